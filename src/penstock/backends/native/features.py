@@ -96,10 +96,12 @@ def one_hot_encoder(site: Site) -> NativeCall | None:
     if len(places):
         places[keys - low] = table[:-1]
     lenient = bool(site.attr("zeros", 1))
-    words = (Tensor(0), site.result(), keys, table, places, count, len(cats), lenient)
-    words = (*words, low, len(places))
+    words = (Tensor(0), site.result(), keys, table, places)
+    sizes = (count, len(cats), lenient, low, len(places))
     item_ns = rows_ns(2 * len(cats), rows=0.3)
-    return NativeCall("one_hot_int64", words, math.prod(x.dims), item_ns, can_fail=not lenient)
+    return NativeCall(
+        "one_hot_int64", (*words, *sizes), math.prod(x.dims), item_ns, can_fail=not lenient
+    )
 
 
 def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:

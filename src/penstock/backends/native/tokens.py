@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.backends.native import family, of_any_shape, rows_ns
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word
 from penstock.core.checkpoints import checkpoint
 from penstock.core.types import FLOAT32, INT64, Type
 from penstock.host.native import NativeLibrary
@@ -28,30 +28,32 @@ _SIZES = Struct("=2q")  # as in c/tables/tokens.c
 def ngram_hashes(site: Site) -> NativeCall | None:
     """NGramHashMapping and VarlenNGramHashMapping of int64, of texts that nothing divides."""
     packed = site.node.op.name == "VarlenNGramHashMapping"
-    past = 4 if packed else 3
-    given = [site.input(i) for i in (0, 1, 2, past, past + 1, past + 2)]
-    ids, factors, sizes, earlier, offsets, eos = given
-    if ids is None or factors is None or sizes is None or (eos and site.attr("reset_on_eos", 0)):
-        return None
+    past, (first, *more) = 3 + packed, site.node.outputs
     before, heads = site.attr("max_ngram_size", 0) - 1, site.attr("n_head_per_ngram", 0)
-    if any(t is not None and t.dtype != INT64 for t in given) or factors.dims[0] <= before:
+    if first is None or any([*more[1:], *site.node.inputs[past + 3 :]]):
+        return None
+    of_tokens = [site.input(i) for i in (0, 1, 2, past, past + 1, past + 2)]
+    if any(t is not None and t.dtype != INT64 for t in of_tokens):
+        return None
+    ids, factors, sizes, *_, eos = of_tokens
+    if ids is None or factors is None or sizes is None or factors.dims[0] <= before:
         return None
     if sizes.dims != (before * heads,) or before * heads > _MOST_HASHES:
         return None
-    inputs, outputs = site.node.inputs[past + 3 :], site.node.outputs
-    if any(inputs) or any(outputs[2:]) or outputs[0] is None or (eos and eos.elements != 1):
+    if eos is not None and (eos.elements != 1 or site.attr("reset_on_eos", 0)):
         return None
+    given: list[Word] = [
+        None if site.input(i) is None else Tensor(i) for i in (past + 1, past, past + 2)
+    ]
+    if eos is None:
+        given[2] = np.array([site.attr("pad_id", 0)], np.int64)
     bounds = site.input(3) if packed else None
-    if packed and (bounds is None or bounds.dtype != INT32):
+    if bounds is not None and bounds.dtype != INT32:
         return None
     texts = ids.dims[0] if bounds is None else bounds.dims[0] - 1
-    filler = np.array([site.attr("pad_id", 0)], np.int64)
     words = (
-        *(Tensor(0), Tensor(1), Tensor(2), None if offsets is None else Tensor(past + 1)),
-        None if earlier is None else Tensor(past),
-        filler if eos is None else Tensor(past + 2),
-        *(None if bounds is None else Tensor(3), site.result()),
-        site.result(1) if any(outputs[1:]) else None,
+        *(Tensor(0), Tensor(1), Tensor(2), *given, None if bounds is None else Tensor(3)),
+        *(site.result(), site.result(1) if any(more) else None),
         *(texts, ids.dims[-1], ids.elements, before, heads),
     )
     each_ns = rows_ns(30 * ids.elements * before * heads / max(texts, 1), rows=3)

@@ -3,6 +3,7 @@
 #define PENSTOCK_SCORES_H
 
 #include <math.h>
+#include "math64.h"
 #include "native.h"
 
 enum { NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT };
@@ -17,7 +18,7 @@ static inline double probit(double score)
 
 static inline double logistic(double score)
 {
-    return 1 / (1 + exp(-score));
+    return 1 / (1 + exp64(-score));
 }
 
 static inline void softmax(double *scores, int64_t count, double least)
@@ -25,10 +26,10 @@ static inline void softmax(double *scores, int64_t count, double least)
     double most = -INFINITY, total = 0;
     for (int64_t i = 0; i < count; i++)
         most = scores[i] > most ? scores[i] : most;
-    for (int64_t i = 0; i < count; i++) {
-        scores[i] = fabs(scores[i]) <= least ? 0 : exp(scores[i] - most);
+    for (int64_t i = 0; i < count; i++)
+        scores[i] = fabs(scores[i]) <= least ? 0 : exp64(scores[i] - most);
+    for (int64_t i = 0; i < count; i++)
         total += scores[i];
-    }
     for (int64_t i = 0; i < count; i++)
         scores[i] /= least >= 0 && total == 0 ? 1 : total;
 }

@@ -25,6 +25,7 @@ static inline int64_t modulo(int64_t x, int64_t size, double inverse)
     int64_t rest = (int64_t)((uint64_t)x - (uint64_t)(int64_t)((double)x * inverse) * (uint64_t)size);
     rest -= (int64_t)((double)rest * inverse) * size;
     rest += rest < 0 ? size : 0;
+    rest += rest < 0 ? size : 0; /* where it was -size or less */
     return rest >= size ? rest - size : rest;
 }
 
