@@ -13,7 +13,6 @@ from penstock.core.types import FLOAT32, INT64, STRING, TensorType
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values, span_of
 
 _DTYPES = ("float32", "float64", "int32", "int64")
-_MOST_ZEROS = 1 << 22
 _MOST_SEARCHES = 256
 """elements up to which a call of NumPy's kernels, which have tables, takes longer than to search"""
 
@@ -86,8 +85,7 @@ def label_encoder(site: Site) -> NativeCall | None:
 def one_hot_encoder(site: Site) -> NativeCall | None:
     """OneHotEncoder of int64."""
     x, (cats, dtype) = site.input(0), categories(site.node.attrs)
-    # New memory of many zeros, as NumPy's kernel has it, need not be written.
-    if x is None or x.dtype != INT64 or dtype != INT64 or site.output().nbytes > _MOST_ZEROS:
+    if x is None or x.dtype != INT64 or dtype != INT64:
         return None
     numbers = np.asarray(cats, np.int64)
     keys, table, count = _table(numbers, np.arange(len(cats)), -1)
