@@ -28,6 +28,7 @@ from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CEL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.recurrence import RECURRENCE
+from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.onnx.convolution import conv_shape
 from tests.support import tree_models
@@ -1323,6 +1324,7 @@ def _ml(name: str, x: Any, constants: Any = (), version: int = 4, **attrs: Any) 
 
 @draws("ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.LabelEncoder")
 @draws("ai.onnx.ml.OneHotEncoder ai.onnx.ml.Scaler ai.onnx.ml.Normalizer")
+@draws("ai.onnx.ml.FeatureVectorizer")
 def _features(rng: Source, full_name: str) -> Draw:
     name, _ = _short(full_name)
     dtype, dims = rng.pick(*FLOATS, *WHOLE), (rng.size(65), rng.size(33))
@@ -1358,10 +1360,14 @@ def _features(rng: Source, full_name: str) -> Draw:
         default = np.array([7], values.dtype)
         options = {"keys_tensor": keys, "values_tensor": values, "default_tensor": default}
         return _ml(name, known, **options)
+    if name == "FeatureVectorizer":
+        parts = [rng.numbers((dims[0], rng.size(33)), "float32") for _ in range(rng.size(4))]
+        widths = {"inputdimensions": [x.shape[1] for x in parts]} if rng.chance(0.5) else {}
+        return _ml(name, parts, version=1, **widths)
     if name == "OneHotEncoder":
         if rng.chance(0.3):
             return _texts(rng, full_name)
-        cats = [5, -1, 2, 5][: rng.integers(1, 5)]
+        cats = [5, rng.pick(-1, -(1 << 40)), 2, 5][: rng.integers(1, 5)]
         return _ml(name, rng.integers(-2, 7, dims), version=1, cats_int64s=cats)
     norm = rng.pick("MAX", "L1", "L2")
 
@@ -1700,6 +1706,109 @@ def _ngrams(rng: Source, full_name: str) -> Draw:
     ids = rng.integers(0, min(words, 3), (rows, rng.integers(0, 40)))
     scores, attrs = rng.numbers((rows, words), "float32"), {"ngram_size": rng.integers(1, 6)}
     return Draw(name, [ids, scores], attrs, domain=domain, version=1)
+
+
+@draws("com.microsoft.NGramHashMapping com.microsoft.VarlenNGramHashMapping")
+def _hashes(rng: Source, full_name: str) -> Draw:
+    (name, domain), packed = _short(full_name), "Varlen" in full_name
+    most, heads, lengths = rng.integers(2, 6), rng.size(9), rng.integers(1, 9, rng.size(7))
+    batch, length = len(lengths), rng.size(17)
+    hashes = (most - 1) * heads
+    small, wide = (lambda *d: rng.integers(-1, 5, d)), (lambda *d: rng.numbers(d, "int64"))
+    sizes = np.maximum(np.abs(rng.numbers((hashes,), "int64")) >> rng.integers(1, 60), 1)
+    ids = small(lengths.sum()) if packed else small(batch, length)
+    factors = wide(most + rng.integers(2))
+    bounds = [np.append(0, lengths.cumsum()).astype(np.int32)] if packed else []
+    past, offsets = small(batch, most - 1), small(hashes)
+    rest = [past, offsets, np.array(rng.integers(4))][: rng.integers(4)]
+    rest = [None if rng.chance(0.3) else x for x in rest[:-1]] + rest[-1:]
+    attrs = {"pad_id": 3, "max_ngram_size": most, "n_head_per_ngram": heads}
+    inputs = [ids, factors, sizes, *bounds, *rest]
+    return Draw(name, inputs, attrs, domain=domain, outputs=rng.integers(1, 3), version=1)
+
+
+@draws("com.microsoft.WordConvEmbedding")
+def _words(rng: Source, full_name: str) -> Draw:
+    (name, domain), characters, filters, width = _short(full_name), rng.size(9), rng.size(65), 4
+    window, many = rng.integers(1, characters + 1), rng.size(17)
+    words = rng.integers(0, many + rng.chance(0.1), (rng.size(33), characters)).astype(np.int32)
+    weights = rng.normal(size=(filters, 1, window, width)).astype(np.float32)
+    bias, table = (rng.normal(size=n).astype(np.float32) for n in (filters, (many, width)))
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        y = draw.wide()[0]
+        # Sums of about 4 terms each, and the tanh of c/core/math32.h.
+        return [Rounded.exact(y, np.dtype("float32")).inexact(2e-5)]
+
+    inputs = [words, weights, bias, table]
+    return Draw(name, inputs, {}, bound, [1, 2, 3], domain=domain, version=1)
+
+
+@draws("com.microsoft.BifurcationDetector com.microsoft.DynamicTimeWarping")
+def _of_unknown_length(rng: Source, full_name: str) -> Draw:
+    (name, domain), length = _short(full_name), rng.size(129)
+    if name == "DynamicTimeWarping":
+        costs = rng.numbers((rng.size(33), rng.size(65)), "float32", 0.2)
+        return Draw(name, [costs[None] if rng.chance(0.3) else costs], domain=domain, version=1)
+    source, current = rng.integers(0, 3, length), rng.integers(0, 3, rng.integers(5))
+    start = np.array([rng.integers(length + 1)])
+    predicted = np.append(source[start[0] :], 1)
+    predicted[rng.integers(len(predicted)) :] = 2
+    inputs = [source, current, start, *([predicted] if rng.chance(0.7) else [])]
+    sizes = {"min_ngram_size": rng.integers(1, 3), "max_ngram_size": rng.integers(3, 6)}
+    return Draw(name, inputs, sizes, domain=domain, outputs=2, version=1)
+
+
+_SEARCH = {"pad_token_id": 0, "eos_token_id": 1, "early_stopping": 0}
+
+
+@draws("penstock.SearchEnd penstock.SearchStart penstock.SearchStep")
+def _search(rng: Source, full_name: str) -> Draw:
+    """A step of a search that has begun, its end, or its start."""
+    kind = rng.pick("GreedySearch", "Sampling", "BeamSearch")
+    beam = kind == "BeamSearch"
+    batch, length, most, words = rng.size(5), rng.integers(1, 9), rng.integers(10, 17), rng.size(65)
+    beams, words = rng.integers(1, 5) if beam else 1, max(words, 2)
+    rows = batch * beams
+    tokens = lambda *dims: rng.integers(0, words, dims).astype(np.int32)  # noqa: E731
+    number = lambda x, dtype="float32": np.array([x], dtype)  # noqa: E731
+    attrs = {**_SEARCH, "kind": kind, "beam_search": beam, "early_stopping": rng.integers(2)}
+    attrs |= {"no_repeat_ngram_size": rng.integers(0, 4)}
+    ids, penalty = tokens(batch, length), number(rng.pick(0.0, 1.0, 2.0))
+    if full_name.endswith("Start"):
+        mask = tokens(batch, length) if rng.chance(0.5) else None
+        inputs = [ids, number(most, "int32"), number(beams, "int32"), mask]
+        return Draw(SEARCH_START, inputs, attrs, outputs=2 + STATE)
+    ended_scores = rng.normal(size=(batch, beams)).astype(np.float32)
+    ended_scores[rng.random((batch, beams)) < 0.5] = -np.inf
+    scores, done = rng.normal(size=rows).astype(np.float32), rng.random(batch) < 0.2
+    kept = [scores, tokens(batch, beams, most), ended_scores, done]
+    if full_name.endswith("End"):
+        returned, first = number(rng.integers(1, beams + 1), "int32"), ended_scores[..., None]
+        inputs = [tokens(rows, length), *kept, penalty, returned, first, None, ids]
+        return Draw(SEARCH_END, inputs, attrs, outputs=1 + beam)
+    logits = rng.normal(size=(rng.pick(rows, batch), rng.integers(1, 4), words))
+    state = [tokens(rows, 1), tokens(rows, 1), tokens(rows, length), tokens(rows, length), *kept]
+    limits = [number(rng.integers(12), "int32"), penalty, number(rng.pick(0.7, 1.0, 1.3))]
+    limits += [rng.integers(0, 2, dims).astype(np.int32) for dims in (words, (batch, words))]
+    present = rng.integers(0, 2, (batch, words)).astype(np.int32)
+    limits += [number(rng.pick(0.5, 1.0)), present, number(rng.integers(99), "int32")]
+    limits = [x if rng.chance(0.6) else None for x in limits]
+    prompt = ids[:, : rng.integers(1, length + 1)]
+    inputs = [logits.astype(np.float32), *state, prompt, *limits, None]
+    if kind == "Sampling":
+        attrs |= {"temperature": 1.5, "top_p": rng.pick(0.3, 0.8), "filter_value": -1e20}
+        attrs |= {"presence_penalty": 0.5, "min_tokens_to_keep": rng.integers(4)}
+        attrs |= {"custom": rng.integers(2)}
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        """Of scores, to which logarithms and exponentials are close."""
+        outputs = expected(draw.node, draw.inputs)
+        near = [Rounded.exact(y, np.dtype("float32")) for y in outputs]
+        close = [y.inexact(1e-5 * (4 + np.abs(y.value))) for y in near]
+        return [close[i] if i in (2, 7, 9) else None for i in range(len(outputs))]
+
+    return Draw(SEARCH_STEP, inputs, attrs, bound, outputs=3 + STATE, is_formula=True)
 
 
 @draws("RotaryEmbedding com.microsoft.RotaryEmbedding")

@@ -138,11 +138,10 @@ def test_label_encoder_finds_nan_among_its_keys():
 def test_encoders_of_many_integers_are_left_to_numpy_if_it_has_a_table(step, compiled):
     x, keys = step * np.arange(600) % 1000, [step * i for i in range(50)]
     many = node("LabelEncoder", x, keys_int64s=keys, values_int64s=keys)
-    one_hot = node("OneHotEncoder", x, cats_int64s=keys)
-    for encoder in (many, one_hot):
-        assert (kernel_of(encoder, LIBRARIES[0]) is not None) == compiled
-        if compiled:
-            check(encoder, [x])
+    assert (kernel_of(many, LIBRARIES[0]) is not None) == compiled
+    if compiled:
+        check(many, [x])
+    check(node("OneHotEncoder", x, cats_int64s=keys), [x])
     check(node("LabelEncoder", x[:9], keys_int64s=keys, values_int64s=keys), [x[:9]])
 
 

@@ -77,6 +77,16 @@ def join_call(site: Site) -> NativeCall | None:
     return restrided([None] * len(site.tensors))
 
 
+@family("ai.onnx.ml.FeatureVectorizer")
+def vectorizer_call(site: Site) -> NativeCall | None:
+    """FeatureVectorizer of float32 that takes all features of each input: a Concat."""
+    parts = [t for t in site.tensors[:-1] if t is not None and len(t.dims) == 2]
+    widths = [t.dims[1] for t in parts]
+    if len(parts) < len(site.tensors) - 1 or {t.dims[0] for t in parts} != {site.output().dims[0]}:
+        return None
+    return join_call(site) if [*site.attr("inputdimensions", widths)] == widths else None
+
+
 @of_any_shape("Tile")
 def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     tiled = library.functions.tiled

@@ -8,6 +8,7 @@ and rounded where a value of the chain has that type: with ``precision="strict"`
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
@@ -549,7 +550,21 @@ def _in_order(result: Term) -> dict[Term, None]:
         else:
             stack.append((value, True))
             stack += zip(value.arguments, repeat(False))
-    return order
+    return _in_order(result) if _join_products(order) else order
+
+
+def _join_products(order: Iterable[Term]) -> bool:
+    """Let sums read the factors of a product that nothing else reads: one pass over a tile less.
+    Returns whether there are any."""
+    uses, joined = Counter([x for value in order for x in value.arguments]), False
+    for value in order:
+        for i, product in enumerate(value.arguments if value.operation == "add_f4" else ()):
+            if product.operation == "mul_f4" and uses[product] == 1:
+                value.operation = "muladd_f4"
+                value.arguments = (*product.arguments, value.arguments[1 - i])
+                joined = True
+                break
+    return joined
 
 
 def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[bytes]:

@@ -87,13 +87,19 @@ def one_hot_encoder(site: Site) -> NativeCall | None:
     x, (cats, dtype) = site.input(0), categories(site.node.attrs)
     if x is None or x.dtype != INT64 or dtype != INT64:
         return None
-    if _has_table(np.asarray(cats, np.int64), x):
-        return None
-    keys, table, count = _table(np.asarray(cats, np.int64), np.arange(len(cats)), len(cats))
+    numbers = np.asarray(cats, np.int64)
+    keys, table, count = _table(numbers, np.arange(len(cats)), -1)
+    low, high = span_of(numbers) or (0, 0)
+    places = np.full(high - low, -1)
+    if len(places):
+        places[keys - low] = table[:-1]
     lenient = bool(site.attr("zeros", 1))
-    words = (Tensor(0), site.result(), keys, table, count, len(cats), lenient)
+    words = (Tensor(0), site.result(), keys, table, places)
+    sizes = (count, len(cats), lenient, low, len(places))
     item_ns = rows_ns(2 * len(cats), rows=0.3)
-    return NativeCall("one_hot_int64", words, math.prod(x.dims), item_ns, can_fail=not lenient)
+    return NativeCall(
+        "one_hot_int64", (*words, *sizes), math.prod(x.dims), item_ns, can_fail=not lenient
+    )
 
 
 def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:

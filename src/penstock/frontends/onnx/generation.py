@@ -3,21 +3,26 @@
 ::
 
     trips, samples, *state = SearchStart(ids, max_length, num_beams, mask)
-    *state, *pasts = Loop(trips, state, empty pasts) {
+    go_on, *state, *pasts = step(*state, *empty pasts)
+    *state, *pasts = Loop(trips, go_on, *state, *pasts) { step }
+    sequences, scores = SearchEnd(*state, ...)
+
+    step:
         logits, *presents = decoder(ids, positions, mask, *pasts)
         go_on, beams, *state = SearchStep(logits, *state, ...)
         pasts = Gather(presents, beams)
-    }
-    sequences, scores = SearchEnd(*state, ...)
 
-``init_decoder`` runs in place of ``decoder`` in the first iteration. An ``encoder`` runs before the
-loop: the decoder reads its caches of the input, repeated for each beam, and begins with a start
-token. One that runs the decoder once itself gives the logits of the first iteration.
+The first step, of all of the input, stands before the loop, whose steps are of one token each: all
+of their shapes are known but for the lengths of the mask and of the pasts. ``init_decoder`` runs in
+place of ``decoder`` in the first step. An ``encoder`` runs before: the decoder reads its caches of
+the input, repeated for each beam, and begins with a start token. One that runs the decoder once
+itself gives the logits of the first step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +35,10 @@ from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import value_type
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, embed
 from penstock.ir.op import AttrDict, Attrs, Op
 from penstock.ops.common.shape_rules import all_known
-from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
+from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE, STATE_TYPES
 from penstock.ops.registry import MICROSOFT
 
 _GREEDY = (
@@ -68,13 +73,17 @@ Inputs = Mapping[str, Value | None]
 
 
 class Decoding(NamedTuple):
-    """The calls of a decoder. ``begin`` makes the first pasts, whose beams lie along ``axis``, from
-    the samples that rows belong to; ``decode`` gives logits and presents for the iteration, the
-    state and the pasts."""
+    """A ``decoder`` and its ``contents``. ``begin`` makes the first pasts, whose beams lie along
+    ``axis``, from the samples that rows belong to; ``arguments`` are those of the decoder for the
+    state and the pasts. ``first``: the decoder of the first step, or
+    its outputs; None for a copy of ``decoder``."""
 
+    decoder: Graph
+    contents: GraphProto
     begin: Callable[[Value], list[Value]]
-    decode: Callable[[NodeUpgrade, Value, Sequence[Value], Sequence[Value]], list[Value]]
+    arguments: Callable[[Sequence[Value], Sequence[Value]], list[Value]]
     axis: int
+    first: Graph | Sequence[Value] | None
 
 
 def search(old: NodeUpgrade) -> None:
@@ -152,19 +161,14 @@ def _search_alone(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict) -> None:
     if first is not None and [_type_of(info) for info in first[1].input[3:]] != pasts:
         raise InexpressibleError("its decoder and init_decoder have different inputs")
 
-    def decode(
-        inner: NodeUpgrade, iteration: Value, state: Sequence[Value], before: Sequence[Value]
-    ) -> list[Value]:
-        arguments = [*state[:3], *before]
-        if first is None:
-            return _called(inner, decoder, contents, arguments)
-        first[0].inputs = arguments
-        return _called(inner, decoder, contents, arguments, iteration, first[0])
-
     def begin(samples: Value) -> list[Value]:
         return [_empty(old, past, samples, 1) for past in pasts]
 
-    _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], Decoding(begin, decode, 1))
+    def arguments(state: Sequence[Value], before: Sequence[Value]) -> list[Value]:
+        return [*state[:3], *before]
+
+    decoding = Decoding(decoder, contents, begin, arguments, 1, None if first is None else first[0])
+    _emit(old, inputs, attrs, inputs["ids"], inputs["mask"], decoding)
 
 
 def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: bool) -> None:
@@ -212,16 +216,12 @@ def _search_encoded(old: NodeUpgrade, inputs: Inputs, attrs: AttrDict, masked: b
         pasts = contents.input[other : other + layers]
         return own or [_empty(old, _type_of(info), samples, 0) for info in pasts]
 
-    def decode(
-        inner: NodeUpgrade, iteration: Value, state: Sequence[Value], before: Sequence[Value]
-    ) -> list[Value]:
-        arguments = [state[3 if whole else 0], *read[:-layers], *before, *read[-layers:]]
-        if not of_decoder:
-            return _called(inner, decoder, contents, arguments)
-        first = Graph([], [encoded[0], *before], [], "of the encoder")
-        return _called(inner, decoder, contents, arguments, iteration, first)
+    def arguments(state: Sequence[Value], before: Sequence[Value]) -> list[Value]:
+        return [state[3 if whole else 0], *read[:-layers], *before, *read[-layers:]]
 
-    _emit(old, inputs, attrs, begin, None, Decoding(repeated, decode, 0))
+    first = encoded[:1] if of_decoder else None
+    decoding = Decoding(decoder, contents, repeated, arguments, 0, first)
+    _emit(old, inputs, attrs, begin, None, decoding)
 
 
 def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Value:
@@ -239,25 +239,18 @@ def _empty(old: NodeUpgrade, past: TensorType, samples: Value, axis: int) -> Val
 
 
 def _called(
-    b: NodeUpgrade,
-    graph: Graph,
-    contents: GraphProto,
-    arguments: Sequence[Value],
-    iteration: Value | None = None,
-    first: Graph | None = None,
+    b: NodeUpgrade, graph: Graph, contents: GraphProto, arguments: Sequence[Value]
 ) -> list[Value]:
-    """The outputs of a graph among the attributes for ``arguments``, or those of ``first`` in the
-    first iteration. As branches of an If, they can read outer values."""
+    """The outputs of a graph among the attributes for ``arguments``: as the branch of an If that is
+    always taken, since branches can read outer values."""
     graph.inputs = list(arguments)  # stand for its own when its contents are imported
-    condition = b.constant(True, BOOL)
-    if first is None:  # never taken
-        types = [_type_of(info) for info in contents.output]
-        unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
-        first = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
-    else:
-        condition = b.emit("Greater", [iteration, 0])
-    outputs = [Value(b.fresh("decoded")) for _ in contents.output]
-    b.become("If", [condition], {"then_branch": graph, "else_branch": first}, outputs)
+    types = [_type_of(info) for info in contents.output]
+    unused = [np.zeros((1,) * len(t.shape or ()), t.dtype or FLOAT32) for t in types]
+    other = Graph([], [b.constant(x, x.dtype) for x in unused], [], "unused")
+    # Rules look at declared types, until inference replaces them.
+    outputs = [Value(b.fresh("decoded"), t) for t in types]
+    branches = {"then_branch": graph, "else_branch": other}
+    b.become("If", [b.constant(True, BOOL)], branches, outputs)
     return outputs
 
 
@@ -281,29 +274,57 @@ def _emit(
 ) -> None:
     """Emit the loop and what is around it. ``ids`` are the first tokens."""
     start = [ids, inputs["max_length"], inputs.get("num_beams"), mask]
-    trips, samples, *state = _node(old, SEARCH_START, start, 2 + STATE, attrs)
-    carried = [*state, *decoding.begin(samples)]
+    trips, samples, *begun = _node(old, SEARCH_START, start, 2 + STATE, attrs)
     inner = NodeUpgrade(
         old.name, [], old.outputs, {}, types=old.types, unique=old.unique, origin=old.origin
     )
-    iteration, condition = Value(inner.fresh("iteration")), Value(inner.fresh("condition"))
-    rows = [Value(inner.fresh("state")) for _ in carried]
-    logits, *presents = decoding.decode(inner, iteration, rows[:STATE], rows[STATE:])
-    arguments = [logits, *rows[:STATE], ids, *(inputs.get(name) for name in _OF_STEPS)]
-    go_on, beams, scores, *state = _node(inner, SEARCH_STEP, arguments, 3 + STATE, attrs)
-    if attrs["beam_search"]:
-        presents = [inner.emit("Gather", [x, beams], axis=decoding.axis) for x in presents]
-    shown = [scores] if attrs["beam_search"] and len(old.outputs) > 2 else []
-    outputs = [go_on, *state, *presents, *shown]
-    body = Graph([iteration, condition, *rows], outputs, inner.nodes, f"{old.name}, a step")
+    decoder, contents = decoding.decoder, decoding.contents
+    shown = attrs["beam_search"] and len(old.outputs) > 2
 
+    def step(
+        b: NodeUpgrade, decoded: Sequence[Value], state: Sequence[Value]
+    ) -> tuple[list[Value], Value]:
+        """Whether to go on, the next state and pasts; scores."""
+        logits, *presents = decoded
+        arguments = [logits, *state, ids, *(inputs.get(name) for name in _OF_STEPS)]
+        go_on, beams, scores, *state = _node(b, SEARCH_STEP, arguments, 3 + STATE, attrs)
+        if attrs["beam_search"]:
+            presents = [b.emit("Gather", [x, beams], axis=decoding.axis) for x in presents]
+        return [go_on, *state, *presents], scores
+
+    pasts = decoding.begin(samples)
+    iteration, condition = Value(inner.fresh("iteration")), Value(inner.fresh("condition"))
+    state = [Value(inner.fresh("state"), type_) for type_ in STATE_TYPES]
+    before = [Value(inner.fresh("past")) for _ in pasts]
+    of_steps, of_first = (decoding.arguments(*x) for x in ((state, before), (begun, pasts)))
+    if isinstance(decoding.first, Sequence):
+        decoded = [*decoding.first, *pasts]
+    else:
+        graph = decoding.first
+        if graph is None:
+            graph = Graph([], [], [], "the first step")
+            old.when_imported(partial(_copy, decoder, of_steps, graph, of_first))
+        decoded = _called(old, graph, contents, of_first)
+    carried, first_scores = step(old, decoded, begun)
+    outputs, scores = step(inner, _called(inner, decoder, contents, of_steps), state)
+    outputs += [scores] if shown else []
+    body = Graph(
+        [iteration, condition, *state, *before], outputs, inner.nodes, f"{old.name}, a step"
+    )
     results = [Value(old.fresh("state")) for _ in outputs[1:]]
-    old.become("Loop", [trips, None, *carried], {"body": body}, results)
-    steps = results[-1] if shown else old.constant(np.zeros((0, 1, 1, 1)), FLOAT32)
-    final = [inputs.get("length_penalty"), inputs.get("num_return_sequences"), steps, ids]
+    old.become("Loop", [trips, *carried], {"body": body}, results)
+    final = [inputs.get("length_penalty"), inputs.get("num_return_sequences")]
+    final += [first_scores, results[-1] if shown else None, ids]
     node = Node(SEARCH_END, [*results[3:STATE], *final], old.outputs, attrs, name=old.name)
     node.origin = old.origin
     old.nodes.append(node)
+
+
+def _copy(source: Graph, own: Sequence[Value], target: Graph, arguments: Sequence[Value]) -> None:
+    """Let ``target`` be a copy of ``source`` that reads ``arguments`` in place of its ``own``."""
+    whole = Graph(own, source.outputs, source.nodes)
+    target.inputs = []
+    target.nodes, target.outputs = embed(whole, arguments, "/first")
 
 
 RULES.update(((MICROSOFT, name), search) for name in _INPUTS)

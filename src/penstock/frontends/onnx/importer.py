@@ -15,7 +15,7 @@ put on a list of pending graphs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
 from operator import attrgetter
@@ -96,6 +96,7 @@ class _Importer:
         where = "the model" if path is None else os.path.basename(path)
         self.diagnostics = Diagnostics(where, tensors.limits, proto.ByteSize)
         self.pending: list[PendingGraph] = []
+        self.last_calls: list[Callable[[], None]] = []
         self.attributes = AttributeReader(tensors, self.diagnostics, self.pending)
         self.functions = FunctionTable(proto.functions)
         self.bodies: dict[OnnxFunction, tuple[dict[int, np.ndarray | None], Meanings]] = {}
@@ -126,6 +127,8 @@ class _Importer:
         while self.pending:
             self.fill(*self.pending.pop())  # which may add graphs that are nested in it
         diagnostics.raise_collected()
+        for call in reversed(self.last_calls):
+            call()
         if NCHWC in opsets:
             from penstock.frontends.onnx import nchwc
 
@@ -332,6 +335,7 @@ class _Importer:
             old.op, old.origin = op_type, origin
             # From the end, where the graphs of this node are since its attributes were read.
             old.contents = lambda graph: next(p for g, p, _ in self.pending[::-1] if g is graph)
+            old.when_imported = self.last_calls.append
             old.version = 1 if meaning.schema is None else meaning.schema.version
             try:
                 meaning.rule(old)

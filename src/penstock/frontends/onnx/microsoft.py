@@ -417,24 +417,34 @@ def matmul_fp_q4(b: NodeUpgrade) -> None:
         raise InexpressibleError("weights of other types than 0 and 1")
     k, n = (b.emit("Gather", [b.input(2), [i]]) for i in range(2))
     dims = b.emit("Concat", [n, [-1, 20 + zeros]], axis=0)
-    blocks = b.emit("Reshape", [b.input(1), dims])
+    blocks, byte = b.emit("Reshape", [b.input(1), dims]), np.dtype(np.uint8)
 
-    def part(start: int, end: int, dtype: str) -> Value:
-        return b.cast(b.emit("Slice", [blocks, [start], [end], [2]]), dtype)
+    def part(x: Value, start: int, end: int, axis: int = 2) -> Value:
+        return b.emit("Slice", [x, [start], [end], [axis]])
 
     # The bytes of a scale are those of a float32, lowest first.
     places = b.constant([1, 1 << 8, 1 << 16, 1 << 24], np.dtype(np.uint32))
-    bits = b.emit("ReduceSum", [b.emit("Mul", [part(0, 4, "uint32"), places]), [2]])
-    scales = b.emit("BitCast", [bits], to=element_number("float32"))
+    bits = b.emit("Mul", [b.cast(part(blocks, 0, 4), "uint32"), places])
+    scales = b.emit("BitCast", [b.emit("ReduceSum", [bits, [2]])], to=element_number("float32"))
     # Codes without a zero point stand for -8 to 7.
-    zero = part(4, 5, "float32") if zeros else b.constant(8, FLOAT32)
-    codes, four = part(4 + zeros, 20 + zeros, "uint8"), b.constant(4, np.dtype(np.uint8))
+    zero = b.cast(part(blocks, 4, 5), "float32") if zeros else b.constant(8, FLOAT32)
+    codes, four = part(blocks, 4 + zeros, 20 + zeros), b.constant(4, byte)
     high = b.emit("BitShift", [codes, four], direction="RIGHT")
-    low = b.emit("BitwiseAnd", [codes, b.constant(15, np.dtype(np.uint8))])
-    codes = b.cast(b.emit("Concat", [low, high], axis=2), "float32")
-    weights = b.emit("Mul", [b.emit("Sub", [codes, zero]), scales])
-    weights = b.emit("Reshape", [weights, [0, -1]])
-    weights = b.emit("Slice", [weights, [0], k, [1]])
+    low = b.emit("BitwiseAnd", [codes, b.constant(15, byte)])
+    codes = b.emit("Concat", [low, high], axis=2)
+    known = b.integers(2)
+    if known and len(known) == 2:  # then there are kernels, for codes beside the next in a byte
+        pairs = b.emit("Reshape", [codes, [-1, 2]])
+        odd = b.emit("BitShift", [part(pairs, 1, 2, 1), four], direction="LEFT")
+        packed = b.emit("BitwiseOr", [part(pairs, 0, 1, 1), odd])
+        packed = b.emit("Reshape", [packed, [known[1], -1, 16]])
+        attrs = {"K": known[0], "N": known[1], "bits": 4, "block_size": 32}
+        b.emit_final(
+            "MatMulNBits", [b.input(0), packed, scales, *([zero] * zeros)], attrs, domain=MICROSOFT
+        )
+        return
+    weights = b.emit("Mul", [b.emit("Sub", [b.cast(codes, "float32"), zero]), scales])
+    weights = b.emit("Slice", [b.emit("Reshape", [weights, [0, -1]]), [0], k, [1]])
     b.become("MatMul", [b.input(0), b.emit("Transpose", [weights], perm=[1, 0])])
 
 

@@ -39,6 +39,8 @@ class NodeUpgrade(NodeBuilder):
     version: int
     contents: Callable[[Graph], GraphProto]
     """Returns the file's graph for one among the attributes, which is filled later."""
+    when_imported: Callable[[Callable[[], None]], None]
+    """Has a function called when all graphs are filled, those that are asked for last first."""
 
     def input(self, index: int) -> Value:
         """An input that the old version requires."""

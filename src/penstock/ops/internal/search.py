@@ -21,20 +21,21 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import BOOL, FLOAT32, INT64, RunValue, ShapeError, TensorType, Type
+from penstock.core.types import BOOL, FLOAT32, INT64, Dim, RunValue, ShapeError, TensorType, Type
 from penstock.host.current_run import reserve
 from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common.dtypes import INT32
-from penstock.ops.common.shape_rules import always
+from penstock.ops.common.shape_rules import dim_product, dim_sum, given, tensor
 from penstock.ops.registry import ATTRS, OUTPUT_COUNT, array_kernel
 
 _ROWS = TensorType(INT32, (None, None))
-_STATE: Sequence[Type] = (
+STATE_TYPES: Sequence[TensorType] = (
     *(_ROWS, _ROWS, _ROWS, _ROWS, TensorType(FLOAT32, (None,))),
     *(TensorType(INT32, (None, None, None)), TensorType(FLOAT32, (None, None))),
     TensorType(BOOL, (None,)),
 )
-STATE = len(_STATE)
+"""of the state, whose dims are unknown"""
+STATE = len(STATE_TYPES)
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -47,10 +48,24 @@ def _scalar(value: np.ndarray | None, default: float) -> Any:
 
 
 # SearchStart(input_ids, max_length, num_beams?, attention_mask?)
-#     -> number of tokens, the sample of each row, *state
+#     -> number of tokens behind the first one, the sample of each row, *state
 
 
-_infer_start = always(TensorType(INT64, ()), TensorType(INT64, (None,)), *_STATE)
+def _state_types(rows: Dim, *lengths: Dim) -> list[Type]:
+    """Of the state, for this number of rows, and lengths of ids, of the mask and of the sequences.
+    The rest, which only searches read, is without dims: it is handed on from step to step, where
+    arrays of known shapes would be copied into memory that is planned."""
+    ids, mask, tokens = (TensorType(INT32, (rows, length)) for length in lengths)
+    return [ids, ids, mask, tokens, *STATE_TYPES[4:]]
+
+
+def _infer_start(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    batch, length = tensor(types, 0).shape or (None, None)
+    beams = consts[2] if given(types, 2) else None
+    count: Dim = None if beams is None and given(types, 2) else int(_scalar(beams, 1))
+    rows = dim_product((batch, count))
+    state = _state_types(rows, length, length, length)
+    return [TensorType(INT64, (1,)), TensorType(INT64, (rows,)), *state]
 
 
 def _start(
@@ -62,7 +77,7 @@ def _start(
     pad_token_id: int,
 ) -> tuple[RunValue, ...]:
     beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
-    if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length < ids.shape[1]:
+    if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length <= ids.shape[1]:
         raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
     batch = len(ids)
     reserve(2 * 4 * batch * beams * length)
@@ -74,7 +89,7 @@ def _start(
     scores = np.zeros((batch, beams), np.float32)
     scores[:, 1:] = -1e9  # so that the beams of a sample do not begin with the same token
     return (
-        np.array(length - ids.shape[1], np.int64),
+        np.array([length - ids.shape[1] - 1]),
         np.repeat(np.arange(batch), beams),
         *[np.repeat(x.astype(np.int32), beams, axis=0) for x in rows],
         scores.reshape(-1),
@@ -90,9 +105,12 @@ def _start(
 #     -> whether to go on, beams, step scores, *state
 
 
-_infer_step = always(
-    *(TensorType(BOOL, ()), TensorType(INT64, (None,)), TensorType(FLOAT32, (None,) * 3), *_STATE)
-)
+def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    (*_, words), (rows, length) = (tensor(types, i).shape or (None, None) for i in (0, 4))
+    mask = dim_sum(((tensor(types, 3).shape or (None, None))[1], 1))
+    state = _state_types(rows, 1, mask, dim_sum((length, 1)))
+    scores = TensorType(FLOAT32, (None, None, words))
+    return [TensorType(BOOL, (1,)), TensorType(INT64, (rows,)), scores, *state]
 
 
 class _Limits(NamedTuple):
@@ -293,7 +311,7 @@ def _step(logits: np.ndarray, *arguments: RunValue, attrs: Attrs) -> tuple[RunVa
         sources = np.arange(len(tokens))
     counts = (sequences != pad).sum(axis=1) if first else positions[:, -1] + 1
     return (
-        np.array(not state.done.all()),
+        np.array([not state.done.all()]),
         sources,
         last.reshape(state.batch, state.beams, -1),
         tokens[:, None],
@@ -308,7 +326,8 @@ def _step(logits: np.ndarray, *arguments: RunValue, attrs: Attrs) -> tuple[RunVa
 
 
 # SearchEnd(sequences, scores, ended, ended_scores, done, length_penalty?, num_return_sequences?,
-#           step scores, input_ids) -> sequences, their scores, step scores of the full length
+#           scores of the first step, those of the others?, input_ids)
+#     -> sequences, their scores, step scores of the full length
 
 
 def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -318,12 +337,12 @@ def _infer_end(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) -> RunValue:
-    scores, *rest, length_penalty, returned, steps, prompt = arguments
+    scores, *rest, length_penalty, returned, first, steps, prompt = arguments
     state, length = _Beams(attrs, scores, *rest), sequences.shape[1]
     if not attrs["beam_search"]:
         result = state.ended[:, 0]
         result[:, :length] = sequences
-        return (result, state.ended_scores, steps) if count > 1 else result
+        return (result, state.ended_scores, first) if count > 1 else result
     number = _scalar(returned, 1)
     if not 1 <= number <= state.beams:
         raise ShapeError(f"{number} sequences of {state.beams} beams cannot be returned")
@@ -334,9 +353,13 @@ def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) 
     order = np.argsort(-state.ended_scores, axis=1, kind="stable")[:, :number]
     best = np.take_along_axis(state.ended_scores, order, 1)
     tokens = np.take_along_axis(state.ended, order[..., None], 1)
-    full = np.zeros((state.ended.shape[2] - prompt.shape[1], *steps.shape[1:]), np.float32)
-    full[: len(steps)] = steps
-    return (tokens, best, full)[:count] if count > 1 else tokens
+    if count < 3:
+        return (tokens, best) if count > 1 else tokens
+    full = np.zeros((state.ended.shape[2] - prompt.shape[1], *first.shape), np.float32)
+    full[0] = first
+    if len(steps):  # of no steps, Loop does not know the shape
+        full[1 : 1 + len(steps)] = steps
+    return tokens, best, full
 
 
 SEARCH_START = Op("SearchStart", "penstock", 1, 1, _infer_start, array_kernel(_start))

@@ -29,4 +29,15 @@ struct softmax {
     int64_t logarithm;
 };
 
+/* Of index.c. */
+struct top {
+    const void *x;
+    void *values;
+    int64_t *places;
+    char *work; /* length * 2 * (bytes of a key + 4) bytes; null for heaps */
+    int64_t length, inner, k;
+    int64_t sign; /* 1 for the greatest, else -1 */
+    int64_t chains;
+};
+
 #endif

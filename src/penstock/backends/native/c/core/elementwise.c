@@ -111,7 +111,7 @@
 
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
-    X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(half_f4) X(f4_half)         \
+    X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(muladd_f4) X(half_f4) X(f4_half)         \
     X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
@@ -180,6 +180,14 @@ static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64
             d[i] = fmodf(a[i], b[i]);
     else
         memcpy(d, remainders, n * sizeof(float));
+}
+
+/* In two roundings, as a product and a sum. */
+static void muladd_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+{
+    float *d = to;
+    const float *a = x, *b = y, *c = z;
+    LOOP(d[i] = a[i] * b[i] + c[i];);
 }
 
 #define DEFINE_HALVES(name, converted)                                                            \

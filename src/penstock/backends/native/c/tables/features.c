@@ -15,17 +15,16 @@ struct columns {
     CHECKED_ITEMS_OF(columns_##size, columns)                                                     \
     {                                                                                             \
         const int64_t *restrict places = a->places;                                               \
-        for (int64_t row = begin; row < end; row++) {                                             \
+        int64_t bad = 0;                                                                          \
+        for (int64_t i = 0; i < a->count; i++)                                                    \
+            bad |= places[i] | (a->width - 1 - places[i]); /* negative if one is */               \
+        for (int64_t row = begin; bad >= 0 && row < end; row++) {                                 \
             const type *restrict x = (const type *)a->x + row * a->width;                         \
             type *restrict y = (type *)a->y + row * a->count;                                     \
-            for (int64_t i = 0; i < a->count; i++) {                                              \
-                const int64_t place = places[i];                                                  \
-                if (place < 0 || place >= a->width)                                               \
-                    return 1;                                                                     \
-                y[i] = x[place];                                                                  \
-            }                                                                                     \
+            for (int64_t i = 0; i < a->count; i++)                                                \
+                y[i] = x[places[i]];                                                              \
         }                                                                                         \
-        return 0;                                                                                 \
+        return bad < 0;                                                                           \
     }
 
 OF_SIZES(COLUMNS)
@@ -71,18 +70,23 @@ OF_NUMBERS(LOOKUPS)
 struct one_hot {
     const int64_t *x;
     float *y;
-    const int64_t *keys, *values; /* as of a lookup: the place of the one */
+    const int64_t *keys, *values; /* as of a lookup: the place of the one, -1 for none */
+    const int64_t *places;        /* those of `span` integers from `low` on, where keys are close together */
     int64_t count, width;
     int64_t lenient; /* what is no key gets zeros */
+    int64_t low, span;
 };
 
 CHECKED_ITEMS_OF(one_hot_int64, one_hot)
 {
     memset(a->y + begin * a->width, 0, (end - begin) * a->width * sizeof(float));
     for (int64_t i = begin; i < end; i++) {
-        int64_t place = find_int64(a->keys, a->count, a->x[i]);
-        if (place < a->count)
-            a->y[i * a->width + a->values[place]] = 1;
+        const uint64_t from_low = (uint64_t)a->x[i] - (uint64_t)a->low;
+        const int64_t place = !a->span                       ? a->values[find_int64(a->keys, a->count, a->x[i])]
+                              : from_low < (uint64_t)a->span ? a->places[from_low]
+                                                             : -1;
+        if (place >= 0)
+            a->y[i * a->width + place] = 1;
         else if (!a->lenient)
             return 1;
     }

@@ -2,6 +2,7 @@
    and feeds: each is checked before it is used. */
 #include <math.h>
 #include <string.h>
+#include "arguments.h"
 #include "families.h"
 
 /* An index of an axis of `dim` elements, counted from the end if it is negative; -1 if out of range. */
@@ -267,18 +268,7 @@ REDUCTIONS(int64, int64_t, uint64_t)
 /* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
    The places of one chain, in the result, are a heap whose root is the last of them, then sorted. Or all
    elements of a chain are sorted by the digits of their keys, the lowest first, and digits that are equal in all
-   keys left out: then all chains are one item, for its workspace holds the keys and places of one. */
-struct top {
-    const void *x;
-    void *values;
-    int64_t *places;
-    char *work; /* length * 2 * (bytes of a key + 4) bytes; null for heaps */
-    int64_t length, inner, k;
-    int64_t sign; /* 1 for the greatest, else -1 */
-    int64_t chains;
-};
-
-/* Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
+   keys left out: then all chains are one item, for its workspace holds the keys and places of one. Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
 #define KEY(suffix, type, key, most)                                                               \
     static inline key key_##suffix(type x)                                                         \
     {                                                                                              \

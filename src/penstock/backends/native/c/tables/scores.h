@@ -3,7 +3,9 @@
 #define PENSTOCK_SCORES_H
 
 #include <math.h>
+#include "math64.h"
 #include "native.h"
+#include "vectors.h"
 
 enum { NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT };
 
@@ -17,18 +19,34 @@ static inline double probit(double score)
 
 static inline double logistic(double score)
 {
-    return 1 / (1 + exp(-score));
+    return 1 / (1 + exp64(-score));
 }
+
+/* The largest score, and the sum of all, in parts that do not wait for each other; NaN is no largest one. */
+enum { PARTS = 8 };
+#define IN_PARTS(name, first, JOIN)                                                               \
+    static inline double name(const double *scores, int64_t count)                                \
+    {                                                                                             \
+        double parts[PARTS];                                                                      \
+        int64_t i = 0;                                                                            \
+        FILL(parts, PARTS, first);                                                                \
+        for (; i + PARTS <= count; i += PARTS)                                                    \
+            for (int64_t j = 0; j < PARTS; j++)                                                   \
+                parts[j] = JOIN(parts[j], scores[i + j]);                                         \
+        for (; i < count; i++)                                                                    \
+            parts[0] = JOIN(parts[0], scores[i]);                                                 \
+        HALVE(parts, PARTS, JOIN);                                                                \
+        return parts[0];                                                                          \
+    }
+IN_PARTS(largest, -INFINITY, LARGEST_OF)
+IN_PARTS(sum_of, 0, SUM_OF)
 
 static inline void softmax(double *scores, int64_t count, double least)
 {
-    double most = -INFINITY, total = 0;
+    const double most = largest(scores, count);
     for (int64_t i = 0; i < count; i++)
-        most = scores[i] > most ? scores[i] : most;
-    for (int64_t i = 0; i < count; i++) {
-        scores[i] = fabs(scores[i]) <= least ? 0 : exp(scores[i] - most);
-        total += scores[i];
-    }
+        scores[i] = fabs(scores[i]) <= least ? 0 : exp64(scores[i] - most);
+    const double total = sum_of(scores, count);
     for (int64_t i = 0; i < count; i++)
         scores[i] /= least >= 0 && total == 0 ? 1 : total;
 }
@@ -57,10 +75,12 @@ static inline void two_scores(double *scores, double score, int64_t transform, i
 /* The first of the highest scores, as NumPy's argmax: NaN is higher than all. */
 static inline int64_t highest(const double *scores, int64_t count)
 {
-    int64_t best = 0;
-    for (int64_t i = 1; i < count && scores[best] == scores[best]; i++)
-        if (!(scores[i] <= scores[best]))
-            best = i;
+    const double most = largest(scores, count);
+    int64_t best = 0, nan = 0;
+    for (int64_t i = 0; i < count; i++)
+        nan |= scores[i] != scores[i];
+    while (best < count - 1 && (nan ? scores[best] == scores[best] : scores[best] != most))
+        best++;
     return best;
 }
 
