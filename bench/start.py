@@ -66,6 +66,11 @@ OURS = ("open", "again", "first")
 PEERS = ("onnxruntime", "optimized", "ort format", "openvino")
 FLOOR = "numpy"
 ENGINES = (*OURS, *PEERS, FLOOR)
+LEGEND = """\
+"open" is `penstock.open` of a saved session; "first" compiles a file that no process has compiled
+before, "again" one whose session was kept; "optimized" is ONNX Runtime's optimized model, "ort
+format" its own format; "openvino" has its cache; "numpy" imports NumPy and reads the feeds, which
+all engines' processes do. The commands were measured with the smallest of the models."""
 COMMANDS = {
     "import numpy": ["-c", "import numpy"],
     "import onnxruntime": ["-c", "import onnxruntime"],
@@ -262,7 +267,7 @@ def main() -> None:
         "",
         f"Measured on {date.today().isoformat()} by `python -m bench.start`: {machine()}.",
         f"Milliseconds, one thread, least of {arguments.turns} turns, engines in turn. Load "
-        f"average at the start: {load:.1f}.",
+        f"average at the start: {load:.1f}. {LEGEND}",
         "",
         *table(rows, arguments.engines),
         "",
