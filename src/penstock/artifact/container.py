@@ -218,6 +218,7 @@ class ArtifactFile:
         self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
+        self._elsewhere: list[int] = []
         self._later: dict[int, Callable[[], np.ndarray | None]] = {}
         """what gives arrays that were let go, if anything does"""
         self._read: Callable[[str, int, int], np.ndarray] | None = None
@@ -299,13 +300,15 @@ class ArtifactFile:
         for index, reference in enumerate(self.references()):
             if reference is not None:
                 self._made[index] = self._array(index, self._table["arrays"][index])
+                self._elsewhere.append(index)
 
     def let_go(self) -> None:
         """Hold arrays of files of the model no longer, but what else has them or gives them
         back."""
-        for index, reference in enumerate(self.references()):
-            if reference is not None and (array := self._made.pop(index, None)) is not None:
-                self._later[index] = later_of(array)
+        with self._lock:
+            for index in self._elsewhere:
+                self._later[index] = later_of(self._made.pop(index))
+            self._elsewhere = []
 
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"
