@@ -253,6 +253,20 @@ def test_weights_beside_the_model_are_read_there(tmp_path: Path, folder: Path) -
     np.testing.assert_array_equal(use(path), 2 * expected)
 
 
+@pytest.mark.parametrize("cache", [None, True])
+def test_weights_beside_the_model_count_after_a_further_shape(
+    tmp_path: Path, cache: bool | None
+) -> None:
+    path, weights = tmp_path / "apart.onnx", tmp_path / "w.bin"
+    onnx.save(dense(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    expected = use(path, cache=cache)
+    with ps.compile(path, cache=cache) as session:  # opened, and kept once more
+        session.run({"x": np.ones((3, 300), np.float32)})
+        assert session.stats.plans_opened == 0
+    weights.write_bytes((np.frombuffer(weights.read_bytes(), np.float32) * 2).tobytes())
+    np.testing.assert_array_equal(use(path, cache=cache), 2 * expected)
+
+
 def test_model_and_weights_are_found_under_another_path(tmp_path: Path, folder: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

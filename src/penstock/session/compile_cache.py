@@ -286,11 +286,12 @@ class CacheEntry:
             file.read_elsewhere(self._weights())
             if file.document("key") != self.key:
                 return None
-            beside = file.document("sources")
+            beside = [
+                (os.path.join(self._base, p), digest) for p, digest in file.document("sources")
+            ]
+            self.opened = [(path, os.stat(path)) for path, _ in beside]
             # Last: they must still be the files whose weights were read.
-            same = all(
-                self._digest(os.path.join(self._base, path)) == digest for path, digest in beside
-            )
+            same = all(self._digest(path) == digest for path, digest in beside)
             if not same or not self._is_unchanged():
                 return None
         except OSError:
