@@ -123,6 +123,24 @@ def test_only_models_in_files_are_kept(
     assert not kept(folder)
 
 
+def test_folder_of_many_files_is_not_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_cache, "MOST_FILES", 20)
+    walked: list[str] = []
+
+    def walk(folder: str) -> Any:
+        for number in range(1000):
+            walked.append(folder)
+            yield folder, [], [f"file {number}.{i}" for i in range(10)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_cache.os, "walk", walk)
+        with pytest.raises(ps.InvalidModel):
+            ps.compile(tmp_path)
+    assert len(walked) == 3
+
+
 def test_saved_session_is_not_kept_once_more(model: Path, folder: Path) -> None:
     saved = model.parent / "saved.penstock"
     with ps.compile(model, cache=False) as session:

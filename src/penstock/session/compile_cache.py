@@ -58,6 +58,8 @@ MOST_BY_DEFAULT = 32 << 20
 """bytes that a session which nobody asked to keep may take beside its model's files"""
 MOST_PLANS = 16
 """plans that are kept of one session"""
+MOST_FILES = 1000
+"""files of a folder with a model"""
 _PIECE = 1 << 24
 # A file that was changed this short a time before it was read may change again without a trace.
 _SETTLED_NS = 2_000_000_000
@@ -226,7 +228,11 @@ class CacheEntry:
             return hashlib.blake2b(source, digest_size=16).hexdigest()
         if not os.path.isdir(source):
             return self._digest(source)
-        files = [os.path.join(folder, name) for folder, _, own in os.walk(source) for name in own]
+        files: list[str] = []
+        for folder, _, own in os.walk(source):
+            files += [os.path.join(folder, name) for name in own]
+            if len(files) > MOST_FILES:  # of no model, as of a home
+                raise OSError(f"{source!r} has more than {MOST_FILES:,} files")
         return {os.path.relpath(path, source): self._digest(path) for path in sorted(files)}
 
     def _is_unchanged(self) -> bool:
