@@ -113,16 +113,16 @@ def written(path: Path, array: np.ndarray) -> ArtifactFile:
 @pytest.mark.parametrize(
     "shape", [(1000, 1000, 5), (1000, 1, 3), (2, 3), ()], ids=["first", "middle", "none", "scalar"]
 )
-def test_array_that_repeats_itself_takes_one_turn(path: Path, shape: tuple[int, ...]) -> None:
-    turn = np.arange(np.prod(shape[-1:], dtype=int), dtype=np.float32).reshape(shape[-1:])
-    array = np.broadcast_to(turn, shape)
+def test_broadcast_array_takes_the_bytes_of_one_row(path: Path, shape: tuple[int, ...]) -> None:
+    row = np.arange(np.prod(shape[-1:], dtype=int), dtype=np.float32).reshape(shape[-1:])
+    array = np.broadcast_to(row, shape)
     got = written(path, array).array(0)
     np.testing.assert_array_equal(got, array)
     assert got.strides == array.strides
     assert path.stat().st_size < 1000
 
 
-def test_array_that_cannot_repeat_itself_is_damage(path: Path) -> None:
+def test_array_that_cannot_be_broadcast_is_damage(path: Path) -> None:
     file = written(path, np.broadcast_to(np.arange(3), (4, 3)))
     for whole in ([4, 5], [4], [4, -3], 7, [4.0, 3]):
         file._table["arrays"][0][5:] = [whole]

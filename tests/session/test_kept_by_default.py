@@ -1,4 +1,4 @@
-"""Sessions that are kept although nobody asked for it: which, when, and when they are used."""
+"""Sessions that are kept without ``cache=``: which, when, and by which processes they are opened."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def dense(factor: float = 1.0) -> ModelProto:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(compile_cache, "_SETTLED_NS", -(10**12))  # files of just now count as old
-    monkeypatch.setattr(compile_cache, "EXTENDED", set())  # whatever other tests have registered
+    monkeypatch.setattr(
+        compile_cache, "USER_OPERATIONS", set()
+    )  # whatever other tests have registered
     return tmp_path / "cache" / "sessions"
 
 
@@ -177,14 +179,14 @@ def test_options_that_cannot_be_named_keep_nothing_and_say_nothing(
 def test_programs_of_users_keep_nothing(
     model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_cache, "EXTENDED", {"Example"})
+    monkeypatch.setattr(compile_cache, "USER_OPERATIONS", {"Example"})
     use(model)
     assert not kept(folder)
 
 
 def test_registered_operations_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    monkeypatch.setattr(registry, "EXTENDED", seen)
+    monkeypatch.setattr(registry, "USER_OPERATIONS", seen)
     operator("KeptByDefault", domain="test.kept")(lambda node, types: Kernel(lambda x: x))
     assert seen == {"KeptByDefault"}
 

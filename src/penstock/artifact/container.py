@@ -10,7 +10,7 @@
     64             sections, each aligned to 64 bytes
                    the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C;
                    of an array whose contents are in a file of the model, that file and the offset;
-                   of one that repeats itself along some axes, one turn and the whole shape
+                   of one that is broadcast along some axes, the array without them and the shape
 
 All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
 are parsed and compared with their checksums when they are asked for; so are arrays, but large ones
@@ -43,12 +43,13 @@ from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
-from penstock.ops.common.constant_cache import later_of, origin_of_constant
+from penstock.ops.common.constant_cache import origin_of_constant, source_after_release
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.ir.graph import Value
+
 HEADER = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
@@ -56,7 +57,7 @@ _PIECE = 16 << 20  # bytes that are written or checked between two looks at the 
 _LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
 _OF_REFERENCE = 4  # the entries of an array that is in a file of the model
-_WITH_WHOLE = 4  # those of the place and the whole shape of one that repeats itself
+_WITH_SHAPE = 4  # those of the section and the shape of an array that is broadcast
 
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device, inode, bytes and time of the last change."""
@@ -73,7 +74,7 @@ class _Reference(NamedTuple):
 class ArtifactWriter:
     """Collects the documents and arrays of an artifact. An array is written once, however often it
     is added. Of arrays that are in a file of the model below ``base`` it has only where they are.
-    ``most``: how many bytes it should have."""
+    ``most``: how many bytes it should have at most."""
 
     def __init__(self, base: str | None = None, most: int | None = None) -> None:
         self.documents: dict[str, bytes] = {}
@@ -84,9 +85,9 @@ class ArtifactWriter:
         self._arrays: list[np.ndarray | _Reference] = []
         self._index: dict[object, int] = {}
 
-    def holds(self, more: int = 0) -> bool:
-        """Whether there are not too many bytes, with as many more."""
-        held = sum(_turn(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
+    def fits(self, more: int = 0) -> bool:
+        """Whether it has at most as many bytes as it should have, with ``more``."""
+        held = sum(_unbroadcast(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
         held += sum(map(len, self.documents.values()))
         return self._most is None or held + more <= self._most
 
@@ -120,8 +121,8 @@ class ArtifactWriter:
         """Add a document, which refers to arrays that were added."""
         self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
 
-    def continue_with(self, file: ArtifactFile) -> None:
-        """Begin with all that another file has, whose arrays keep their indices."""
+    def extend(self, file: ArtifactFile) -> None:
+        """Add all that another file has to an empty writer; arrays keep their indices."""
         for index, reference in enumerate(file.references()):
             if reference is None:
                 same = self.array(file.array(index)) == index
@@ -158,10 +159,10 @@ class ArtifactWriter:
             elif array.dtype == STRING:
                 table["arrays"].append([*head, [str(x) for x in array.ravel()]])
             else:
-                turn = _turn(array)
-                section = _write_section(file, _bytes_of(turn))
-                whole = [head[1]] if turn.shape != array.shape else []
-                table["arrays"].append([head[0], list(turn.shape), *section, *whole])
+                stored = _unbroadcast(array)
+                section = _write_section(file, _bytes_of(stored))
+                whole = [head[1]] if stored.shape != array.shape else []
+                table["arrays"].append([head[0], list(stored.shape), *section, *whole])
         for name, content in self.documents.items():
             table["documents"][name] = _write_section(file, memoryview(content))
         end = json.dumps(table, separators=(",", ":")).encode()
@@ -170,8 +171,8 @@ class ArtifactWriter:
         file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
 
 
-def _turn(array: np.ndarray) -> np.ndarray:
-    """The part of an array that it repeats along axes without strides."""
+def _unbroadcast(array: np.ndarray) -> np.ndarray:
+    """An array without the axes along which it is broadcast."""
     if 0 not in array.strides:
         return array
     return array[tuple([slice(None) if stride else slice(1) for stride in array.strides])]
@@ -218,9 +219,9 @@ class ArtifactFile:
         self._lock = threading.RLock()  # threads may ask for the same array at once
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
-        self._elsewhere: list[int] = []
-        self._later: dict[int, Callable[[], np.ndarray | None]] = {}
-        """what gives arrays that were let go, if anything does"""
+        self._referenced: list[int] = []
+        self._released: dict[int, Callable[[], np.ndarray | None]] = {}
+        """what returns arrays that are not held any more, or None"""
         self._read: Callable[[str, int, int], np.ndarray] | None = None
         self.stores: list[Any] | None = None
         """stores of variables of the model, once they were decoded"""
@@ -273,12 +274,12 @@ class ArtifactFile:
         with self._lock:
             # Graphs and plans that share an array must go on sharing it.
             array = self._made.get(index)
-            if array is None and index in self._later:
-                array = self._later[index]()
+            if array is None and index in self._released:
+                array = self._released[index]()
             if array is None:
                 array = self._array(index, arrays[index])
-                if index in self._later:  # read once more
-                    self._later[index] = ref(array)
+                if index in self._released:  # read once more
+                    self._released[index] = ref(array)
                 else:
                     self._made[index] = array
             return array
@@ -293,29 +294,29 @@ class ArtifactFile:
             else:
                 yield None
 
-    def read_elsewhere(self, read: Callable[[str, int, int], np.ndarray]) -> None:
-        """Read the arrays that are in files of the model, and hold them until ``let_go``: ``read``
+    def read_references(self, read: Callable[[str, int, int], np.ndarray]) -> None:
+        """Read the arrays that are in files of the model, and hold them until ``release``. ``read``
         gives a number of bytes at an offset of a file, or raises ``ValueError``."""
         self._read = read
         for index, reference in enumerate(self.references()):
             if reference is not None:
                 self._made[index] = self._array(index, self._table["arrays"][index])
-                self._elsewhere.append(index)
+                self._referenced.append(index)
 
-    def let_go(self) -> None:
-        """Hold arrays of files of the model no longer, but what else has them or gives them
-        back."""
+    def release(self) -> None:
+        """Stop holding the arrays that are in files of the model: other objects do, give them back,
+        or they are read again."""
         with self._lock:
-            for index in self._elsewhere:
-                self._later[index] = later_of(self._made.pop(index))
-            self._elsewhere = []
+            for index in self._referenced:
+                self._released[index] = source_after_release(self._made.pop(index))
+            self._referenced = []
 
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"
         try:
             name, shape, *section = entry
             dtype = dtype_named(name)
-            whole = section.pop() if len(section) == _WITH_WHOLE else []
+            whole = section.pop() if len(section) == _WITH_SHAPE else []
             # True is an int, but no dim.
             fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in (*shape, *whole)]
             if False in fit or len(fit) > 128:

@@ -285,7 +285,7 @@ class CompileOptions:
         "Models are told apart by the bytes of their files. The first run writes what kernels have "
         "packed, about the bytes of the weights; a folder keeps 1 GiB. By default, what takes "
         "up to 32 MiB is kept of a model in a file, in the user's folder, when the session or the "
-        "process ends, and found as long as the file is not touched; False or PENSTOCK_CACHE=off "
+        "process ends, and found as long as the file is not changed; False or PENSTOCK_CACHE=off "
         "keeps nothing.",
         lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )

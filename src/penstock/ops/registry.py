@@ -61,7 +61,7 @@ Function = TypeVar("Function", bound=ArrayFunction)
 FORGET: list[Callable[[], None]] = []
 """what clears caches of looked up operations, when users register others"""
 
-EXTENDED: set[str] = set()
+USER_OPERATIONS: set[str] = set()
 """the names of operations that users have registered"""
 
 _REGISTRY: dict[tuple[str, str], list[Op]] = {}
@@ -194,7 +194,7 @@ def operator(
             properties["moves"] = properties["view"] = True
         if not is_own(compile):
             find(name, domain)  # imports what Penstock has of this name
-            EXTENDED.add(name)
+            USER_OPERATIONS.add(name)
             for forget in FORGET:
                 forget()
         entries = _REGISTRY.setdefault((domain, name), [])
@@ -312,7 +312,7 @@ def adopt_operations(operations: Iterable[Op]) -> None:
         if op not in entries:
             entries[:] = [e for e in entries if op.version < e.since or e.version < op.since]
             entries.append(op)
-            EXTENDED.add(op.name)
+            USER_OPERATIONS.add(op.name)
             for forget in FORGET:
                 forget()
 

@@ -178,7 +178,7 @@ def _copies(
     for backend in context.backends:
         packing = capability(backend, PacksConstants)
         found = () if packing is None else packing.copies_of(constants)
-        if not writer.holds(sum(copy.nbytes for copies in found for copy in copies.values())):
+        if not writer.fits(sum(copy.nbytes for copies in found for copy in copies.values())):
             continue
         for value, copies in zip(constants if found else (), found, strict=True):
             if copies:
@@ -257,18 +257,18 @@ class Artifact:
             raise self._file.damaged(error) from error
         return [Value(name, type_) for name, type_ in ports]
 
-    def continued(self, writer: ArtifactWriter) -> Sequence[object]:
-        """Let a file begin with what this one has, unless it has variables; returns the keys of its
-        plans."""
+    def copy_into(self, writer: ArtifactWriter) -> Sequence[object]:
+        """Copy all of the file into an empty writer, unless it has variables; returns the keys of
+        the plans that were copied."""
         if not self._plans or decode_stores(self._file):
             return ()
-        writer.continue_with(self._file)
+        writer.extend(self._file)
         keys: Sequence[object] = self._head["plans"]
         return keys
 
-    def let_go(self) -> None:
-        """Hold weights of the model's files no longer than what has been decoded."""
-        self._file.let_go()
+    def release(self) -> None:
+        """Stop holding weights that are in the model's files."""
+        self._file.release()
 
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a plan with this key was saved."""

@@ -8,8 +8,9 @@
                        again as long as the system says the same
 
 With ``compile(cache=...)`` a session is kept when plans are compiled. Without it (``by_default``)
-one of a file's is kept in the user's folder when the session or the process ends, if that takes few
-bytes: files are told apart by what the system says of them, and what cannot be kept is not.
+a session of a model in a file is kept in the user's folder when the session or the process ends, if
+it is small: files are identified by their status (device, inode, size and times), and what cannot
+be kept is left out silently.
 
 Weights that lie in a model's files as they do in memory are read there again. Files are written
 beside their place and then renamed, so that several processes may share a folder. The time of
@@ -40,7 +41,7 @@ from penstock.core.records import cached_property, dataclass
 from penstock.frontends.common.model_files import Opened, open_inside, open_path
 from penstock.host.machine import cache_folder, machine_name
 from penstock.ir.graph import Model
-from penstock.ops.registry import EXTENDED
+from penstock.ops.registry import USER_OPERATIONS
 from penstock.session.environment import VARIABLES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 30
 """bytes of saved sessions that a folder may have"""
 MOST_BY_DEFAULT = 32 << 20
-"""bytes that a session which nobody asked to keep may take beside its model's files"""
+"""bytes of the largest entry that is written by default, without weights in the model's files"""
 MOST_PLANS = 16
 """plans that are kept of one session"""
 MOST_FILES = 1000
@@ -127,7 +128,7 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
             warn(f"cache= keeps no session: {reason}")
         return None
     # What users have registered may be another program in the next process.
-    if by_default and (EXTENDED or not {*(options.backends or ())} <= BACKENDS.keys()):
+    if by_default and (USER_OPERATIONS or not {*(options.backends or ())} <= BACKENDS.keys()):
         return None
     source = model if isinstance(model, bytes) else os.fspath(model)
     folder = folder_of(options.cache)
@@ -140,8 +141,8 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether nobody else can put files into a folder, which may be made yet: what others have put
-    there could be a session that gives their answers."""
+    """Whether only the user can write to a folder, or it does not exist: an entry that another user
+    has written could give wrong answers."""
     try:
         status = os.stat(folder)
     except OSError:
@@ -176,13 +177,13 @@ def _times(folder: str) -> Iterator[int]:
 class CacheEntry:
     """The place of one model with these options in a folder. ``opened``: the files that were opened
     while the model was loaded. ``unsaved``: how many plans its session has that are not there.
-    ``warned``: how many warnings were given before."""
+    ``warnings_before``: how many warnings the process had given."""
 
     folder: str
     source: str | bytes
     options: CompileOptions
     by_default: bool
-    warned: int
+    warnings_before: int
     opened: Sequence[Opened] = ()
     unsaved: int = 0
 
@@ -289,7 +290,7 @@ class CacheEntry:
             model = load_artifact(self.path, limits, map_weights=True)
             file = model.artifact
             file.check(quick=True)  # what is damaged is made again
-            file.read_elsewhere(self._weights())
+            file.read_references(self._weights())
             if file.document("key") != self.key:
                 return None
             beside = [
@@ -355,10 +356,10 @@ class CacheEntry:
             return
         if self.by_default:
             # Who compiles the model again must be told again.
-            if errors.warnings_given != self.warned:
+            if errors.warnings_given != self.warnings_before:
                 return
             plans = sum(name.startswith("plan ") for name in writer.documents)
-            if not writer.holds() or not 1 <= plans <= MOST_PLANS:
+            if not writer.fits() or not 1 <= plans <= MOST_PLANS:
                 return
         others: set[str] = set()
         if isinstance(self.source, str) and not os.path.isdir(self.source):

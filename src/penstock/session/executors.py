@@ -256,7 +256,7 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and self._let_go(executor) > _MANY_BYTES:
+        if once and self._release_constants(executor) > _MANY_BYTES:
             give_back_memory()
         # Most sessions have one plan, at whose end all that was imported for it is young as well.
         if count > 1 and self._may_untrack(executor):
@@ -264,11 +264,11 @@ class Executors:
 
             untrack(executor)
 
-    def _let_go(self, executor: Executor) -> int:
-        """Hold constants no longer that a plan reads in another order; returns their bytes."""
+    def _release_constants(self, executor: Executor) -> int:
+        """``release_constants``, and weights of the file that the session was opened from."""
         freed = release_constants(executor.table)
         if self._artifact is not None:
-            self._artifact.let_go()
+            self._artifact.release()
         return freed
 
     def _may_untrack(self, executor: Executor) -> bool:
@@ -358,7 +358,7 @@ class Executors:
         entry.unsaved = 0
         try:
             writer = entry.writer()
-            keys = () if self._artifact is None else self._artifact.continued(writer)
+            keys = () if self._artifact is None else self._artifact.copy_into(writer)
             self._write(entry.save, writer, keys)
         except (OSError, PenstockError) as error:
             self._entry = None

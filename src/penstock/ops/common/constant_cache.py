@@ -222,7 +222,7 @@ def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
     return copies
 
 
-def later_of(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
+def source_after_release(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
     """What gives a constant later: itself while anything holds it, or what it is given back from;
     None once both are gone."""
     for reference in _REORDERED.valuerefs():
