@@ -41,6 +41,11 @@ def unit(dtype: np.dtype) -> float:
     return 2.0 ** -_UNITS[dtype.name][0]
 
 
+def smallest(dtype: np.dtype) -> float:
+    """The least positive number, which is the distance of subnormal ones."""
+    return 2.0 ** _UNITS[dtype.name][1]
+
+
 def gamma(n: float, u: float) -> float:
     """What n roundings in a row, or a sum of n products, are wrong by at most, relatively."""
     return n * u / (1 - n * u)
@@ -67,13 +72,13 @@ class Rounded:
         # An infinity of operands is exact; NaN has no bound.
         with np.errstate(invalid="ignore"):
             own = gamma(roundings, unit(self.dtype)) * (np.abs(value) + error)
-        tiny = roundings * 2.0 ** _UNITS[self.dtype.name][1]
+        tiny = roundings * smallest(self.dtype)
         error = np.where(np.isinf(value), 0, error + own + tiny)
         return Rounded(np.asarray(value), self._unless_infinite(value, error), self.dtype)
 
     def summed(self, value: Any, error: Any, most: Any, terms: float) -> Rounded:
         """A sum of as many terms, whose magnitudes add up to ``most``; each may be subnormal."""
-        error = error + terms * 2.0 ** _UNITS[self.dtype.name][1]
+        error = error + terms * smallest(self.dtype)
         return Rounded(value, np.where(most < self._most, error, np.inf), self.dtype)
 
     @property

@@ -32,7 +32,7 @@ from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, 
 from penstock.ops.internal.transfer import REORDER
 from penstock.ops.onnx.convolution import conv_shape
 from tests.support import tree_models
-from tests.support.error_bounds import Rounded, gamma, unit
+from tests.support.error_bounds import Rounded, gamma, smallest, unit
 from tests.support.native_kernels import expected, node_of
 
 FLOATS, WHOLE = ("float32", "float64"), ("int32", "int64")
@@ -501,7 +501,19 @@ def _gemm_of(rng: Source, a: np.ndarray, b: np.ndarray, dtype: str, is_fused: bo
     if rng.chance(0.3) and not is_fused:
         attrs |= {"alpha": 0.5, "beta": -2.0}
     constants = [1, 2] if is_fused else rng.pick([], [1])
-    draw = Draw("Gemm", inputs, attrs, _of_products(a.shape[1] + 4), constants)
+    products = _of_products(a.shape[1] + 4)
+
+    def bound(draw: Draw) -> Sequence[Rounded | None]:
+        (result,) = products(draw)
+        if "alpha" not in attrs or result is None:
+            return [result]
+        # It may multiply either operand first, by which a subnormal one is rounded: the other
+        # operand multiplies this error.
+        sums = np.abs(a.astype(float)).sum(1)[:, None], np.abs(b.astype(float)).sum(0)
+        most = np.nan_to_num(np.maximum(*sums), nan=np.inf)
+        return [result.inexact(smallest(result.dtype) / 2 * most)]
+
+    draw = Draw("Gemm", inputs, attrs, bound, constants)
     return _with_activation(rng, draw) if is_fused else draw
 
 
