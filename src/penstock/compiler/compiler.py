@@ -111,9 +111,9 @@ class Compiler:
         it is not.
         """
         from penstock.compiler.lowering import pass_context
+        from penstock.passes import pipeline
         from penstock.passes.dead_code import DeadCode
         from penstock.passes.optimize.fold_constants import InferTypes
-        from penstock.passes.pipeline import ORDER, STRUCTURE, optimize, run_passes
 
         frames = None
         context = self.context
@@ -124,16 +124,16 @@ class Compiler:
 
             frames = OverlapPolicy(context.hosts, context.costs, context.workers, context.long)
         passes = pass_context(context, frames=frames)
-        if context.executor == "frames":
-            run_passes(ORDER, graph, passes)
-        else:
-            run_passes(STRUCTURE, graph, passes)
-            framed = is_framed(graph)
-            if not framed and context.executor == "interpret":
-                # Nodes that only control edges of pure nodes kept alive are dead code.
-                run_passes((DeadCode(), InferTypes()), graph, passes)
-            elif not framed:
-                optimize(graph, passes)
+        keeps_frames, interprets = [context.executor == name for name in ("frames", "interpret")]
+        pipeline.run_passes(pipeline.ORDER if keeps_frames else pipeline.STRUCTURE, graph, passes)
+        if interprets and not is_framed(graph):
+            # Nodes that only control edges of pure nodes kept alive are dead code.
+            pipeline.run_passes((DeadCode(), InferTypes()), graph, passes)
+        elif not keeps_frames and not is_framed(graph):
+            pipeline.optimize(graph, passes)
+        if not interprets:
+            # Once, and not for each set of shapes: it reads all weights.
+            pipeline.run_passes((pipeline.flush_subnormals,), graph, passes)
         return passes.frames.unraised
 
     def infer(self, graph: Graph) -> None:

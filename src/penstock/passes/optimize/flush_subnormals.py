@@ -1,0 +1,70 @@
+"""Subnormal weights of products and convolutions become 0.
+
+Training with weight decay leaves them in channels that nothing reads any more. Processors of Intel
+multiply them a hundred times slower than others: a detector of text with 256,000 of them took 94 ms
+instead of 23, for the same output bit by bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.core.types import FLOAT32
+from penstock.ir.graph import Graph, Value
+from penstock.passes.context import Pass, PassContext
+
+_SMALLEST = np.finfo(np.float32).smallest_normal
+_LARGE = 2.0**-100
+"""of a weight beside which subnormal ones do not count: its product with an input is rounded by
+more than their products with inputs of the same size are"""
+_BLOCK = 1 << 15  # elements that the nearest cache holds with what is computed of them
+
+
+class FlushSubnormals(Pass):
+    """Replace float32 weights with subnormal numbers among larger ones; these become zeros."""
+
+    operations = frozenset(
+        ("Conv", "ConvTranspose", "GRU", "Gemm", "GruCell", "LSTM", "LstmCell", "MatMul", "RNN")
+    )
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        known: dict[Value, Value] = {}
+        changed = False
+        for node in graph.walk():
+            if node.op.name not in self.operations:
+                continue
+            for i, value in enumerate(node.inputs):
+                # What is not held has been through this pass.
+                if value is None or value.held is None or value.dtype != FLOAT32:
+                    continue
+                if value not in known:
+                    flushed = without_subnormals(value.held)
+                    same = flushed is value.held
+                    known[value] = value if same else Value(value.name, const=flushed)
+                if known[value] is not value:
+                    node.inputs[i], changed = known[value], True
+        return changed
+
+
+def without_subnormals(weights: np.ndarray) -> np.ndarray:
+    """``weights`` of float32, or a copy with 0 in the place of subnormal numbers if it has any, and
+    others beside which these do not count."""
+    if not _has_subnormals(weights.reshape(-1)):
+        return weights
+    magnitudes = np.abs(weights)
+    flushed = np.where(magnitudes < _SMALLEST, FLOAT32.type(0), weights)
+    return flushed if magnitudes.max() >= _LARGE else weights  # which they are not beside NaN
+
+
+def _has_subnormals(numbers: np.ndarray) -> bool:
+    """Whether any of ``numbers`` is subnormal: without the sign, its bits are 1 to 2^23 - 1."""
+    bits = numbers.view(np.uint32)
+    room = np.empty(min(bits.size, _BLOCK), np.uint32)
+    for start in range(0, bits.size, _BLOCK):
+        block = bits[start : start + _BLOCK]
+        # Twice that, and less 1, which takes zeros to the other end.
+        doubled = np.left_shift(block, 1, out=room[: block.size])
+        doubled -= 1
+        if doubled.min() < 2**24 - 1:
+            return True
+    return False
