@@ -86,6 +86,18 @@ def test_plans_for_more_shapes_give_no_weights_back(case, executor, given_back):
     assert given_back == []
 
 
+def test_reordered_arrays_begin_with_a_line_of_the_cache():
+    """Vectors in two lines are read half as fast: an LSTM of 256 units took 1.6 times as long."""
+    kept = []
+    for count in (64, 1000, 70_000):
+        types = [TensorType(np.dtype(np.float32), (count,))] * 3
+        memory = np.zeros(count + 16, np.float32)
+        arrays = tuple(memory[at : at + count] for at in (1, 4, 15))
+        entry = reordered("as it is", np.ones(count), lambda w, made=arrays: made, None, types)
+        assert [array.ctypes.data % 64 for array in entry.arrays] == [0, 0, 0]
+        kept.append(entry)
+
+
 def test_reordered_takes_the_arrays_that_hold_a_constant_in_the_same_order_alone():
     array = normal(3, 4)
     value = Value("w", const=array)

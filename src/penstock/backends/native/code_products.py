@@ -13,17 +13,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.backends.native import part_ns
-from penstock.backends.native.image_convolution import (
-    axis_words,
-    bounds_of,
-    line_aligned,
-    of_any_strides,
-)
+from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
+from penstock.ir.layout import line_aligned
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.fixed_point import Multiplier

@@ -35,7 +35,7 @@ from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import aligned_bytes, channels_last, packed_strides
+from penstock.ir.layout import channels_last, line_aligned, packed_strides
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
@@ -320,13 +320,6 @@ def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> n
     result = np.zeros((groups, every), FLOAT32)
     result[:, : own.shape[1] if numbers.size > 1 else every] = own
     return result
-
-
-def line_aligned(array: np.ndarray) -> np.ndarray:
-    """A copy whose vectors never lie in two lines of the cache."""
-    copy: np.ndarray = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 class _Packing(NamedTuple):

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native.image_convolution import line_aligned
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
+from penstock.ir.layout import line_aligned
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 

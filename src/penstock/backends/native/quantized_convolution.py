@@ -29,17 +29,13 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
-from penstock.backends.native.image_convolution import (
-    axis_words,
-    bounds_of,
-    line_aligned,
-    of_any_strides,
-)
+from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import library
 from penstock.ir.graph import Node, Value
+from penstock.ir.layout import line_aligned
 from penstock.ops.common.constant_cache import reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.fixed_point import of_products

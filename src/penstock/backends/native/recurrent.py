@@ -14,6 +14,7 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.ir.graph import Node
+from penstock.ir.layout import line_aligned
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
@@ -403,7 +404,7 @@ def _blocks(matrix: np.ndarray) -> np.ndarray:
     padded = np.zeros((directions, gates, count * _UNITS, k), FLOAT32)
     padded[:, :, :hidden] = matrix
     blocks = padded.reshape(directions, gates, count, _UNITS, k).transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(blocks)
+    return line_aligned(blocks)
 
 
 def _code_matrix(

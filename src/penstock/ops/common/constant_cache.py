@@ -20,6 +20,7 @@ from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import shared_lock
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
+from penstock.ir.layout import line_aligned
 from penstock.ir.op import Attrs, Types
 from penstock.ops.registry import Compile
 
@@ -186,7 +187,7 @@ def reordered(
         arrays = tuple([copies[each] for each in names if each in copies])
         # A file may have anything under these names.
         if not arrays or [(array.dtype, array.shape) for array in arrays] != wanted:
-            arrays = make(constant)
+            arrays = tuple(map(line_aligned, make(constant)))
         assert [(array.dtype, array.shape) for array in arrays] == wanted
         entry = Reordered(name, constant, arrays, back)
         with _LOCK:
