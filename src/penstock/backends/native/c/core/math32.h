@@ -59,27 +59,31 @@ static inline float fused32(float x, float y, float z)
    of the sum. */
 static const float ROUNDER = 12582912.0f;
 
+/* e^r - 1 of the rest r of x beside a multiple of log 2, for x from -87.3 to 89, and half of the power of 2
+   that is e to the multiple, since that of a result that is finite may be infinite. */
+static inline float exp_of_rest(float x, float *half)
+{
+    float rounded = fused32(x, 1.44269504f, ROUNDER), n = rounded - ROUNDER;
+    float r = fused32(n, 2.12194440e-4f, fused32(n, -0.693359375f, x));
+    float p = POLYNOMIAL_6(fused32, r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                           1.6666665459e-1f, 5.0000001201e-1f);
+    *half = float_of((int32_t)((uint32_t)bits_of(rounded) << 23) + (126 << 23));
+    return fused32(p * r, r, r);
+}
+
 /* Results below 2^-125 are 0. */
 static inline float exp32(float x)
 {
-    float clipped = x < -87.3f ? -87.3f : x;
-    clipped = clipped > 89.0f ? 89.0f : clipped;
-    float rounded = fused32(clipped, 1.44269504f, ROUNDER), n = rounded - ROUNDER;
-    float r = fused32(n, 2.12194440e-4f, fused32(n, -0.693359375f, clipped));
-    float p = POLYNOMIAL_6(fused32, r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                           1.6666665459e-1f, 5.0000001201e-1f);
-    p = fused32(p * r, r, r) + 1.0f;
-    /* 2^(n - 1), since 2^n may be infinite where the result is not. */
-    int32_t power = (int32_t)((uint32_t)bits_of(rounded) << 23) + (126 << 23);
-    return p * float_of(power) * 2.0f;
+    float clipped = x < -87.3f ? -87.3f : x, half;
+    float rest = exp_of_rest(clipped > 89.0f ? 89.0f : clipped, &half);
+    return (rest + 1.0f) * half * 2.0f;
 }
 
 static inline float expm132(float x)
 {
-    float p = POLYNOMIAL_6(fused32, x, 1.9908892863895744e-4f, 1.3934534508734941e-3f, 8.33328440785408e-3f,
-                           4.166645556688309e-2f, 1.666666716337204e-1f, 0.5f);
-    float near = fused32(p * x, x, x), far = exp32(x) - 1.0f;
-    return fabsf(x) < 0.35f ? near : far;
+    float clipped = x < -87.3f ? -87.3f : x, half;
+    float rest = exp_of_rest(clipped > 89.0f ? 89.0f : clipped, &half);
+    return fused32(half, rest, half - 0.5f) * 2.0f;
 }
 
 static inline float log32(float x)
@@ -112,13 +116,13 @@ static inline float log1p32(float x)
     return x > 3.40282347e38f ? x : result;
 }
 
+/* (1 - e) / (1 + e), where e = exp(-2 |x|): precise for small x, as e - 1 is. */
 static inline float tanh32(float x)
 {
-    float z = x * x, p = POLYNOMIAL_5(fused32, z, -5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
-                                      1.33314422036e-1f, -3.33332819422e-1f);
-    float near = fused32(p * z, x, x);
-    float far = 1.0f - 2.0f / (exp32(2.0f * fabsf(x)) + 1.0f);
-    return fabsf(x) < 0.625f ? near : copysignf(far, x);
+    float twice = -2.0f * fabsf(x), half;
+    float rest = exp_of_rest(twice < -20.0f ? -20.0f : twice, &half); /* the result is 1 from there on */
+    float e = fused32(half, rest, half - 0.5f); /* half of e - 1 */
+    return copysignf(e / (1.0f + e), x);
 }
 
 static inline float sigmoid32(float x)
