@@ -6,7 +6,7 @@ meaning). ``UPGRADES`` has rules for the others: a rule emits nodes of current v
 exactly what the old node did. Versions after the last one listed mean the same as the newest. Some
 old versions are operations of their own, registered with the last version that means them, such as
 Softmax up to version 12. ``meaning`` puts all this together. FlexAttention is listed although it is
-not old: it calls graphs, so it is written out.
+not old, since it calls graphs, and SoftmaxCrossEntropyLoss, since it is two other operations.
 """
 
 from __future__ import annotations
@@ -324,6 +324,18 @@ def tile(old: NodeUpgrade) -> None:
     old.become("Tile", [x, old.emit("ScatterElements", [ones, axis, count])])
 
 
+@upgrade(13, "SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(old: NodeUpgrade) -> None:
+    """Of its log-probabilities, which may be an output."""
+    loss, logarithms = [*old.outputs, None][:2]
+    if logarithms is None:
+        logarithms = old.emit("LogSoftmax", [old.input(0)], {"axis": 1})
+    else:
+        old.give([logarithms], "LogSoftmax", [old.input(0)], {"axis": 1})
+    inputs = [logarithms, *old.inputs[1:]]
+    old.become("NegativeLogLikelihoodLoss", inputs, old.attrs, outputs=[loss])
+
+
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime
 # implements that, and version 11 corrects the text.
 UNCHANGED = frozenset(
@@ -337,7 +349,7 @@ UNCHANGED = frozenset(
     Mod Multinomial Neg NegativeLogLikelihoodLoss NonMaxSuppression NonZero Optional
     OptionalGetElement OptionalHasElement QLinearMatMul QuantizeLinear RandomNormal
     RandomNormalLike RandomUniform RandomUniformLike Range Reciprocal Relu ReverseSequence Round
-    ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Sinh Size SoftmaxCrossEntropyLoss Softplus
+    ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Sinh Size Softplus
     Softsign SpaceToDepth SplitToSequence Sqrt Sum Tan Tanh ThresholdedRelu Transpose
     TreeEnsembleClassifier TreeEnsembleRegressor Unique Where
     """.split()  # noqa: SIM905 - a hundred names are easier to read without quotes

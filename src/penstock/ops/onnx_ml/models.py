@@ -257,10 +257,22 @@ class VectorMachine:
         return products @ self.weights.T + self.offsets
 
 
+def _machine(
+    vectors: np.ndarray, weights: np.ndarray, rho: np.ndarray, kernel: _Kernel
+) -> VectorMachine:
+    """Of a linear kernel, the weighted sums of the vectors do."""
+    if kernel[0] == "LINEAR":
+        return VectorMachine(weights @ vectors, None, rho)
+    return VectorMachine(vectors, weights, rho, *kernel)
+
+
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
-def _kernel(attrs: Attrs) -> tuple[str, float, float, int]:
+_Kernel: TypeAlias = tuple[str, float, float, int]
+
+
+def _kernel(attrs: Attrs) -> _Kernel:
     """The kernel of a ``VectorMachine``: its name, gamma, coef0 and degree."""
     parameters = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
     if len(parameters) != 3:
@@ -284,11 +296,11 @@ def svm_regression(attrs: Attrs) -> VectorMachine:
     supports = attrs.get("n_supports", 0)
     coefficients = np.array(attrs.get("coefficients") or [], np.float64)
     if supports <= 0:
-        return VectorMachine(coefficients[None], np.ones((1, 1)), rho, *kernel)
+        return _machine(coefficients[None], np.ones((1, 1)), rho, kernel)
     vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
     if len(coefficients) != supports:
         raise ShapeError(f"{len(coefficients)} coefficients for {supports} support vectors")
-    return VectorMachine(vectors, coefficients[None], rho, *kernel)
+    return _machine(vectors, coefficients[None], rho, kernel)
 
 
 @operator("SVMRegressor", infer=infer_regressor(""))
@@ -370,7 +382,7 @@ def svm_classification(attrs: Attrs) -> VectorMachine:
         # order.
         row[own[i]] = duals[j - 1, own[i]]
         row[own[j]] = duals[i, own[j]]
-    return VectorMachine(vectors, decisions, rho, *kernel)
+    return _machine(vectors, decisions, rho, kernel)
 
 
 def _support_vector_classifier(attrs: Attrs) -> ArrayFunction:

@@ -71,18 +71,18 @@ static inline float exp_of_rest(float x, float *half)
     return fused32(p * r, r, r);
 }
 
+#define IN_RANGE_OF_EXP(x) ((x) < -87.3f ? -87.3f : (x) > 89.0f ? 89.0f : (x))
+
 /* Results below 2^-125 are 0. */
 static inline float exp32(float x)
 {
-    float clipped = x < -87.3f ? -87.3f : x, half;
-    float rest = exp_of_rest(clipped > 89.0f ? 89.0f : clipped, &half);
+    float half, rest = exp_of_rest(IN_RANGE_OF_EXP(x), &half);
     return (rest + 1.0f) * half * 2.0f;
 }
 
 static inline float expm132(float x)
 {
-    float clipped = x < -87.3f ? -87.3f : x, half;
-    float rest = exp_of_rest(clipped > 89.0f ? 89.0f : clipped, &half);
+    float half, rest = exp_of_rest(IN_RANGE_OF_EXP(x), &half);
     return fused32(half, rest, half - 0.5f) * 2.0f;
 }
 

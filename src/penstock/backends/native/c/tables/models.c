@@ -191,8 +191,7 @@ static void write_row(const struct models *a, int64_t row, double *scores)
         couple(a, scores);
     if (a->pair)
         two_scores(scores, scores[0], a->transform, a->complement);
-    else
-        transform_scores(scores, a->outputs, a->transform);
+    transform_scores(scores, 1, a->outputs, a->pair ? pair_transform(a->transform) : a->transform);
     for (int64_t i = 0; i < a->outputs; i++)
         a->scores[row * a->outputs + i] = (float)scores[i];
 }

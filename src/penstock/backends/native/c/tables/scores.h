@@ -33,43 +33,53 @@ enum { PARTS = 8 };
         for (; i + PARTS <= count; i += PARTS)                                                    \
             for (int64_t j = 0; j < PARTS; j++)                                                   \
                 parts[j] = JOIN(parts[j], scores[i + j]);                                         \
+        if (i)                                                                                    \
+            HALVE(parts, PARTS, JOIN);                                                            \
         for (; i < count; i++)                                                                    \
             parts[0] = JOIN(parts[0], scores[i]);                                                 \
-        HALVE(parts, PARTS, JOIN);                                                                \
         return parts[0];                                                                          \
     }
 IN_PARTS(largest, -INFINITY, LARGEST_OF)
 IN_PARTS(sum_of, 0, SUM_OF)
 
-static inline void softmax(double *scores, int64_t count, double least)
+static inline void softmax(double *scores, int64_t rows, int64_t count, double least)
 {
-    const double most = largest(scores, count);
-    for (int64_t i = 0; i < count; i++)
-        scores[i] = fabs(scores[i]) <= least ? 0 : exp64(scores[i] - most);
-    const double total = sum_of(scores, count);
-    for (int64_t i = 0; i < count; i++)
-        scores[i] /= least >= 0 && total == 0 ? 1 : total;
+    for (int64_t row = 0; row < rows * count; row += count) {
+        const double most = largest(scores + row, count);
+        for (int64_t i = row; i < row + count; i++)
+            scores[i] = fabs(scores[i]) <= least ? -INFINITY : scores[i] - most;
+    }
+    for (int64_t i = 0; i < rows * count; i++) /* of all rows together, in vectors */
+        scores[i] = exp64(scores[i]);
+    for (int64_t row = 0; row < rows * count; row += count) {
+        const double total = sum_of(scores + row, count);
+        for (int64_t i = row; i < row + count; i++)
+            scores[i] /= least >= 0 && total == 0 ? 1 : total;
+    }
 }
 
 /* A single score is only subject to PROBIT. */
-static inline void transform_scores(double *scores, int64_t count, int64_t transform)
+static inline void transform_scores(double *scores, int64_t rows, int64_t count, int64_t transform)
 {
     if (transform == NONE || (count == 1 && transform != PROBIT))
         return;
     if (transform == SOFTMAX || transform == SOFTMAX_ZERO)
-        softmax(scores, count, transform == SOFTMAX ? -1 : 1e-7);
+        softmax(scores, rows, count, transform == SOFTMAX ? -1 : 1e-7);
     else
-        for (int64_t i = 0; i < count; i++)
+        for (int64_t i = 0; i < rows * count; i++)
             scores[i] = transform == PROBIT ? probit(scores[i]) : logistic(scores[i]);
 }
 
-/* The scores of two classes, from that of the second. */
+/* The scores of two classes, from that of the second, ahead of `pair_transform`. */
 static inline void two_scores(double *scores, double score, int64_t transform, int64_t complement)
 {
     scores[0] = complement && transform != LOGISTIC ? 1 - score : -score;
     scores[1] = score;
-    if (transform == LOGISTIC || transform == PROBIT)
-        transform_scores(scores, 2, transform);
+}
+
+static inline int64_t pair_transform(int64_t transform)
+{
+    return transform == LOGISTIC || transform == PROBIT ? transform : NONE;
 }
 
 /* The first of the highest scores, as NumPy's argmax: NaN is higher than all. */

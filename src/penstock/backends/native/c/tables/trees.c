@@ -50,7 +50,8 @@ static inline void add_votes(const struct trees *a, int32_t leaf, double *restri
     }
 }
 
-static inline void write_row(const struct trees *a, int64_t row, double *scores)
+/* The scores of a row ahead of their transformation, and the label that follows from them. */
+static inline void finish_row(const struct trees *a, int64_t row, double *scores)
 {
     int64_t targets = a->targets;
     for (int64_t i = 0; i < targets; i++) {
@@ -68,13 +69,18 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
     }
     if (a->pair)
         two_scores(scores, scores[a->single], a->transform, a->positive);
-    else
-        transform_scores(scores, targets, a->transform);
-    for (int64_t i = 0; a->scores && i < targets; i++)
-        if (a->wide)
-            ((double *)a->scores)[row * targets + i] = scores[i];
-        else
-            ((float *)a->scores)[row * targets + i] = (float)scores[i];
+}
+
+static void write_rows(const struct trees *a, int64_t row, int64_t rows, double *scores)
+{
+    int64_t at = row * a->targets, count = rows * a->targets;
+    for (int64_t i = 0; i < rows; i++)
+        finish_row(a, row + i, scores + i * a->targets);
+    transform_scores(scores, rows, a->targets, a->pair ? pair_transform(a->transform) : a->transform);
+    for (int64_t i = 0; a->scores && a->wide && i < count; i++)
+        ((double *)a->scores)[at + i] = scores[i];
+    for (int64_t i = 0; a->scores && !a->wide && i < count; i++)
+        ((float *)a->scores)[at + i] = (float)scores[i];
 }
 
 #define TREES(suffix, type, real)                                                                 \
@@ -119,8 +125,7 @@ static inline void write_row(const struct trees *a, int64_t row, double *scores)
                     for (int i = 0; i < used; i++)                                                \
                         add_votes(a, at[i], scores + (of_rows ? low + i : outer) * targets);      \
                 }                                                                                 \
-            for (int64_t i = 0; i < count; i++)                                                   \
-                write_row(a, start + i, scores + i * targets);                                    \
+            write_rows(a, start, count, scores);                                                  \
         }                                                                                         \
     }
 
