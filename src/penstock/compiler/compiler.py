@@ -113,6 +113,7 @@ class Compiler:
         from penstock.compiler.lowering import pass_context
         from penstock.passes import pipeline
         from penstock.passes.dead_code import DeadCode
+        from penstock.passes.optimize.flush_subnormals import FlushSubnormals
         from penstock.passes.optimize.fold_constants import InferTypes
 
         frames = None
@@ -131,9 +132,9 @@ class Compiler:
             pipeline.run_passes((DeadCode(), InferTypes()), graph, passes)
         elif not keeps_frames and not is_framed(graph):
             pipeline.optimize(graph, passes)
-        if not interprets:
+        if not interprets and not passes.strict:
             # Once, and not for each set of shapes: it reads all weights.
-            pipeline.run_passes((pipeline.flush_subnormals,), graph, passes)
+            pipeline.run_passes((FlushSubnormals(),), graph, passes)
         return passes.frames.unraised
 
     def infer(self, graph: Graph) -> None:

@@ -96,6 +96,13 @@ def contiguous() -> Callable[[Any], Any]:
 
 
 @cache
+def new_empty() -> Callable[[tuple[int, ...], np.dtype], np.ndarray]:
+    """The function that makes an array without contents, large ones at a line of the cache."""
+    loaded = library()
+    return np.empty if loaded is None else loaded.functions.empty
+
+
+@cache
 def refilled() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """The function that copies its second argument into the first, and returns that."""
     loaded = library()

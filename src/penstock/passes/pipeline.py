@@ -132,13 +132,6 @@ def hoist_invariants() -> type[Pass]:
     return HoistInvariants
 
 
-@lazy_pass(where=lambda graph, context: not context.strict)
-def flush_subnormals() -> type[Pass]:
-    from penstock.passes.optimize.flush_subnormals import FlushSubnormals
-
-    return FlushSubnormals
-
-
 @lazy_pass("SequenceInsert")
 def collect_rows() -> type[Pass]:
     from penstock.passes.loops.collect_rows import CollectRows

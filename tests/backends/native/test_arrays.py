@@ -46,6 +46,34 @@ def test_copy_of_any_layout_has_the_elements_in_c_order(dims, dtype):
             assert copy.flags.c_contiguous and not np.shares_memory(copy, view)
 
 
+@pytest.mark.parametrize("size", [0, 1, 5, 8191, 8192, 100_000, 2**20 - 1, 2**20, 3_000_000])
+def test_new_arrays_own_memory_that_begins_with_a_line_of_the_cache_if_it_is_large(size):
+    for library in LIBRARIES:
+        for _ in range(5):
+            x = library.functions.empty((size,), np.dtype(np.float32))
+            assert (x.shape, x.dtype, x.flags.owndata) == ((size,), np.float32, True)
+            assert x.ctypes.data % 64 == 0 or not 2**15 <= x.nbytes < 2**22
+            x[:] = np.arange(size)
+            for other in (size + 7, size // 2, size):
+                before = x.copy()
+                x.resize(other, refcheck=False)
+                np.testing.assert_array_equal(x[: size // 2], before[: size // 2])
+            assert np.empty(9).base is None
+    assert np._core.multiarray.get_handler_name(np.empty(1 << 16)) == "default_allocator"
+
+
+def test_new_arrays_of_wrong_dims_are_refused():
+    for library in LIBRARIES:
+        empty, dtype = library.functions.empty, np.dtype(np.float32)
+        for dims in ((-1,), (2**40, 2**40), (2**62, 4), ("3",), (1,) * 65):
+            with pytest.raises((ValueError, TypeError, MemoryError)):
+                empty(dims, dtype)
+        for given in (((3,),), ([3], dtype), ((3,), "float32")):
+            with pytest.raises(TypeError):
+                empty(*given)
+        assert empty((2, 3), np.dtype(object)).tolist() == [[None] * 3] * 2
+
+
 def test_copy_of_a_scalar_of_strings_and_of_records_equals_numpy():
     record = np.array([(1, 2.0), (3, 4.0)], "i1,f4")[::-1]
     for x in (np.array(3.0), np.array(["a", "b"], object)[::-1], record):

@@ -327,13 +327,12 @@ def tile(old: NodeUpgrade) -> None:
 @upgrade(13, "SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(old: NodeUpgrade) -> None:
     """Of its log-probabilities, which may be an output."""
-    loss, logarithms = [*old.outputs, None][:2]
-    if logarithms is None:
-        logarithms = old.emit("LogSoftmax", [old.input(0)], {"axis": 1})
+    loss, logs = [*old.outputs, None][:2]
+    if logs is None:
+        logs = old.emit("LogSoftmax", [old.input(0)], {"axis": 1})
     else:
-        old.give([logarithms], "LogSoftmax", [old.input(0)], {"axis": 1})
-    inputs = [logarithms, *old.inputs[1:]]
-    old.become("NegativeLogLikelihoodLoss", inputs, old.attrs, outputs=[loss])
+        old.give([logs], "LogSoftmax", [old.input(0)], {"axis": 1})
+    old.become("NegativeLogLikelihoodLoss", [logs, *old.inputs[1:]], old.attrs, outputs=[loss])
 
 
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime

@@ -249,8 +249,7 @@ static PyObject *Call_make(Call *self, PyObject *const *given, Py_ssize_t count)
     memcpy(arguments, given, sizeof *arguments * count);
     for (; made < self->n_results; made++) {
         result_type *type = &self->results[made];
-        Py_INCREF((PyObject *)type->dtype);
-        arguments[inputs + made] = PyArray_Empty(type->rank, type->dims, type->dtype, 0);
+        arguments[inputs + made] = array_empty(type->rank, type->dims, type->dtype);
         if (!arguments[inputs + made])
             goto done;
     }

@@ -26,6 +26,9 @@ typedef struct {
 PyObject *array_contiguous(PyObject *module, PyObject *given);
 PyObject *array_copied(PyObject *module, PyObject *given);
 
+/* An array without contents. */
+PyObject *array_empty(int rank, const npy_intp *dims, PyArray_Descr *dtype);
+
 /* An array of the type of x in memory of the owner that is not to be written. */
 PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
                      void *data);

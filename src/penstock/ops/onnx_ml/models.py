@@ -258,7 +258,7 @@ class VectorMachine:
 
 
 def _machine(
-    vectors: np.ndarray, weights: np.ndarray, rho: np.ndarray, kernel: _Kernel
+    vectors: np.ndarray, weights: np.ndarray, rho: np.ndarray, kernel: tuple[str, float, float, int]
 ) -> VectorMachine:
     """Of a linear kernel, the weighted sums of the vectors do."""
     if kernel[0] == "LINEAR":
@@ -269,10 +269,7 @@ def _machine(
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
 
 
-_Kernel: TypeAlias = tuple[str, float, float, int]
-
-
-def _kernel(attrs: Attrs) -> _Kernel:
+def _kernel(attrs: Attrs) -> tuple[str, float, float, int]:
     """The kernel of a ``VectorMachine``: its name, gamma, coef0 and degree."""
     parameters = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
     if len(parameters) != 3:
