@@ -12,7 +12,7 @@
    which the first piece does all. Blocks have units for whole panels then. */
 
 // Compiler options: -ffp-contract=fast
-// GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
+// GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic -fno-thread-jumps
 #include "gates.h"
 #include "math32.h"
 #include "native.h"

@@ -85,32 +85,58 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             y[i] = logarithm ? y[i] - total : y[i] * total;                                       \
     }                                                                                             \
                                                                                                   \
-    /* One row, or several of at most BLOCK elements together. */                                 \
-    static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length, int64_t logarithm)\
+    /* Write x - top to y, or its exponential, and return the sum of these. */                    \
+    static inline type name##_powers(const type *x, type *y, int64_t n, type top, int64_t logarithm)\
     {                                                                                             \
-        type spare[BLOCK];                                                                        \
-        type total = 0;                                                                           \
-        for (int64_t row = 0; row < rows; row++) {                                                \
-            const type *from = x + row * length, top = name##_highest(from, length);              \
-            type *to = y + row * length;                                                          \
-            IVDEP for (int64_t i = 0; i < length; i++)                                            \
-                to[i] = from[i] - top;                                                            \
+        enum { MANY = 4 * name##_LANES };                                                         \
+        type parts[MANY] = {0}, rest[MANY];                                                       \
+        int64_t i = 0;                                                                            \
+        for (; i + MANY <= n; i += MANY) {                                                        \
+            for (int64_t line = 0; line < MANY; line += 64 / sizeof(type))                        \
+                __builtin_prefetch(x + n + i + line); /* of the next row */                       \
+            IVDEP for (int64_t j = 0; j < MANY; j++) {                                            \
+                type less = x[i + j] - top, power = EXP(less);                                    \
+                y[i + j] = logarithm ? less : power;                                              \
+                parts[j] += power;                                                                \
+            }                                                                                     \
         }                                                                                         \
-        for (int64_t at = 0; at < rows * length; at += BLOCK) {                                   \
-            int64_t n = rows * length - at < BLOCK ? rows * length - at : BLOCK;                  \
-            type *powers = logarithm ? spare : y + at;                                            \
-            IVDEP for (int64_t i = 0; i < n; i++)                                                 \
-                powers[i] = EXP(y[at + i]);                                                       \
-            if (rows == 1)                                                                        \
-                total += name##_sum(powers, n);                                                   \
-            else                                                                                  \
-                for (int64_t i = 0; i < n; i += length)                                           \
-                    name##_finish(y + i, length, name##_sum(powers + i, length), logarithm);      \
+        IVDEP for (int64_t j = 0; j < n - i; j++) {                                               \
+            type less = x[i + j] - top;                                                           \
+            rest[j] = EXP(less);                                                                  \
+            y[i + j] = logarithm ? less : rest[j];                                                \
         }                                                                                         \
-        if (rows == 1)                                                                            \
-            name##_finish(y, length, total, logarithm);                                           \
+        for (int64_t j = 0; j < n - i; j++)                                                       \
+            parts[j] += rest[j];                                                                  \
+        HALVE(parts, MANY, SUM_OF);                                                               \
+        return parts[0];                                                                          \
     }                                                                                             \
                                                                                                   \
+    /* Long rows one by one, each finished behind the powers of the next, which do not wait for its sum;\
+       others, of at most BLOCK elements, together. */                                            \
+    static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length, int64_t logarithm)\
+    {                                                                                             \
+        enum { LONG = 8 * name##_LANES };                                                         \
+        type spare[BLOCK], *powers = logarithm ? spare : y, total = 0;                            \
+        for (int64_t row = 0; row < rows; row++) {                                                \
+            const type *from = x + row * length, top = name##_highest(from, length), before = total;\
+            type *to = y + row * length;                                                          \
+            if (length >= LONG)                                                                   \
+                total = name##_powers(from, to, length, top, logarithm);                          \
+            else                                                                                  \
+                IVDEP for (int64_t i = 0; i < length; i++)                                        \
+                    to[i] = from[i] - top;                                                        \
+            if (length >= LONG && row)                                                            \
+                name##_finish(to - length, length, before, logarithm);                            \
+        }                                                                                         \
+        if (length >= LONG) {                                                                     \
+            name##_finish(y + (rows - 1) * length, length, total, logarithm);                     \
+            return;                                                                               \
+        }                                                                                         \
+        IVDEP for (int64_t i = 0; i < rows * length; i++)                                         \
+            powers[i] = EXP(y[i]);                                                                \
+        for (int64_t i = 0; i < rows * length; i += length)                                       \
+            name##_finish(y + i, length, name##_sum(powers + i, length), logarithm);              \
+    }                                                                                             \
     static inline void name##_columns(const type *x, type *y, int64_t columns, int64_t length,    \
                                       int64_t step, int64_t logarithm)                            \
     {                                                                                             \
@@ -153,7 +179,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         }                                                                                         \
     }
 
-DEFINE(softmax_float32, float, int32_t, exp32, log32)
+DEFINE(softmax_float32, float, int32_t, exp_negative32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
 KERNELS(softmax, KERNELS_OF_FLOATS(softmax, softmax))
