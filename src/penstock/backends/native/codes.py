@@ -85,9 +85,8 @@ class CodePair(NamedTuple):
             numbers += [-(sign < 0) for sign in signs]
             numbers += _of_term(terms[not swapped]) if terms else [0] * 4
             numbers += _of_result(of_result)
-        # So that what is added is positive, and its last 8 bits are the code.
-        bounds = [added + 256.5, *[limit + 256.5 for limit in self.limits]]
-        parts = np.array([*factors, *bounds, 0.5 ** (shift + 1) if shift > 0 else 0.0]) * 2**_PARTS
+        away = 0.5 ** (shift + 1) if shift > 0 else 0.0
+        parts = np.array([*factors, added + 0.5, away]) * 2**_PARTS
         parts[2] += _SLACK
         divided = np.array([a, b, y, np.float32(1) / np.float32(y), _LARGEST_CODE * y])
         return np.append(parts, divided).astype(np.float32), np.array(numbers, np.int32)

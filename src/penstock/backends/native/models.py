@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import Finish, NativeCall, Site, Tensor, texts_of
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, STRING, TensorType
 from penstock.ir.graph import Contents, Node, Value
@@ -107,6 +108,9 @@ def _layer(site: Site, x: TensorType) -> NativeCall | None:
     gemm = Node(standard("Gemm"), inputs, [Value("", scores)])
     tensors = (x, *[TensorType(array.dtype, array.shape) for array in (weights, bias)], scores)
     call = dense_call(Site(site.library, gemm, tensors, Contents(inputs)))
+    if not regresses:
+        softmax = partial(site.library.functions.softmax, models.TRANSFORMS["SOFTMAX"])
+        function = partial(function, softmax=partial(softmax, checkpoint, False))
     # It reads the features, and writes scores.
     return call and replace(
         call,

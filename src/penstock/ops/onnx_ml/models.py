@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -204,7 +204,7 @@ def linear_classes(attrs: Attrs) -> LinearModel:
     weights, bias, labelling = linear_classification(attrs)
     labels, transform = labelling.labels, transform_of(attrs)
 
-    def finish(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def finish(scores: np.ndarray, softmax: Any = None) -> tuple[np.ndarray, np.ndarray]:
         if labelling.pair:
             score = scores[:, 0]
             places = (score > 0).astype(np.int64)
@@ -212,7 +212,10 @@ def linear_classes(attrs: Attrs) -> LinearModel:
         else:
             places = scores.argmax(1)
             known = transform == "SOFTMAX" and scores.shape[1] > 1
-            scores = _softmax(scores, places) if known else transformed(scores, transform)
+            if known:
+                scores = softmax(scores) if softmax else _softmax(scores, places)
+            else:
+                scores = transformed(scores, transform)
         return labels[places], scores.astype(np.float32, copy=False)
 
     return weights, bias, finish
