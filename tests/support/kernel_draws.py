@@ -1797,17 +1797,14 @@ def _search(rng: Source, full_name: str) -> Draw:
     kept = [scores, tokens(batch, beams, most), ended_scores, done]
     if full_name.endswith("End"):
         returned, first = number(rng.integers(1, beams + 1), "int32"), ended_scores[..., None]
-        ended_scores[rng.random((batch, beams)) < rng.pick(0, 0.3)] = np.nan
         inputs = [tokens(rows, length), *kept, penalty, returned, first, None, ids]
         return Draw(SEARCH_END, inputs, attrs, outputs=1 + beam)
     logits = rng.normal(size=(rng.pick(rows, batch), rng.integers(1, 4), words))
-    logits[rng.random(logits.shape) < rng.pick(0, 0.02)] = np.nan
     state = [tokens(rows, 1), tokens(rows, 1), tokens(rows, length), tokens(rows, length), *kept]
     limits = [number(rng.integers(12), "int32"), penalty, number(rng.pick(0.7, 1.0, 1.3))]
     limits += [rng.integers(0, 2, dims).astype(np.int32) for dims in (words, (batch, words))]
     present = rng.integers(0, 2, (batch, words)).astype(np.int32)
-    seed = number(rng.integers(99), rng.pick("int32", "int64"))
-    limits += [number(rng.pick(0.5, 1.0)), present, seed]
+    limits += [number(rng.pick(0.5, 1.0)), present, number(rng.integers(99), "int32")]
     limits = [x if rng.chance(0.6) else None for x in limits]
     prompt = ids[:, : rng.integers(1, length + 1)]
     inputs = [logits.astype(np.float32), *state, prompt, *limits, None]
