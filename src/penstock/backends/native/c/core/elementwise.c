@@ -430,12 +430,13 @@ struct pair {
     const char *x, *y;
     char *to;
     const float *factors;   /* of x and y, or of x and its zero point, what is added, by how much less than a half
-                               products are rounded away from 0, all in parts; scales of x, of y and of the result, its
-                               inverse, and the largest number that is divided by it */
+                               products are rounded away from 0, or what is added to a sum of 0, all in parts; scales of
+                               x, of y and of the result, its inverse, and the largest number that is divided by it */
     const int32_t *numbers; /* of the definition, which may have x and y swapped */
     int64_t size, block;    /* elements, and those of an item */
     int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
 };
+enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: not but near ties; all; not at all, and ties go away from 0 */
 enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
        AWAY, DOWN };
 
@@ -538,11 +539,12 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         } else                                                                                    \
             LOOP(xs[i] = x[i], ys[i] = y[i];);                                                    \
         if (sizeof(type) == 1 && !exactly) {                                                      \
+            const int away = by_integers && by[EXACTLY] == TIES_AWAY;                             \
             LOOP({                                                                                \
-                const float a = (float)xs[i], b = (float)ys[i];                                   \
-                whole[i] = (int32_t)(REAL);                                                       \
+                const float a = (float)xs[i], b = (float)ys[i], real = REAL;                      \
+                whole[i] = (int32_t)(away && real < f[3] ? real - 2 * SLACK : real);              \
             });                                                                                   \
-            if (!is_any_near(whole, n)) {                                                         \
+            if (away || !is_any_near(whole, n)) {                                                 \
                 LOOP(whole[i] >>= PARTS;);                                                        \
                 codes_of_ints(d, whole, low, high, (type)-1 < 0, n);                              \
                 return 0;                                                                         \
@@ -572,7 +574,7 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         char repeated[MOST_REPEATED + PIECE], filled[PIECE];                                      \
         for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
             repeated[i] = a->y[i % a->period];                                                    \
-        int near = a->numbers[EXACTLY] ? MOST_NEAR : 0;                                           \
+        int near = a->numbers[EXACTLY] == ALWAYS ? MOST_NEAR : 0;                                           \
         for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
             n = smaller(last - at, PIECE);                                                        \
             const type *x = (const type *)a->x + at, *y = of_y(a, at, &n, repeated, filled, sizeof(type)); \
