@@ -150,18 +150,14 @@ def split(c: OperatorConversion) -> None:
 def split_v(c: OperatorConversion) -> None:
     """Of the sizes one may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
-    places, known = c.integers(2), c.integers(1)
-    shape = c.shape(0)
-    if places is None or known is None or shape is None:
-        c.emit_tensorflow("SplitV", [x, sizes, axis])
-        return
-    whole = shape[places[0]]
-    if -1 in known:
-        if not isinstance(whole, int):
-            c.emit_tensorflow("SplitV", [x, sizes, axis])
-            return
+    places, known, shape = c.integers(2), c.integers(1), c.shape(0)
+    whole = None if places is None or shape is None else shape[places[0]]
+    if known and -1 in known and isinstance(whole, int):
         known[known.index(-1)] = whole - sum(known) - 1
-    c.emit_final("Split", [x, known], {"axis": places[0]})
+    if places is None or known is None or shape is None or -1 in known:
+        c.emit_tensorflow("SplitV", [x, sizes, axis])
+    else:
+        c.emit_final("Split", [x, known], {"axis": places[0]})
 
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
