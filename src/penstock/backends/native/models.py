@@ -103,7 +103,7 @@ def _layer(site: Site, x: TensorType) -> NativeCall | None:
     tensors = (x, *[TensorType(array.dtype, array.shape) for array in (weights, bias)], scores)
     call = dense_call(Site(site.library, gemm, tensors, Contents(inputs)))
     if not regresses:
-        softmax = partial(site.library.functions.softmax, models.softmax, checkpoint, False)
+        softmax = partial(site.library.functions.softmax, models.softmax_of_rows, checkpoint, False)
         function = partial(function, softmax=lambda scores, _: softmax(scores))
     # It reads the features, and writes scores.
     return call and replace(
@@ -159,8 +159,8 @@ def _linear(weights: np.ndarray, bias: np.ndarray) -> VectorMachine:
 def _linear_classifier(attrs: Attrs) -> _Model:
     weights, bias, labelling = models.linear_classification(attrs)
     rule = _HIGHEST if labelling.single is None else _SINGLE
-    pair = labelling.pair, labelling.positive
-    return _Model(_linear(weights, bias), labelling.labels, rule, 0.0, *pair)
+    machine, pair = _linear(weights, bias), labelling.pair
+    return _Model(machine, labelling.labels, rule, 0.0, pair, labelling.positive)
 
 
 def _svm_classifier(attrs: Attrs) -> _Model:
