@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, TypeAlias, overload
 from weakref import ref
 
@@ -371,11 +371,6 @@ class GraphPart:
     outputs: tuple[int, ...]
     paths: Mapping[Node, FramePath]
     originals: Mapping[Node, Node] = field(default_factory=dict)
-
-
-def same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
-    """Whether two sequences have the very same objects, such as all that an answer depends on."""
-    return len(one) == len(other) and all(map(is_, one, other))
 
 
 Readers = dict[Value, list[Node | None]]

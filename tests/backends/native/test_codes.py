@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.native.codes import CodePair
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import model_from_text
 
@@ -197,6 +198,35 @@ def test_integer_arithmetic_equals_numpy(operation, dtype, dims):
             check(node_of("IntegerArithmetic", inputs, [], 1, "tflite", 1, **attrs), inputs)
             inputs.reverse()
             check(node_of("IntegerArithmetic", inputs, [], 1, "tflite", 1, **attrs), inputs)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("operation", ["Add", "Sub"])
+@pytest.mark.parametrize(
+    "scales",
+    [
+        [0.05, 0.035, 0.08],
+        [0.0235, 0.0235, 0.047],
+        [0.1, 0.05, 0.1],
+        [0.3, 0.1, 0.2],
+        [0.2, 0.3, 7],
+    ],
+)
+def test_sum_of_all_pairs_of_codes_equals_numpy(scales, operation, dtype):
+    ends = np.iinfo(dtype)
+    every = np.arange(ends.min, ends.max + 1).astype(dtype)
+    inputs = [np.repeat(every, 256), np.tile(every, 256)]
+    limits, middle = [ends.min, ends.max], ends.max - 127
+    for zeros in ([middle] * 3, [ends.min] * 3, [ends.max, ends.min, middle]):
+        attrs = {"scales": scales, "zero_points": zeros, "code_limits": limits}
+        attrs["operation"] = operation
+        check(node_of("IntegerArithmetic", inputs, [], 1, "tflite", 1, **attrs), inputs)
+
+
+@pytest.mark.parametrize("scales, expected", [([0.1, 0.1, 0.2], 2), ([0.0213, 0.0171, 0.0331], 0)])
+def test_ties_of_sums_are_away_from_zero_where_many_are(scales, expected):
+    pair = CodePair("integer_add_s1", "Add", scales, [-5, 3, 0], [-128, 127])
+    assert pair.numbers([0, 1, 2])[1][5] == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

@@ -13,7 +13,7 @@ from tests.support.differential import drawn
 from tests.support.native_kernels import LIBRARIES, expected, kernel_of, pytestmark  # noqa: F401
 
 PARTS = ["SearchStart", "SearchStep", "SearchEnd"]
-LOGITS, SEQUENCES, PROCESSOR = 0, 4, -1
+LOGITS, SEQUENCES, SEED, PROCESSOR = 0, 4, -2, -1
 
 
 def computed(node: Any, inputs: Any) -> tuple[Any, int]:
@@ -68,6 +68,35 @@ def test_step_that_has_no_compiled_code_is_numpys(kind: str) -> None:
         # Samples that have ended look at no scores.
         count += calls
     assert count or kind == "strange tokens"
+
+
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("part", ["SearchEnd", "SearchStep"])
+def test_scores_that_are_nan_and_large_seeds_give_what_numpy_gives(part: str) -> None:
+    rng = np.random.default_rng(1)
+    for seed in range(40):
+        draw = drawn(f"penstock.{part}", seed)
+        inputs = [x if x is None else x.copy() for x in draw.inputs]
+        scores = inputs[3 if part == "SearchEnd" else LOGITS]
+        scores[rng.random(scores.shape) < 0.3] = np.nan
+        if part == "SearchStep":
+            inputs[SEED] = np.array([(1 << 62) + seed])
+        node = draw._node(inputs)
+        results = computed(node, inputs)[0]
+        results = results if isinstance(results, tuple) else (results,)
+        for a, b in zip(results, expected(node, inputs), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@np.errstate(all="ignore")
+def test_token_drawn_by_scores_that_are_nan_is_one_of_the_vocabulary() -> None:
+    draws = [drawn("penstock.SearchStep", seed) for seed in range(40)]
+    for draw in [draw for draw in draws if draw.attrs["kind"] == "Sampling"]:
+        inputs = [np.full_like(draw.inputs[LOGITS], np.nan), *draw.inputs[1:]]
+        results, calls = computed(draw.node, inputs)
+        assert calls == 0
+        for ids in (results[3], expected(draw.node, inputs)[3]):
+            assert set(ids.flat) <= {0, inputs[LOGITS].shape[-1] - 1}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -440,6 +440,7 @@ def test_beam_search_becomes_a_loop_in_the_program() -> None:
         {"num_beams": int32(2, 2)},
         {"num_return_sequences": int32(4)},
         {"max_length": int32(2)},
+        *({name: float32(np.nan)} for name in ("max_length", "num_beams", "num_return_sequences")),
         {"attention_mask": np.ones((2, 4), np.int32)},
     ],
 )

@@ -433,6 +433,9 @@ def test_operator_of_codes_gives_the_codes_of_the_reference(name: str, backends:
     np.testing.assert_array_equal(got, want)
 
 
+POOL = "AVERAGE_POOL_2D"
+
+
 def mean_of_codes(
     op: str,
     options: dict[str, Any],
@@ -441,11 +444,11 @@ def mean_of_codes(
     y: tuple[float, int] = (0.02, 3),
     dims: Sequence[int] = (2, 8, 8, 5),
 ) -> Case:
-    """A mean over windows or all positions of an image of codes; zero points are those of int8."""
+    """A mean or sum over windows or all positions of an image of codes; zero points are those of int8."""
     middle = 128 if dtype == "uint8" else 0
     x = (codes(*dims).astype(int) + middle).astype(dtype)
     kind, constants, version = "Pool2DOptions", {}, 2
-    if op == "MEAN":
+    if op != POOL:
         kind, constants = "ReducerOptions", {"axes": np.array(options.pop("axes"), np.int32)}
     else:
         options = {"stride_w": 2, "stride_h": 1, "filter_width": 4, "filter_height": 2, **options}
@@ -454,7 +457,6 @@ def mean_of_codes(
     return layer(op, x, constants, ["x", *constants], (kind, options), version, tensors)
 
 
-POOL = "AVERAGE_POOL_2D"
 MEANS = {
     "pool": mean_of_codes(POOL, {"padding": 1}),
     "pool, padded": mean_of_codes(POOL, {"padding": 0}),
@@ -482,3 +484,14 @@ def test_mean_of_codes_gives_the_codes_of_the_reference(name: str, backends: lis
     got = ps.compile(file, backends=backends)(feeds["x"])
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sum_of_codes_is_one_step_and_within_one_of_litert(dtype: str) -> None:
+    file, feeds = mean_of_codes("SUM", {"axes": [1, 2]}, dtype=dtype, y=(0.4, 3))
+    (want,) = by_litert(file, feeds)
+    session = ps.compile(file)
+    assert [step.node.op.name for step in session.inspect.plan.steps] == ["IntegerMean"]
+    got = session(feeds["x"])
+    assert len(np.unique(want)) > 3
+    assert np.abs(got.astype(int) - want).max() <= 1

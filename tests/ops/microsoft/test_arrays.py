@@ -292,6 +292,7 @@ def test_ngram_hash_mapping_of_empty_texts_matches_onnx_runtime(reset: int) -> N
     inputs = [ids, np.arange(1, 5), np.full(6, 7), None, None, np.array(1), segments]
     check_contrib("NGramHashMapping", inputs, attrs, outputs=2)
     refused("NGramHashMapping", [ids, np.arange(1, 5), np.full(5, 7)], attrs)
+    refused("NGramHashMapping", [ids, np.ones((4, 0), np.int64), np.full(6, 7)], attrs)
 
 
 @pytest.mark.parametrize("bounds", [[0, 11], [1, 10], [0, 4, 4, 10], [0]])

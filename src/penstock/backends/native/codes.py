@@ -13,7 +13,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor, Unsupporte
 from penstock.core.records import NamedTuple
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.fixed_point import Multiplier, pair_multipliers
+from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers, rescaled
 
 # As in c/core/elementwise.c.
 _PARTS, _SLACK, MOST_REPEATED = 14, 4, 4096
@@ -77,6 +77,8 @@ class CodePair(NamedTuple):
         numbers = [*zeros, *self.limits, int(exactly), swapped]
         if self.kernel.startswith("integer"):
             *terms, of_result = pair_multipliers(self.operation, [a, b, y])
+            if terms and not exactly and self._are_ties_away():
+                numbers[5] = 2
             shift = int(of_result.shifts)
             if shift < (0 if terms else -12):
                 return None
@@ -85,12 +87,27 @@ class CodePair(NamedTuple):
             numbers += [-(sign < 0) for sign in signs]
             numbers += _of_term(terms[not swapped]) if terms else [0] * 4
             numbers += _of_result(of_result)
-        # So that what is added is positive, and its last 8 bits are the code.
-        bounds = [added + 256.5, *[limit + 256.5 for limit in self.limits]]
-        parts = np.array([*factors, *bounds, 0.5 ** (shift + 1) if shift > 0 else 0.0]) * 2**_PARTS
+        away = 0.5 ** (shift + 1) if shift > 0 else 0.0
+        away = zeros[2] + 0.5 if numbers[5] == 2 else away
+        parts = np.array([*factors, added + 0.5, away]) * 2**_PARTS
         parts[2] += _SLACK
         divided = np.array([a, b, y, np.float32(1) / np.float32(y), _LARGEST_CODE * y])
         return np.append(parts, divided).astype(np.float32), np.array(numbers, np.int32)
+
+    def _are_ties_away(self) -> bool:
+        """Whether many sums are next to ties, all of which become codes further from zero."""
+        a, b, y = np.array(self.scales, np.float32).astype(np.float64)
+        sign, codes = -1 if self.operation == "Sub" else 1, np.arange(-128, 128)
+        ones, others = (codes + 128 * self.kernel.endswith("u1") - zero for zero in self.zeros[:2])
+        for step in (16, 1):  # some of the pairs tell whether it is worth while
+            real = (ones[::step, None] * a + sign * others * b) / y
+            near = np.abs(real - np.floor(real) - 0.5) < 2 * _SLACK / 2**_PARTS
+            if near.mean() < 1 / 256:
+                return False
+        *by, by_result = pair_multipliers(self.operation, self.scales)
+        ones, others = (rescaled(x << TERM_BITS, by[i]) for i, x in enumerate((ones, others)))
+        result = rescaled((ones[:, None] + sign * others)[near], by_result)
+        return np.array_equal(result, np.trunc(real[near] + np.copysign(0.501, real[near])))
 
 
 def _of_term(by: Multiplier) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, Word, texts_of
-from penstock.core.types import FLOAT32, INT64, STRING, TensorType
+from penstock.core.types import FLOAT32, INT64, STRING
 from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imputed_values, span_of
 
 _DTYPES = ("float32", "float64", "int32", "int64")
@@ -53,11 +53,6 @@ def _table(
     return ascending, table.astype(values.dtype, copy=False), len(ascending)
 
 
-def _has_table(keys: np.ndarray, x: TensorType) -> bool:
-    """Whether NumPy's kernel is left to look up ``x`` in a table."""
-    return x.elements > _MOST_SEARCHES and span_of(keys) is not None
-
-
 @family("ai.onnx.ml.LabelEncoder")
 def label_encoder(site: Site) -> NativeCall | None:
     """LabelEncoder of numbers, from version 2 on."""
@@ -67,7 +62,7 @@ def label_encoder(site: Site) -> NativeCall | None:
     keys, values, default = encoded_labels(attrs)
     if keys.dtype != x.dtype or str_(x.dtype) not in _DTYPES or len(keys) != len(values):
         return None
-    if _has_table(keys, x):
+    if x.elements > _MOST_SEARCHES and span_of(keys) is not None:  # left to NumPy's tables
         return None
     ascending, table, count = _table(keys, values, default)
     texts = table if y.dtype == STRING else None

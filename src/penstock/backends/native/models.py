@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.backends.native import family, rows_ns, str_
 from penstock.backends.native.kernel import Finish, NativeCall, Site, Tensor, texts_of
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, STRING, TensorType
 from penstock.ir.graph import Contents, Node, Value
@@ -69,17 +70,11 @@ def vector_model(site: Site) -> NativeCall | None:
     labels, _, count, decisions, arrays, numbers = share.value
     texts = labels if labels is not None and labels.dtype == STRING else None
     scores = len(site.tensors) - len(site.node.inputs) - 1
+    read = (Tensor(0), None if labels is None else site.result(0), site.result(scores))
     together, terms = min(rows, _ROWS), count * (2 * width + 2 * decisions + 20)
     return NativeCall(
         f"models_{x.dtype}",
-        (
-            Tensor(0),
-            None if labels is None else site.result(0),
-            site.result(scores),
-            *arrays,
-            rows,
-            *numbers,
-        ),
+        (*read, *arrays, rows, *numbers),
         items=math.ceil(rows / _ROWS),
         item_ns=rows_ns(together * terms, rows=2 * together),
         keep=share,
@@ -107,6 +102,9 @@ def _layer(site: Site, x: TensorType) -> NativeCall | None:
     gemm = Node(standard("Gemm"), inputs, [Value("", scores)])
     tensors = (x, *[TensorType(array.dtype, array.shape) for array in (weights, bias)], scores)
     call = dense_call(Site(site.library, gemm, tensors, Contents(inputs)))
+    if not regresses:
+        softmax = partial(site.library.functions.softmax, models.softmax_of_rows, checkpoint, False)
+        function = partial(function, softmax=lambda scores, _: softmax(scores))
     # It reads the features, and writes scores.
     return call and replace(
         call,
@@ -134,6 +132,7 @@ def _words(name: str, attrs: Attrs, narrow: bool) -> Any:
     padded = None if weights is None else np.zeros((decisions, count))
     if padded is not None:
         padded[:, :used] = weights
+    one_class = bool(name == "SVMRegressor" and attrs.get("one_class", 0))
     places = labels if labels is None or labels.dtype != STRING else np.arange(classes)
     coupled = model.probabilities is not None
     outputs = classes if coupled or model.pair else decisions
@@ -141,17 +140,13 @@ def _words(name: str, attrs: Attrs, narrow: bool) -> Any:
     narrow &= weights is not None and machine.kernel != "RBF" and used * width >= _MANY
     arrays = (
         *((None, vectors.astype(np.float32)) if narrow else (vectors, None)),
-        np.square(vectors).sum(0),
-        padded,
-        machine.offsets.astype(np.float64),
-        places,
+        *(np.square(vectors).sum(0), padded, machine.offsets.astype(np.float64), places),
         *(model.probabilities or (None, None)),
     )
     numbers = (
         *(width, count, used, decisions, classes, outputs),
         *(KERNELS.index(machine.kernel), machine.degree, model.rule),
-        TRANSFORM_NAMES.index(models.transform_of(attrs)),
-        bool(name == "SVMRegressor" and attrs.get("one_class", 0)),
+        *(TRANSFORM_NAMES.index(models.transform_of(attrs)), one_class),
         *(model.pair, model.complement, machine.gamma, machine.coef0, float(model.limit)),
     )
     return labels, width, count, decisions, arrays, numbers
@@ -164,9 +159,8 @@ def _linear(weights: np.ndarray, bias: np.ndarray) -> VectorMachine:
 def _linear_classifier(attrs: Attrs) -> _Model:
     weights, bias, labelling = models.linear_classification(attrs)
     rule = _HIGHEST if labelling.single is None else _SINGLE
-    return _Model(
-        _linear(weights, bias), labelling.labels, rule, 0.0, labelling.pair, labelling.positive
-    )
+    machine, pair = _linear(weights, bias), labelling.pair
+    return _Model(machine, labelling.labels, rule, 0.0, pair, labelling.positive)
 
 
 def _svm_classifier(attrs: Attrs) -> _Model:

@@ -46,7 +46,9 @@ def pooling_call(site: Site) -> NativeCall | None:
         return None
     axes = () if name.startswith("Global") else pool_windows(site.node.attrs, x.dims)
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
-    if not indices and all(_is_whole(axis) for axis in axes):
+    # Of one window, of all elements, no pooling is needed.
+    whole = [a.count == 1 and a.kernel == a.size and not a.padded for a in axes]
+    if not indices and all(whole):
         kind = f"l{p}" if "Lp" in name else _KINDS[name.removeprefix("Global")]
         return reduction_over(site, kind, range(2, len(x.dims)))
     if len(axes) > _AXES or not all(axis.addressable for axis in axes):
@@ -54,11 +56,6 @@ def pooling_call(site: Site) -> NativeCall | None:
     kind = f"l{p}" if name == "LpPool" else name.removesuffix("Pool").lower()
     axes = (*[Window(1, 1, 1)] * (_AXES - len(axes)), *axes)
     return _call(site, kind, axes, (None,) * len(site.tensors))
-
-
-def _is_whole(axis: Window) -> bool:
-    """Whether there is one window, of all elements."""
-    return axis.count == 1 and axis.kernel == axis.size and not axis.padded
 
 
 def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> NativeCall:

@@ -158,9 +158,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     return NativeCall(
         name,
         (
-            Tensor(0),
-            site.result(),
-            np.array(entries, np.int64),
+            *(Tensor(0), site.result(), np.array(entries, np.int64)),
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
             None if nearest else weights.astype(_REALS[str_(x.dtype)]),
             spans,

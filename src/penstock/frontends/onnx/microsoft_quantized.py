@@ -88,20 +88,13 @@ def qlinear_where(b: NodeUpgrade) -> None:
 
 def _become_mean_of_codes(b: NodeUpgrade, axes: Sequence[int], keepdims: int) -> bool:
     """Whether it became an IntegerMean, as scales and zero points are known."""
-    zeros = [_zero(b, i, 0) for i in (2, 4)]
-    scales, points = [[value.const for value in v] for v in ([b.input(1), b.input(3)], zeros)]
-    dtype, rank = b.dtype(0), b.rank(0)
-    if rank is None or dtype not in (INT8, UINT8) or any(x is None for x in (*scales, *points)):
+    values = (b.input(1), b.input(3), _zero(b, 2, 0), _zero(b, 4, 0))
+    numbers = [v.const.item() for v in values if v.const is not None and v.const.size == 1]
+    rank = b.rank(0)
+    if rank is None or b.dtype(0) not in (INT8, UINT8) or len(numbers) < 4:
         return False
-    if any(x is None or x.size != 1 for x in scales):
-        return False
-    attrs: AttrDict = {
-        "axes": sorted(axis % rank for axis in axes),
-        "keepdims": keepdims,
-        "scales": [x.item() for x in scales if x is not None],
-        "zero_points": [x.item() for x in points if x is not None],
-        "fixed_point": 0,
-    }
+    attrs: AttrDict = {"axes": sorted(axis % rank for axis in axes), "keepdims": keepdims}
+    attrs |= {"scales": numbers[:2], "zero_points": numbers[2:], "fixed_point": 0}
     b.emit_final("IntegerMean", [b.input(0)], attrs, domain=TFLITE)
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from penstock.core.types import INT64
@@ -9,6 +11,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
+from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
 _REDUCTIONS = {
@@ -23,7 +26,7 @@ _REDUCTIONS = {
 _SPARSE, _DENSE = 1, 2  # kinds of LSH_PROJECTION
 
 
-@operator_rule("MEAN", codes=image_of_codes)
+@operator_rule("MEAN", "SUM", codes=image_of_codes)
 def mean(c: OperatorConversion) -> None:
     """Of the rows and columns of an image of codes, in integers."""
     if c.codes is None:
@@ -32,21 +35,23 @@ def mean(c: OperatorConversion) -> None:
     given, (wanted,), axes = c.quantizations[0], c.output_quantizations, c.integers(1)
     is_image = len(c.declared_shape(0)) == 4 or c.rank(0) == 4
     is_image = is_image and axes is not None and {*axes} in ({1, 2}, {-3, -2})
-    if not is_image or given is None or wanted is None:
+    # A sum is the mean of as many times as large numbers.
+    times = all_known((c.shape(0) or (None,) * 4)[1:3]) if c.op == "SUM" else (1,)
+    if not is_image or given is None or wanted is None or times is None:
         c.apply_to_reals(reduction)
         return
     attrs: AttrDict = {
         "axes": [1, 2],
         "keepdims": int(c.option("keep_dims", "ReducerOptions")),
-        "scales": [q.scales[0] for q in (given, wanted)],
+        "scales": [given.scales[0] * math.prod(times), wanted.scales[0]],
         "zero_points": [q.zero_points[0] for q in (given, wanted)],
-        "fixed_point": 1,
+        "fixed_point": int(c.op == "MEAN"),
     }
     c.emit_final("IntegerMean", c.take(2)[:1], attrs, domain=TFLITE)
 
 
 @operator_rule("REDUCE_MAX", "REDUCE_MIN", moves=True)
-@operator_rule("REDUCE_PROD", "SUM")
+@operator_rule("REDUCE_PROD")
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
@@ -133,25 +138,26 @@ def unpack(c: OperatorConversion) -> None:
 @operator_rule("SPLIT", moves=True, outputs=None)
 def split(c: OperatorConversion) -> None:
     axis, x = c.take(2)
-    c.emit_tensorflow("Split", [x, axis], num_split=len(c.outputs))
+    places, dims, count = c.integers(0), c.shape(1), len(c.outputs)
+    dim = dims[places[0]] if places and dims and -len(dims) <= places[0] < len(dims) else None
+    if places and isinstance(dim, int) and dim % count == 0:
+        c.emit_final("Split", [x], {"axis": places[0], "num_outputs": count})
+    else:
+        c.emit_tensorflow("Split", [x, axis], num_split=count)
 
 
 @operator_rule("SPLIT_V", moves=True, outputs=None)
 def split_v(c: OperatorConversion) -> None:
     """Of the sizes one may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
-    places, known = c.integers(2), c.integers(1)
-    shape = c.shape(0)
-    if places is None or known is None or shape is None:
-        c.emit_tensorflow("SplitV", [x, sizes, axis])
-        return
-    whole = shape[places[0]]
-    if -1 in known:
-        if not isinstance(whole, int):
-            c.emit_tensorflow("SplitV", [x, sizes, axis])
-            return
+    places, known, shape = c.integers(2), c.integers(1), c.shape(0)
+    whole = None if places is None or shape is None else shape[places[0]]
+    if known and -1 in known and isinstance(whole, int):
         known[known.index(-1)] = whole - sum(known) - 1
-    c.emit_final("Split", [x, known], {"axis": places[0]})
+    if places is None or known is None or shape is None or -1 in known:
+        c.emit_tensorflow("SplitV", [x, sizes, axis])
+    else:
+        c.emit_final("Split", [x, known], {"axis": places[0]})
 
 
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")

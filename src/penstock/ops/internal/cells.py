@@ -167,4 +167,3 @@ LSTM_CELL = Op("LstmCell", "penstock", 1, 1, _infer_lstm, array_kernel(_lstm))
 GRU_CELL = Op("GruCell", "penstock", 1, 1, _infer_gru, array_kernel(_gru))
 GRU_GATES = Op("GruGates", "penstock", 1, 1, _infer_gru_gates, array_kernel(_gru_gates))
 GRU_STATE = Op("GruState", "penstock", 1, 1, _infer_gru_state, array_kernel(_gru_state))
-CELLS = LSTM_CELL, GRU_CELL, GRU_GATES, GRU_STATE

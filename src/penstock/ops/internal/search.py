@@ -40,10 +40,10 @@ _LOWEST = np.finfo(np.float32).min
 
 
 def _scalar(value: np.ndarray | None, default: float) -> Any:
-    if value is not None and value.size != 1:
-        raise ShapeError(
-            f"a parameter of a search has shape {value.shape}, it must have one element"
-        )
+    whole = isinstance(default, int)
+    if value is not None and (value.size != 1 or (whole and value.dtype.kind not in "iu")):
+        needed = f"one {type(default).__name__}"
+        raise ShapeError(f"a parameter of a search is {value.dtype}{value.shape}, not {needed}")
     return default if value is None else value.reshape(-1)[0].item()
 
 
@@ -177,7 +177,7 @@ def _sample(
         np.searchsorted(row, _uniform(seed, step * len(scores) + i) * row[-1], side="right")
         for i, row in enumerate(weights)
     ]
-    return np.array(places, np.int32)
+    return np.minimum(places, scores.shape[1] - 1).astype(np.int32)  # past the end where NaN
 
 
 def _uniform(seed: int, count: int) -> float:

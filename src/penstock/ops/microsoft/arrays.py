@@ -284,6 +284,7 @@ def _check_hashes(types: Types, attrs: Attrs, past: int) -> int:
     if most < 2 or attrs["n_head_per_ngram"] < 1:
         raise ShapeError(f"n-grams of at most {most} tokens, {attrs['n_head_per_ngram']} heads")
     hashes: int = (most - 1) * attrs["n_head_per_ngram"]
+    rules.check_shape("multipliers", rules.tensor(types, 1).shape, (None,))
     for i, name in ((2, "vocab_sizes"), (past + 1, "head_offsets")):
         rules.check_shape(name, rules.tensor(types, i).shape, (hashes,))
     return hashes

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from penstock.core.types import ANY, INT64, MAX_DATA, Dim, Shape, ShapeError, TensorType, Type
+from penstock.host.native import contiguous
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import ArrayFunction, operator
+
+_LARGE = 2**14  # elements from which on a copy takes longer than to see whether there is to be one
 
 
 def view_kernel(view: ArrayFunction) -> Kernel:
@@ -167,7 +170,14 @@ def reshape(node: Node, types: Types) -> Kernel:
             # NumPy's error does not say what does not fit.
             return resolved(x, fixed)
 
-    return Kernel(run_fixed, into, view=True)
+    def run_large(x: np.ndarray, _: np.ndarray) -> np.ndarray:
+        try:
+            return x.reshape(fixed, copy=False)
+        except ValueError:  # compiled code copies faster than NumPy what cannot be a view
+            return resolved(contiguous()(x), fixed)
+
+    large = dims is not None and math.prod(dims) >= _LARGE
+    return Kernel(run_large if large else run_fixed, into, view=True)
 
 
 def _infer_flatten(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

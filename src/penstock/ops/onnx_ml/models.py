@@ -26,7 +26,7 @@ from penstock.ops.onnx_ml.features import one_of, operator
 from penstock.ops.registry import ArrayFunction
 
 
-def _softmax(scores: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
+def softmax_of_rows(scores: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
     # Relative to the largest score, of which the exponential might be infinite.
     powers = scores - maxima(np.ascontiguousarray(scores), places=places)
     np.exp(powers, powers)
@@ -58,7 +58,7 @@ def _probit(scores: np.ndarray) -> np.ndarray:
 
 TRANSFORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "NONE": lambda scores: scores,
-    "SOFTMAX": _softmax,
+    "SOFTMAX": softmax_of_rows,
     "LOGISTIC": _logistic,
     "SOFTMAX_ZERO": _softmax_zero,
     "PROBIT": _probit,
@@ -204,7 +204,9 @@ def linear_classes(attrs: Attrs) -> LinearModel:
     weights, bias, labelling = linear_classification(attrs)
     labels, transform = labelling.labels, transform_of(attrs)
 
-    def finish(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def finish(
+        scores: np.ndarray, softmax: Callable[..., np.ndarray] = softmax_of_rows
+    ) -> tuple[np.ndarray, np.ndarray]:
         if labelling.pair:
             score = scores[:, 0]
             places = (score > 0).astype(np.int64)
@@ -212,7 +214,7 @@ def linear_classes(attrs: Attrs) -> LinearModel:
         else:
             places = scores.argmax(1)
             known = transform == "SOFTMAX" and scores.shape[1] > 1
-            scores = _softmax(scores, places) if known else transformed(scores, transform)
+            scores = softmax(scores, places) if known else transformed(scores, transform)
         return labels[places], scores.astype(np.float32, copy=False)
 
     return weights, bias, finish

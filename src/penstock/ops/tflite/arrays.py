@@ -25,12 +25,13 @@ array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 @array_operator("DynamicUpdateSlice", infer=rules.same_type, strings=True)
 def dynamic_update_slice(x: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
     """``x`` with ``update`` in it from ``start`` on, or from where it still fits."""
-    room = np.array(x.shape) - update.shape
-    if start.shape != room.shape or (room < 0).any():
-        raise ShapeError(f"an update of {update.shape} at {start.shape} places in {x.shape}")
-    begin = np.clip(start, 0, room)
+    sizes, given = update.shape, start.reshape(-1).tolist()
+    room = [dim - size for dim, size in zip(x.shape, sizes, strict=False)]
+    if start.shape != (len(room),) or x.ndim != update.ndim or min(room, default=0) < 0:
+        raise ShapeError(f"an update of {sizes} at {start.shape} places in {x.shape}")
+    places = [min(max(at, 0), most) for at, most in zip(given, room, strict=True)]
     out = x.copy()
-    out[tuple(map(slice, begin, begin + update.shape))] = update
+    out[tuple([slice(at, at + size) for at, size in zip(places, sizes, strict=True)])] = update
     return out
 
 

@@ -429,13 +429,14 @@ enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 }
 struct pair {
     const char *x, *y;
     char *to;
-    const float *factors;   /* of x and y, or of x and its zero point, what is added, the least and the largest result,
-                               by how much less than a half products are rounded away from 0, all in parts; scales of
+    const float *factors;   /* of x and y, or of x and its zero point, what is added, by how much less than a half
+                               products are rounded away from 0, or what is added to a sum of 0, all in parts; scales of
                                x, of y and of the result, its inverse, and the largest number that is divided by it */
     const int32_t *numbers; /* of the definition, which may have x and y swapped */
     int64_t size, block;    /* elements, and those of an item */
     int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
 };
+enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: not but near ties; all; not at all, and ties go away from 0 */
 enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
        AWAY, DOWN };
 
@@ -467,15 +468,44 @@ INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const i
     LOOP(to[i] = is_signed ? s[i] : u[i];);
 }
 
-INLINED void last_bytes(uint8_t *to, const int32_t *from, const int64_t n)
+/* Integers within bounds as codes. */
+INLINED void codes_of_ints(void *to, const int32_t *from, int32_t low, int32_t high, int is_signed, const int64_t n)
 {
 #ifdef __AVX512BW__
-    for (int64_t i = 0; n == PIECE && i < n; i += 16)
-        _mm_storeu_si128((void *)(to + i), _mm512_cvtepi32_epi8(_mm512_loadu_si512(from + i)));
-    if (n == PIECE)
+    if (n == PIECE) {
+        const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+        const __m512i least = _mm512_set1_epi8((char)low), most = _mm512_set1_epi8((char)high);
+        __m512i halves[2];
+        for (int i = 0; i < 2; i++)
+            halves[i] = _mm512_packs_epi32(_mm512_loadu_si512(from + 32 * i), _mm512_loadu_si512(from + 32 * i + 16));
+        __m512i codes = is_signed ? _mm512_packs_epi16(halves[0], halves[1]) : _mm512_packus_epi16(halves[0], halves[1]);
+        codes = is_signed ? _mm512_max_epi8(_mm512_min_epi8(codes, most), least)
+                          : _mm512_max_epu8(_mm512_min_epu8(codes, most), least);
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
         return;
+    }
 #endif
-    LOOP(to[i] = (uint8_t)from[i];);
+    uint8_t *const d = to;
+    LOOP(d[i] = (uint8_t)WITHIN(from[i], low, high););
+}
+
+/* Whether numbers of parts, and SLACK more, are next to a tie. */
+INLINED int is_any_near(const int32_t *parts, const int64_t n)
+{
+#ifdef __AVX512BW__
+    const __m512i upper = _mm512_set1_epi32((1 << PARTS) - 2 * SLACK);
+    __mmask16 near = 0;
+    for (int64_t i = 0; n == PIECE && i < n; i += 16)
+        near |= _mm512_testn_epi32_mask(_mm512_loadu_si512(parts + i), upper);
+    if (n == PIECE)
+        return near;
+#endif
+    uint32_t least = 2 * SLACK;
+    LOOP({
+        const uint32_t beyond = parts[i] & ((1 << PARTS) - 1);
+        least = beyond < least ? beyond : least;
+    });
+    return least < 2 * SLACK;
 }
 
 INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
@@ -509,35 +539,33 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         } else                                                                                    \
             LOOP(xs[i] = x[i], ys[i] = y[i];);                                                    \
         if (sizeof(type) == 1 && !exactly) {                                                      \
-            uint32_t least = 2 * SLACK;                                                           \
+            const int away = by_integers && by[EXACTLY] == TIES_AWAY;                             \
             LOOP({                                                                                \
-                const float a = (float)xs[i], b = (float)ys[i];                                   \
-                const int32_t parts = (int32_t)WITHIN(REAL, f[3], f[4]);                          \
-                const uint32_t beyond = parts & ((1 << PARTS) - 1);                               \
-                least = beyond < least ? beyond : least;                                          \
-                whole[i] = parts >> PARTS;                                                        \
+                const float a = (float)xs[i], b = (float)ys[i], real = REAL;                      \
+                whole[i] = (int32_t)(away && real < f[3] ? real - 2 * SLACK : real);              \
             });                                                                                   \
-            if (least == 2 * SLACK) {                                                             \
-                last_bytes((uint8_t *)d, whole, n);                                               \
+            if (away || !is_any_near(whole, n)) {                                                 \
+                LOOP(whole[i] >>= PARTS;);                                                        \
+                codes_of_ints(d, whole, low, high, (type)-1 < 0, n);                              \
                 return 0;                                                                         \
             }                                                                                     \
         }                                                                                         \
         const int32_t *const p = by[SWAPPED] ? ys : xs, *const q = by[SWAPPED] ? xs : ys;         \
         LOOP({                                                                                    \
             const int32_t a = p[i] - by[X_ZERO], b = q[i] - by[Y_ZERO], total = TOTAL;            \
-            whole[i] = by_integers ? total : WITHIN(total + by[ZERO], low, high);                 \
+            whole[i] = by_integers ? total : total + by[ZERO];                                    \
         });                                                                                       \
         if (by_integers) {                                                                        \
             upper_halves(whole, by[BY], n);                                                       \
             LOOP({                                                                                \
                 const int32_t total = whole[i];                                                   \
-                whole[i] = WITHIN(ROUNDED + by[ZERO], low, high);                                 \
+                whole[i] = ROUNDED + by[ZERO];                                                    \
             });                                                                                   \
         }                                                                                         \
         if (sizeof(type) == 1)                                                                    \
-            last_bytes((uint8_t *)d, whole, n);                                                   \
+            codes_of_ints(d, whole, low, high, (type)-1 < 0, n);                                  \
         else                                                                                      \
-            LOOP(d[i] = (type)whole[i];);                                                         \
+            LOOP(d[i] = (type)WITHIN(whole[i], low, high););                                      \
         return 1;                                                                                 \
     }                                                                                             \
     ITEMS_OF(name, pair)                                                                          \
@@ -546,7 +574,7 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         char repeated[MOST_REPEATED + PIECE], filled[PIECE];                                      \
         for (int64_t i = 0; a->period && i < a->period + PIECE; i++)                              \
             repeated[i] = a->y[i % a->period];                                                    \
-        int near = a->numbers[EXACTLY] ? MOST_NEAR : 0;                                           \
+        int near = a->numbers[EXACTLY] == ALWAYS ? MOST_NEAR : 0;                                           \
         for (int64_t at = begin * a->block, n; at < last; at += n) {                              \
             n = smaller(last - at, PIECE);                                                        \
             const type *x = (const type *)a->x + at, *y = of_y(a, at, &n, repeated, filled, sizeof(type)); \
@@ -560,8 +588,8 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
 /* By floats, as ONNX's QuantizeLinear of a sum or product of what DequantizeLinear gives. */
 #define DIVIDED(real)                                                                             \
     ({                                                                                            \
-        const float u = (float)a * f[6], v = (float)b * f[7];                                     \
-        TO_INT(quotient(WITHIN(real, -f[10], f[10]), f[8], f[9]));                                \
+        const float u = (float)a * f[4], v = (float)b * f[5];                                     \
+        TO_INT(quotient(WITHIN(real, -f[8], f[8]), f[6], f[7]));                                \
     })
 #define ADD_CODES(suffix, type, ...)                                                              \
     DEFINE_PAIR(add_codes_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])), DIVIDED(u + v), 0)
@@ -590,7 +618,7 @@ OF_CODES(MUL_CODES)
     DEFINE_PAIR(integer_add_##suffix, type, MULTIPLIED_ADDED(a, f[0], MULTIPLIED_ADDED(b, f[1], f[2])),  \
                 (SUM) * (1 << by[UP]), 1)                                                         \
     DEFINE_PAIR(integer_mul_##suffix, type,                                                       \
-                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[5], p) + f[2]; }), \
+                ({ const float p = SCALED * (b - (float)by[Y_ZERO]); p + copysignf(f[3], p) + f[2]; }), \
                 (a * b) * (1 << by[UP]), 1)
 DEFINE_INTEGER_PAIRS(u1, uint8_t)
 DEFINE_INTEGER_PAIRS(s1, int8_t)

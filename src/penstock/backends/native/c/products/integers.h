@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__SSE2__)
+#if defined(__SSE4_1__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -52,7 +52,7 @@ typedef __m512i bytes;
 #elif defined(__AVX2__)
 typedef __m256i bytes;
 #define V(name) _mm256_##name
-#elif defined(__SSE2__)
+#elif defined(__SSE4_1__)
 typedef __m128i bytes;
 #define V(name) _mm_##name
 #else
@@ -172,7 +172,7 @@ PRODUCT(dots, DOTS, 16, 2, 2)
 #define WIDEST(suffix) plain##suffix
 #endif
 
-#if defined(__SSE2__)
+#if defined(__SSE4_1__)
 #define plain_dot(sum, x, w)                                                                      \
     ((sum) +                                                                                      \
      (plain_sums)V(madd_epi16)((bytes)(x)&V(set1_epi16)(255),                                     \

@@ -5,6 +5,7 @@
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
    and of a few columns several rows together, so that there is enough to do at once. */
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
+#include <stdlib.h>
 #include "families.h"
 #include "math32.h"
 #include "math64.h"
@@ -24,7 +25,7 @@ struct mean_of_codes {
     double ratio; /* of the scales of the result and of x, where there is no multiplier */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32, CODES = 128 }; /* whose sum has 16 bits */
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -63,6 +64,17 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     if (a->length == number)                                                                      \
         return name##_few(x, rows, number, totals);
 
+/* The sum of codes, which are signed ones where `lowest` is 128. */
+static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t lowest)
+{
+    uint8_t none = 0;
+    int32_t total = 0;
+    __asm__("" : "+r"(none)); /* Compilers know instructions for sums of distances, not of bytes. */
+    for (int64_t i = 0; i < length; i++)
+        total += abs((uint8_t)(x[i] ^ lowest) - none);
+    return total - (int32_t)length * lowest;
+}
+
 /* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
    them. Rows are up to ROWS, columns up to COLUMNS. */
 #define ROW_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                   \
@@ -72,9 +84,10 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
         if (length < LANES)                                                                       \
             for (int64_t i = 0; i < length; i++)                                                  \
                 total = COMBINE(total, MAP((wide)x[i], 0));                                       \
-        const int64_t most = sizeof(lane) == 2 ? CODES : PART;                                    \
-        for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= most, x += most) {     \
-            const int64_t n = rest < most ? rest : most;                                          \
+        if (sizeof(lane) == 2)                                                                    \
+            return sum_of_codes((const uint8_t *)x, length, (type)-1 < 0 ? 128 : 0);              \
+        for (int64_t rest = length < LANES ? 0 : length; rest > 0; rest -= PART, x += PART) {     \
+            const int64_t n = rest < PART ? rest : PART;                                          \
             lane lanes[LANES];                                                                    \
             FILL(lanes, LANES, start);                                                            \
             int64_t i = 0;                                                                        \

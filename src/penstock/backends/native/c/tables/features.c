@@ -11,6 +11,8 @@ struct columns {
     int64_t width, count;
 };
 
+enum { TOGETHER = 4 }; /* rows for each read of a place */
+
 #define COLUMNS(size, type)                                                                       \
     CHECKED_ITEMS_OF(columns_##size, columns)                                                     \
     {                                                                                             \
@@ -18,11 +20,13 @@ struct columns {
         int64_t bad = 0;                                                                          \
         for (int64_t i = 0; i < a->count; i++)                                                    \
             bad |= places[i] | (a->width - 1 - places[i]); /* negative if one is */               \
-        for (int64_t row = begin; bad >= 0 && row < end; row++) {                                 \
-            const type *restrict x = (const type *)a->x + row * a->width;                         \
-            type *restrict y = (type *)a->y + row * a->count;                                     \
+        for (int64_t row = begin; bad >= 0 && row < end; row += TOGETHER) {                       \
+            const type *x = (const type *)a->x + row * a->width;                                  \
+            type *y = (type *)a->y + row * a->count;                                              \
+            const int64_t last = end - 1 - row; /* is copied again where there are fewer rows */  \
             for (int64_t i = 0; i < a->count; i++)                                                \
-                y[i] = x[places[i]];                                                              \
+                for (int64_t j = 0; j < TOGETHER; j++)                                            \
+                    y[smaller(j, last) * a->count + i] = x[smaller(j, last) * a->width + places[i]];\
         }                                                                                         \
         return bad < 0;                                                                           \
     }

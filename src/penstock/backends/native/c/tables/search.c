@@ -47,20 +47,16 @@ static int fits(PyObject *given, int64_t rows, int64_t columns)
                 : is_of(given, NPY_INT, 1) && DIM(given, 0) == columns;
 }
 
-/* Read an input of one number, if there is one; 0 for others. */
-static int read_number(PyObject *given, double *to)
+/* Read an input of one number of this type, if there is one; 0 for others. */
+static int read_number(PyObject *given, int type, void *to)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     if (given == Py_None)
         return 1;
-    if (!PyArray_Check(given) || !PyArray_ISCARRAY_RO(x) || PyArray_SIZE(x) != 1)
+    if (!PyArray_Check(given) || !PyArray_ISCARRAY_RO(x) || PyArray_SIZE(x) != 1 || PyArray_TYPE(x) != type)
         return 0;
-    switch (PyArray_TYPE(x)) {
-    case NPY_INT: *to = *(const int32_t *)DATA(x); return 1;
-    case NPY_INT64: *to = (double)*(const int64_t *)DATA(x); return 1;
-    case NPY_FLOAT: *to = *(const float *)DATA(x); return 1;
-    }
-    return 0;
+    memcpy(to, DATA(x), PyArray_ITEMSIZE(x));
+    return 1;
 }
 
 /* Run a kernel of `items` on the rows of this thread. */
@@ -83,19 +79,18 @@ static int rank(const float *x, int64_t length, int64_t k, int sign, int64_t *pl
 }
 
 /* Change the scores of tokens that should not, or must not follow. Returns 0 for tokens that there are none of. */
-static int penalize(const search *s, const search_settings *by, double least, double repetition, double temperature,
+static int penalize(const search *s, const search_settings *by, int64_t least, float penalty, float degrees,
                     const int32_t *vocab, const int32_t *prefix, uint8_t *seen)
 {
     const int64_t length = s->length, words = s->words, size = by->ngram;
-    const float penalty = (float)repetition, degrees = (float)temperature;
-    if (size > 0 || repetition != 1)
+    if (size > 0 || penalty != 1)
         for (int64_t i = 0; i < s->rows * length; i++)
             if (s->sequences[i] < 0 || s->sequences[i] >= words)
                 return 0;
     for (int64_t row = 0; row < s->rows; row++) {
         float *scores = s->scores + row * words;
         const int32_t *tokens = s->sequences + row * length;
-        if (repetition != 1) {
+        if (penalty != 1) {
             for (int64_t i = 0; i < length; i++)
                 seen[tokens[i]] = 0;
             for (int64_t i = 0; i < length; i++) {
@@ -204,8 +199,8 @@ static int64_t draw(float *scores, int64_t words, const search_settings *by, dou
     total = 0;
     for (int64_t i = 0; i < words; i++)
         sums[i] = total += exp((double)scores[i] - top);
-    int64_t token = 0;
-    while (token < words - 1 && sums[token] <= at * total)
+    int64_t token = 0; /* the last one where sums are NaN */
+    while (token < words - 1 && !(sums[token] > at * total))
         token++;
     return token;
 }
@@ -249,15 +244,15 @@ static int read_settings(PyObject *const *arguments, Py_ssize_t count, search_se
 static PyObject *search_start(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *y[2 + OF_STATE];
-    double most = 0, beams = 1;
+    int32_t most = 0, n = 1;
     search_settings by;
     if (read_settings(arguments, count, &by) < 0)
         return NULL;
     if (count != ARRAYS + 4 || !is_of(x[0], NPY_INT, 2) || !fits(x[3], DIM(x[0], 0), DIM(x[0], 1)) ||
-        !read_number(x[1], &most) || !read_number(x[2], &beams))
+        !read_number(x[1], NPY_INT, &most) || !read_number(x[2], NPY_INT, &n))
         return any_shape_otherwise(arguments, count);
-    const int64_t batch = DIM(x[0], 0), length = DIM(x[0], 1), n = (int64_t)beams, rows = batch * n;
-    if (!length || beams < 1 || !batch || most <= length || 8.0 * batch * beams * most > SMALL)
+    const int64_t batch = DIM(x[0], 0), length = DIM(x[0], 1), rows = batch * n;
+    if (!length || n < 1 || !batch || most <= length || 8.0 * batch * n * most > SMALL)
         return any_shape_otherwise(arguments, count);
     y[0] = empty(NPY_INT64, 1, 1, 0, 0);
     y[1] = empty(NPY_INT64, 1, rows, 0, 0);
@@ -265,13 +260,13 @@ static PyObject *search_start(PyObject *module, PyObject *const *arguments, Py_s
     for (int i = IDS; i <= SEQUENCES; i++)
         state[i] = empty(NPY_INT, 2, rows, length, 0);
     state[SCORES] = empty(NPY_FLOAT, 1, rows, 0, 0);
-    state[ENDED] = empty(NPY_INT, 3, batch, n, (npy_intp)most);
+    state[ENDED] = empty(NPY_INT, 3, batch, n, most);
     state[ENDED_SCORES] = empty(NPY_FLOAT, 2, batch, n, 0);
     state[DONE] = empty(NPY_BOOL, 1, batch, 0, 0);
     PyObject *result = tuple_of(y, 2 + OF_STATE);
     if (!result)
         return NULL;
-    *(int64_t *)DATA(y[0]) = (int64_t)most - length - 1;
+    *(int64_t *)DATA(y[0]) = most - length - 1;
     for (int64_t row = 0; row < rows; row++) {
         const int64_t sample = row / n, at = row * length;
         const int32_t *ids = (const int32_t *)DATA(x[0]) + sample * length;
@@ -289,7 +284,7 @@ static PyObject *search_start(PyObject *module, PyObject *const *arguments, Py_s
         ((float *)DATA(state[SCORES]))[row] = row % n ? -1e9f : 0;
         ((float *)DATA(state[ENDED_SCORES]))[row] = -INFINITY;
     }
-    for (int64_t i = 0; i < rows * (int64_t)most; i++)
+    for (int64_t i = 0; i < rows * most; i++)
         ((int32_t *)DATA(state[ENDED]))[i] = (int32_t)by.pad;
     memset(DATA(state[DONE]), 0, batch);
     return result;
@@ -299,15 +294,16 @@ static PyObject *search_start(PyObject *module, PyObject *const *arguments, Py_s
 static int choose(search *s, const search_settings *by, PyObject *const *x, PyObject *checkpoint, int32_t *tokens,
                   int64_t *sources, float *totals)
 {
-    double least = 0, penalty = 1, repetition = 1, temperature = 1, seed = 0, processor = 0;
+    int32_t least = 0, seed = 0, processor = 0;
+    float penalty = 1, repetition = 1, temperature = isnan(by->temperature) ? 1 : (float)by->temperature;
     const int64_t rows = s->rows, words = s->words;
-    if (!read_number(x[MIN_LENGTH], &least) || !read_number(x[LENGTH_PENALTY], &penalty) ||
-        !read_number(x[REPETITION], &repetition) || !read_number(x[TEMPERATURE], &temperature) ||
-        !read_number(x[SEED], &seed) || !read_number(x[PROCESSOR], &processor) || processor == 1 || seed < 0 ||
-        by->eos < 0 || by->eos >= words || !fits(x[VOCAB], 0, words) || !fits(x[PREFIX], s->batch, words) ||
-        !fits(x[PRESENT], s->batch, words))
+    if (!read_number(x[MIN_LENGTH], NPY_INT, &least) || !read_number(x[LENGTH_PENALTY], NPY_FLOAT, &penalty) ||
+        !read_number(x[REPETITION], NPY_FLOAT, &repetition) ||
+        (isnan(by->temperature) && !read_number(x[TEMPERATURE], NPY_FLOAT, &temperature)) ||
+        !read_number(x[SEED], NPY_INT, &seed) || seed < 0 || !read_number(x[PROCESSOR], NPY_INT, &processor) ||
+        processor == 1 || by->eos < 0 || by->eos >= words || !fits(x[VOCAB], 0, words) ||
+        !fits(x[PREFIX], s->batch, words) || !fits(x[PRESENT], s->batch, words))
         return 0;
-    temperature = isnan(by->temperature) ? temperature : by->temperature;
     const int64_t places = by->samples ? words : 2 * s->beams;
     int64_t *order = malloc(places * sizeof *order + 2 * words * sizeof(int64_t));
     if (!order)
@@ -422,20 +418,25 @@ static PyObject *search_end(PyObject *module, PyObject *const *arguments, Py_ssi
 {
     enum { TOKENS, TOTALS, KEPT, KEPT_SCORES, ALL_DONE, PENALTY, RETURNED, OF_END = 10 };
     PyObject *const *x = arguments + ARRAYS, *y[2];
-    double penalty = 1, returned = 1;
+    float penalty = 1;
+    int32_t number = 1;
     search_settings by;
     if (read_settings(arguments, count, &by) < 0)
         return NULL;
     if (count != ARRAYS + OF_END || by.results > 1 + by.beams || !is_of(x[TOKENS], NPY_INT, 2) ||
         !is_of(x[TOTALS], NPY_FLOAT, 1) || !is_of(x[KEPT], NPY_INT, 3) || !is_of(x[KEPT_SCORES], NPY_FLOAT, 2) ||
-        !is_of(x[ALL_DONE], NPY_BOOL, 1) || !read_number(x[PENALTY], &penalty) || !read_number(x[RETURNED], &returned))
+        !is_of(x[ALL_DONE], NPY_BOOL, 1) || !read_number(x[PENALTY], NPY_FLOAT, &penalty) ||
+        !read_number(x[RETURNED], NPY_INT, &number))
         return any_shape_otherwise(arguments, count);
     const int64_t batch = DIM(x[KEPT], 0), beams = DIM(x[KEPT], 1), most = DIM(x[KEPT], 2), length = DIM(x[TOKENS], 1);
-    const int64_t rows = batch * beams, number = (int64_t)returned;
+    const int64_t rows = batch * beams;
     if (number < 1 || number > beams || length > most || DIM(x[TOKENS], 0) != rows || DIM(x[TOTALS], 0) != rows ||
         DIM(x[KEPT_SCORES], 0) != batch || DIM(x[KEPT_SCORES], 1) != beams || DIM(x[ALL_DONE], 0) != batch ||
         (!by.beams && beams > 1))
         return any_shape_otherwise(arguments, count);
+    for (int64_t i = 0; i < rows; i++)
+        if (isnan(((const float *)DATA(x[KEPT_SCORES]))[i])) /* which has no place in an order */
+            return any_shape_otherwise(arguments, count);
     PyObject *held[] = {copy_of(x[KEPT]), copy_of(x[KEPT_SCORES])}, *kept = tuple_of(held, 2);
     y[0] = by.beams ? empty(NPY_INT, 3, batch, number, most) : empty(NPY_INT, 2, batch, most, 0);
     y[1] = empty(NPY_FLOAT, 2, batch, number, 0);

@@ -82,7 +82,7 @@ static inline words rescaled(words x, words multipliers, words shifts)
     const words right = shifts & (shifts > 0);
     words high;
     x <<= -shifts & (shifts < 0);
-#if defined(__SSE2__)
+#if defined(__SSE4_1__)
     const bytes half = (bytes){0} + (1 << 30), low = (bytes){0} + UINT32_MAX; /* 64 bits each */
     const bytes even = V(srli_epi64)(V(mul_epi32)((bytes)x, (bytes)multipliers) + half, 31);
     const bytes odd = V(mul_epi32)(V(srli_epi64)((bytes)x, 32), V(srli_epi64)((bytes)multipliers, 32)) + half;
@@ -111,7 +111,7 @@ static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *
 
 #if defined(__AVX512BW__)
 #define IS_ANY_BELOW(x, limit) _mm512_cmplt_epi32_mask((bytes)(x), (bytes)((words){0} + (limit)))
-#elif defined(__SSE2__)
+#elif defined(__SSE4_1__)
 #define IS_ANY_BELOW(x, limit) V(movemask_epi8)((bytes)((x) < (limit)))
 #endif
 
@@ -120,7 +120,7 @@ static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *
 INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step, int own,
                                const bounds *b, int count, int ordered)
 {
-#if defined(__SSE2__)
+#if defined(__SSE4_1__)
     bytes whole[4] = {{0}};
     words least = (words){0} + ONE;
     UNROLLED(v, count) {
