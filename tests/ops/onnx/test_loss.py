@@ -8,11 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import penstock as ps
 from penstock.core.errors import PenstockError
 from penstock.core.types import ShapeError, TensorType
 from penstock.ops import find
-from tests.ops.harness import check_node, node_model, run_ort, run_reference
+from tests.ops.harness import check_node
 
 rng = np.random.default_rng(2)
 LOSSES = ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"]
@@ -32,32 +31,6 @@ def data(
     return inputs
 
 
-def check_loss(
-    name: str,
-    inputs: list[Any],
-    attrs: dict[str, Any] | None = None,
-    *,
-    expected: Any = "reference",
-    rtol: float = 1e-5,
-    atol: float = 1e-6,
-    **options: Any,
-) -> list[Any]:
-    """As ``check_node``, also for the cross entropy, which becomes two nodes."""
-    if name == LOSSES[0]:
-        return check_node(name, inputs, attrs, expected=expected, rtol=rtol, atol=atol, **options)
-    model = node_model(name, inputs, attrs, **options)
-    runs = {"reference": run_reference, "ort": run_ort}
-    wanted = runs[expected](model, inputs) if isinstance(expected, str) else expected
-    feeds = {f"x{i}": x for i, x in enumerate(inputs)}
-    outputs: list[Any] = []
-    for choice in ({"backends": ["numpy"]}, {"executor": "interpret"}, {}):
-        outputs = [*ps.compile(model, **choice).run(feeds).values()]
-        for y, want in zip(outputs, wanted, strict=True):
-            assert y.dtype == want.dtype
-            np.testing.assert_allclose(y, want, rtol, atol)
-    return outputs
-
-
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4), (2, 4, 3, 2), (2, 3, 2, 1, 4)])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -70,10 +43,10 @@ def test_losses_match_the_reference(
     if ignore is not None:
         attrs["ignore_index"] = ignore
     inputs = data(shape, weighted=weighted, ignore=ignore)
-    check_loss(name, inputs, attrs)
+    check_node(name, inputs, attrs)
     if name == "SoftmaxCrossEntropyLoss":
-        check_loss(name, inputs, attrs, outputs=2)
-        check_loss(name, inputs, attrs, outputs=2, expected="ort", opset=13)
+        check_node(name, inputs, attrs, outputs=2)
+        check_node(name, inputs, attrs, outputs=2, expected="ort", opset=13)
 
 
 def test_losses_ignore_targets_of_minus_one() -> None:
@@ -81,23 +54,23 @@ def test_losses_ignore_targets_of_minus_one() -> None:
     x = np.log(np.full((4, 2), 0.5, np.float32))
     target = np.array([0, -1, 1, -1])
     want = np.array(np.log(2), np.float32)
-    check_loss(LOSSES[0], [x, target], {"ignore_index": -1}, expected=[want])
-    check_loss(LOSSES[1], [x, target], {"ignore_index": -1}, expected=[want])
+    check_node(LOSSES[0], [x, target], {"ignore_index": -1}, expected=[want])
+    check_node(LOSSES[1], [x, target], {"ignore_index": -1}, expected=[want])
 
 
 def test_losses_ignore_targets_of_infinite_loss() -> None:
     x = np.array([[0, -np.inf], [np.log(0.5), np.log(0.5)]], np.float32)
     attrs = {"ignore_index": 1}
-    check_loss(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[np.float32(np.log(2))])
+    check_node(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[np.float32(np.log(2))])
     attrs["reduction"] = "none"
     want = np.array([0, np.log(2)], np.float32)
-    check_loss(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[want])
+    check_node(LOSSES[0], [x, np.array([1, 0])], attrs, expected=[want])
 
 
 def test_losses_with_all_targets_ignored_match_the_definition() -> None:
     inputs = [np.zeros((2, 3), np.float32), np.array([9, 9])]
     for name in LOSSES:
-        check_loss(name, inputs, {"ignore_index": 9}, expected=[np.array(np.nan, np.float32)])
+        check_node(name, inputs, {"ignore_index": 9}, expected=[np.array(np.nan, np.float32)])
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -106,9 +79,9 @@ def test_losses_with_all_targets_ignored_match_the_definition() -> None:
 def test_losses_of_every_dtype_match_the_definition(name: str, dtype: Any, reduction: str) -> None:
     inputs = data((3, 5, 4), weighted=True, dtype=dtype)
     wide = [x.astype(np.float32) if i != 1 else x.astype(np.int32) for i, x in enumerate(inputs)]
-    (want,) = check_loss(name, wide, {"reduction": reduction})
+    (want,) = check_node(name, wide, {"reduction": reduction})
     tolerance = 1e-6 if dtype == np.float64 else 1e-2
-    check_loss(
+    check_node(
         name,
         inputs,
         {"reduction": reduction},
@@ -122,20 +95,20 @@ def test_cross_entropy_of_scores_far_apart_is_accurate() -> None:
     """The softmax of some vanishes; its logarithm does not."""
     x = np.array([[0, 1000.0, -1000.0]], np.float32)
     want = [np.float32(2000), np.array([[-1000, 0, -2000]], np.float32)]
-    check_loss(LOSSES[1], [x, np.array([2])], outputs=2, expected=want)
+    check_node(LOSSES[1], [x, np.array([2])], outputs=2, expected=want)
 
 
 def test_losses_without_the_first_output_give_the_second() -> None:
     inputs = data((3, 4))
-    _, log_prob = check_loss(LOSSES[1], inputs, outputs=2)
-    check_loss(LOSSES[1], inputs, outputs=[False, True], expected=[log_prob])
+    _, log_prob = check_node(LOSSES[1], inputs, outputs=2)
+    check_node(LOSSES[1], inputs, outputs=[False, True], expected=[log_prob])
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_empty_batches_match_the_definition(name: str) -> None:
     inputs = [np.zeros((0, 3), np.float32), np.zeros(0, np.int64)]
-    check_loss(name, inputs, {"reduction": "none"}, expected=[np.zeros(0, np.float32)])
-    check_loss(name, inputs, {"reduction": "sum"}, expected=[np.float32(0)])
+    check_node(name, inputs, {"reduction": "none"}, expected=[np.zeros(0, np.float32)])
+    check_node(name, inputs, {"reduction": "sum"}, expected=[np.float32(0)])
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -160,7 +133,7 @@ def test_losses_with_bad_inputs_are_refused(
     if weight is not None:
         inputs.append(np.ones(weight, np.float32))
     with pytest.raises(ShapeError if name == LOSSES[0] else PenstockError):
-        check_loss(name, inputs, attrs, expected=[None])
+        check_node(name, inputs, attrs, expected=[None])
 
 
 def test_losses_infer_their_types() -> None:

@@ -6,13 +6,14 @@ meaning). ``UPGRADES`` has rules for the others: a rule emits nodes of current v
 exactly what the old node did. Versions after the last one listed mean the same as the newest. Some
 old versions are operations of their own, registered with the last version that means them, such as
 Softmax up to version 12. ``meaning`` puts all this together. FlexAttention is listed although it is
-not old, since it calls graphs, and SoftmaxCrossEntropyLoss, since it is two other operations.
+not old, since it calls graphs, and so are a loss and normalizations that others spell out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,28 @@ def softmax_cross_entropy_loss(old: NodeUpgrade) -> None:
     old.become("NegativeLogLikelihoodLoss", [logs, *old.inputs[1:]], old.attrs, outputs=[loss])
 
 
+@upgrade(22, "LpNormalization")
+def lp_normalization(old: NodeUpgrade) -> None:
+    """What has no norm becomes 0."""
+    x, p, axis = old.input(0), old.attrs.get("p", 2), old.constant([old.attrs.get("axis", -1)])
+    if p not in (1, 2):
+        raise NodeError(f"p must be 1 or 2, not {p}")
+    norm = old.emit(f"ReduceL{p}", [x, axis], {"keepdims": 1})
+    is_zero = old.emit("Equal", [norm, old.like(0.0, x)])
+    old.become("Div", [x, old.emit("Where", [is_zero, old.like(inf, x), norm])])
+
+
+@upgrade(13, "MeanVarianceNormalization")
+def mean_variance_normalization(old: NodeUpgrade) -> None:
+    """Of deviations from the mean, by their own mean square."""
+    x, axes = old.input(0), old.constant(old.attrs.get("axes", [0, 2, 3]))
+    apart = old.emit("Sub", [x, old.emit("ReduceMean", [x, axes], {"keepdims": 1})])
+    squares = old.emit("Mul", [apart, apart])
+    deviation = old.emit("Sqrt", [old.emit("ReduceMean", [squares, axes], {"keepdims": 1})])
+    # ONNX adds this to the deviation, and not to the variance as other normalizations do.
+    old.become("Div", [apart, old.emit("Add", [deviation, old.like(1e-9, x)])])
+
+
 # The text of ConvTranspose-1 has the sides of an uneven padding the other way round. No runtime
 # implements that, and version 11 corrects the text.
 UNCHANGED = frozenset(
@@ -344,7 +367,7 @@ UNCHANGED = frozenset(
     DeformConv DepthToSpace DequantizeLinear Det Einsum Elu Erf Exp Expand EyeLike Flatten Floor
     Gather GatherElements GatherND GlobalAveragePool GlobalMaxPool GreaterOrEqual HardSigmoid
     HardSwish Identity If InstanceNormalization IsInf IsNaN LRN LeakyRelu LessOrEqual Log Loop
-    LpNormalization MatMul Max MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish
+    MatMul Max MaxPool MaxRoiPool MaxUnpool Mean Min Mish
     Mod Multinomial Neg NegativeLogLikelihoodLoss NonMaxSuppression NonZero Optional
     OptionalGetElement OptionalHasElement QLinearMatMul QuantizeLinear RandomNormal
     RandomNormalLike RandomUniform RandomUniformLike Range Reciprocal Relu ReverseSequence Round

@@ -18,7 +18,6 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape
-from penstock.ops.onnx.softmax import infer_along_axis
 from penstock.ops.registry import operator
 
 Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -287,67 +286,5 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
         else:
             np.power(total, beta, total)
         np.divide(x, total, out)
-
-    return Routine(into, layout.size)
-
-
-def _infer_lp(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    if attrs.get("p", 2) not in (1, 2):
-        raise ShapeError(f"p must be 1 or 2, not {attrs['p']}")
-    return infer_along_axis(types, attrs, consts)
-
-
-@operator("LpNormalization", infer=_infer_lp)
-@by_shape(inplace=(0,))
-def lp_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    p, axis = node.attrs.get("p", 2), node.attrs.get("axis", -1)
-    x, layout = rules.tensor(inputs, 0), Scratch()
-    at = rules.normalize_axis(axis, len(x.dims))
-    powers = layout.field(x.dims, x.dtype)
-    norms = layout.field((*x.dims[:at], 1, *x.dims[at + 1 :]), x.dtype)
-
-    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        raised, norm = powers(workspace), norms(workspace)
-        if p == 1:
-            np.abs(x, raised)
-        else:
-            np.multiply(x, x, raised)
-        np.add.reduce(raised, at, out=norm, keepdims=True)
-        if p == 2:
-            np.sqrt(norm, norm)
-        norm[norm == 0] = np.inf  # what has no norm becomes 0
-        np.divide(x, norm, out)
-
-    return Routine(into, layout.size)
-
-
-def _infer_mvn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    x = rules.tensor(types, 0)
-    if x.shape is not None:
-        rules.normalize_axes(attrs.get("axes", (0, 2, 3)), len(x.shape))
-    return (x.without_data(),)
-
-
-@operator("MeanVarianceNormalization", since=9, infer=_infer_mvn)
-@by_shape(inplace=(0,))
-def mean_variance(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    x, layout = rules.tensor(inputs, 0), Scratch()
-    axes = rules.normalize_axes(node.attrs.get("axes", (0, 2, 3)), len(x.dims))
-    kept = tuple(1 if i in axes else dim for i, dim in enumerate(x.dims))
-    means, squares = layout.field(kept, x.dtype), layout.field(x.dims, x.dtype)
-    count = prod(x.dims[axis] for axis in axes)
-
-    def into(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
-        mean, square = means(workspace), squares(workspace)
-        np.add.reduce(x, axes, out=mean, keepdims=True)
-        np.divide(mean, count, mean)
-        np.subtract(x, mean, out)
-        np.multiply(out, out, square)
-        np.add.reduce(square, axes, out=mean, keepdims=True)
-        np.divide(mean, count, mean)
-        np.sqrt(mean, mean)
-        # ONNX adds this to the deviation, and not to the variance as other normalizations do.
-        np.add(mean, 1e-9, mean)
-        np.divide(out, mean, out)
 
     return Routine(into, layout.size)
