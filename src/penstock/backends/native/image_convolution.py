@@ -96,7 +96,7 @@ def image_workload(node: Node) -> Workload | None:
     source = None if node.inputs[0] is None else node.inputs[0].producer
     given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
     constant = conv.inputs[1] is not None and conv.inputs[1].is_constant
-    if source is None and given > 1 and constant:
+    if source is None and given == x.dims[1] > 1 and constant:
         return None  # too little work for a copy of the image
     if conv.op.name == "ConvTranspose":  # taps of a phase
         strides = conv.attrs.get("strides") or [1] * len(kernel)
