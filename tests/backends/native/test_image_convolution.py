@@ -146,6 +146,13 @@ SHAPES = {
         "<dilations = [6, 5], pads = [6, 5, 6, 5]>",
     ),
     "a deep tap that sees all": ((1, 300, 3, 2), (9, 300, 1, 2), "<pads = [0, 3, 0, 0]>"),
+    "a vector of filters": ((1, 16, 5, 30), (16, 16, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "tiles of a line": ((1, 20, 6, 13), (70, 20, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "tiles of two lines": ((1, 70, 7, 7), (80, 70, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "uneven lines": ((1, 9, 7, 7), (64, 9, 3, 3), "<dilations = [2, 2], pads = [2, 2, 2, 2]>"),
+    "groups of 8 filters": ((1, 16, 6, 14), (16, 8, 3, 3), "<group = 2, pads = [1, 1, 1, 1]>"),
+    "groups of 7 filters": ((1, 24, 7, 19), (14, 12, 3, 3), "<group = 2, strides = [2, 2]>"),
+    "few filters of many channels": ((1, 130, 5, 9), (5, 130, 3, 3), "<pads = [1, 1, 1, 1]>"),
 }
 
 
@@ -290,6 +297,8 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[
     ("ConvTranspose", (1, 21, 6, 7), (21, 1, 8, 8), {"strides": [4, 4], "group": 21}), 12, [1, 2]
 )
 @example(("ConvTranspose", (1, 70, 40), (70, 64, 8), {"strides": [4], "pads": [2, 2]}), 13, [])
+# Two channels of few filters at once, of phases of unlike numbers of taps.
+@example(("ConvTranspose", (1, 6, 9, 14), (6, 5, 3, 3), {"strides": [2, 2]}), 14, [1, 2])
 def test_sums_of_convolutions_are_within_the_bound_of_float32(case, seed, constants):
     name, x_dims, w_dims, attrs = case
     group = attrs.get("group", 1)

@@ -96,7 +96,7 @@ def image_workload(node: Node) -> Workload | None:
     source = None if node.inputs[0] is None else node.inputs[0].producer
     given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
     constant = conv.inputs[1] is not None and conv.inputs[1].is_constant
-    if source is None and given > 1 and constant:
+    if source is None and given == x.dims[1] > 1 and constant:
         return None  # too little work for a copy of the image
     if conv.op.name == "ConvTranspose":  # taps of a phase
         strides = conv.attrs.get("strides") or [1] * len(kernel)
@@ -239,8 +239,7 @@ def _chain(site: Site) -> _Chain | None:
         (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
         addend = place.get(other)
         # Others, such as rows that are broadcast, are the program's.
-        if addend is not None and site.tensors[addend] != output:
-            addend = None
+        addend = None if addend is None or site.tensors[addend] != output else addend
         others = others if addend is None else others[1:]
     slopes, gate, rest = _activated(site, place, others)
     limits, x, w = bounds_of(site, place, rest), place[conv.inputs[0]], place[conv.inputs[1]]
@@ -250,10 +249,8 @@ def _chain(site: Site) -> _Chain | None:
 
 
 def _bias(site: Site, i: int) -> np.ndarray | int | None:
-    if site.input(i) is None:
-        return None
     bias = site.constant(i)
-    return i if bias is None else bias
+    return i if bias is None and site.input(i) is not None else bias
 
 
 def _activated(
@@ -333,8 +330,8 @@ class _Packing(NamedTuple):
     """groups of the convolution"""
     groups: int
     shape: tuple[int, ...]
-    rounds: bool
-    """whether pairs of channels are rounded to bfloat16"""
+    pairs: str
+    """of channels: "rounded" to bfloat16, "in turn" for at most 8 filters, or "" for none"""
     repeats: int
     """how often each tap has its channels, if there are no groups"""
     phases: Sequence[tuple[tuple[int, ...], ...]]
@@ -368,7 +365,7 @@ class _Packing(NamedTuple):
         w = w.reshape(*w.shape[:2], *[1] * (_AXES + 2 - w.ndim), *w.shape[2:])
         phases = [_taps_of(w, phase) for phase in self.seen]
         if self.groups:
-            packed = [_panels_of_groups(p, self.given, self.groups, self.rounds) for p in phases]
+            packed = [_panels_of_groups(p, self) for p in phases]
         else:
             rows = [np.tile(p.reshape(len(p), -1).T, self.repeats) for p in phases]
             packed = [line_aligned(row).reshape(-1) for row in rows]
@@ -377,14 +374,14 @@ class _Packing(NamedTuple):
     def back(self, packed: np.ndarray) -> np.ndarray:
         """The weights of a single phase."""
         if self.groups:
-            return _filters_of_panels(packed, self.shape, self.given, self.groups)
+            return _filters_of_panels(packed, self)
         rows = packed.reshape(-1, self.repeats, self.shape[0])[:, 0]
         return np.ascontiguousarray(rows.T).reshape(self.shape)
 
     def weights(self, w: ConstantRef) -> Reordered:
         own = self.taps if self.transposed else ()
-        name = "native image", own, self.given, self.groups, self.rounds, self.repeats
-        back = None if self.transposed or self.rounds else self.back
+        name = "native image", own, self.given, self.groups, self.pairs, self.repeats
+        back = None if self.transposed or self.pairs == "rounded" else self.back
         return reordered(name, w, self.pack, back, [TensorType(FLOAT32, (sum(self.sizes),))])
 
 
@@ -398,7 +395,7 @@ def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
 
 
 def _packing(
-    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, rounds: bool, repeats: int = 1
+    site: Site, chain: _Chain, axes: Sequence[SeenAxis], groups: int, pairs: str, repeats: int = 1
 ) -> _Packing:
     taps = tuple([axis.taps for axis in axes])
     transposed, given = chain.conv.op.name == "ConvTranspose", chain.conv.attrs.get("group", 1)
@@ -406,10 +403,10 @@ def _packing(
     assert w is not None
     filters, channels = w.dims[0], w.dims[1] * given
     filters, channels = (channels, filters) if transposed else (filters, channels)
-    each = channels // (1 + rounds) * (padded(filters // groups) if groups else repeats)
+    each = channels // (2 if pairs else 1) * (padded(filters // groups) if groups else repeats)
     phases = list(product(*taps))
     sizes = [0 if _PADDING in p else each * math.prod(map(len, p)) for p in phases]
-    return _Packing(taps, transposed, given, groups, w.dims, rounds, repeats, phases, sizes)
+    return _Packing(taps, transposed, given, groups, w.dims, pairs, repeats, phases, sizes)
 
 
 def _convolution(
@@ -429,26 +426,25 @@ def _convolution(
     every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
-    given = constant is None or isinstance(chain.bias, int)
+    given, rounds = constant is None or isinstance(chain.bias, int), packing.pairs == "rounded"
     weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
         *_words(chain, site, packing, every, weights),
-        *(axes[0].words, axes[1].words, axes[2].words),
-        places,
+        *(axes[0].words, axes[1].words, axes[2].words, places),
         *(*chain.gate, chain.low, chain.high),
-        *(x.dims[0], packing.groups or 1, *numbers, items),
-        WORKSPACE if packing.rounds else None,
+        *(x.dims[0], packing.groups or 1, *numbers, int(packing.pairs == "in turn"), items),
+        WORKSPACE if rounds else None,
         *(packing.given_words(chain) if given else (None,) * 3),
         *(None, None, None),
     )
     ns = part_ns(work)
     if weights is not None:
         # Those of a transposed convolution are held in both orders.
-        is_kept = packing.transposed or packing.rounds
+        is_kept = packing.transposed or rounds
         held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
-        return of_pairs(call, "convolution", x.elements // 2) if packing.rounds else call
+        return of_pairs(call, "convolution", x.elements // 2) if rounds else call
     size = sum(packing.sizes) + (packing.groups or 1) * every
     return NativeCall(
         name.replace("image", "given"),
@@ -484,7 +480,10 @@ def _of_all_channels(
     k //= 1 + rounds
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    packing = _packing(site, chain, axes, groups, rounds)
+    # A vector has the products of 8 filters with two channels.
+    is_narrow = constant and site.library.level == "x86-64-v4" and filters <= GRAIN // 2
+    pairs = "rounded" if rounds else "in turn" if is_narrow and channels % 2 == 0 else ""
+    packing = _packing(site, chain, axes, groups, pairs)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
     def of_block(most: int, room: int) -> NativeCall:
@@ -511,13 +510,12 @@ def _of_all_channels(
 def _merged(groups: int, filters: int) -> int:
     """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
     most = max(GRAIN // 2 // filters, 1)
-    if groups == 1 or most == 1:
-        return groups
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
 
-def _panels_of_groups(w: np.ndarray, given: int, groups: int, rounds: bool) -> np.ndarray:
-    """The panels of each of ``groups`` merged groups, of ``given`` ones."""
+def _panels_of_groups(w: np.ndarray, packing: _Packing) -> np.ndarray:
+    """The panels of each merged group."""
+    given, groups = packing.given, packing.groups
     each, taps = given // groups, math.prod(w.shape[2:])
     own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
     rows = own[:, 0].transpose(0, 3, 2, 1)
@@ -526,24 +524,28 @@ def _panels_of_groups(w: np.ndarray, given: int, groups: int, rounds: bool) -> n
         for i in range(each):
             matrices[:, :, i, :, i] = own[:, i].transpose(0, 3, 2, 1)
         rows = matrices.reshape(groups, taps * each * w.shape[1], -1)
-    if rounds:
+    if packing.pairs == "in turn":
+        turns = np.zeros((groups, taps * each * w.shape[1] // 2, GRAIN // 2, 2), FLOAT32)
+        turns[:, :, : rows.shape[-1]] = rows.reshape(groups, -1, 2, rows.shape[-1]).swapaxes(2, 3)
+        return line_aligned(turns).reshape(-1)
+    if packing.pairs:
         return packed_panels(*[pairs_of(matrix.reshape(-1, matrix.shape[-1])) for matrix in rows])
     return packed_panels(*rows)
 
 
-def _filters_of_panels(
-    panels: np.ndarray, shape: tuple[int, ...], given: int, groups: int
-) -> np.ndarray:
-    """The filters of this shape that ``_panels_of_groups`` has made panels of."""
+def _filters_of_panels(panels: np.ndarray, packing: _Packing) -> np.ndarray:
+    """The filters that ``_panels_of_groups`` has made panels of."""
+    given, groups, shape = packing.given, packing.groups, packing.shape
     each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
     own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
     dims = taps * each * shape[1], each * filters
     for group, part in zip(own, panels.reshape(groups, -1), strict=True):
-        matrix = unpacked_panels(dims, part).reshape(taps, each, shape[1], each, filters)
+        turns = part.reshape(-1, GRAIN // 2, 2)[:, : dims[1]].swapaxes(1, 2)
+        matrix = turns if packing.pairs else unpacked_panels(dims, part)
+        matrix = matrix.reshape(taps, each, shape[1], each, filters)
         for i in range(each):
             group[i] = matrix[:, i, :, i].transpose(2, 1, 0)
-    result: np.ndarray = own.reshape(shape)
-    return result
+    return own.reshape(shape)
 
 
 def _of_each_channel(
@@ -580,7 +582,7 @@ def _of_each_channel(
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
-        packing = _packing(site, chain, axes, 0, False, repeats)
+        packing = _packing(site, chain, axes, 0, "", repeats)
         return _convolution(site, chain, packing, axes, numbers, (items, work))
 
     if copies:

@@ -5,7 +5,13 @@
    only in the first of several passes over the same part of a panel, and leaves memory idle in the others. So each
    pass fetches some of the next part into the second-level cache. A single pass leaves that to the processor: it has
    more lines under way than a program can ask for. Results of long products are stored to lines that were fetched
-   while they were computed. Compiled with contraction to fused multiply-add. */
+   while they were computed.
+
+   Of vectors of 16 lanes, tiles may be tall. One vector of columns has a load for each product, which takes longer than
+   the product: a tile has up to 16 rows, and the elements of three adjacent taps are loaded once. In lines of 7, 13 or
+   14 positions, tiles of four vectors would have few rows, and read the panel from the second-level cache more often
+   than it is that fast. Rows are addressed as two groups of rows that are equally far apart: there are too few
+   registers for the address of each. Compiled with contraction to fused multiply-add. */
 
 // With these, GCC keeps one form of the loop over a row's elements, without copies between registers.
 // Compiler options: -ffp-contract=fast
@@ -21,8 +27,12 @@ enum { AHEAD = BY_WIDTH(8, 4, 4) };
 /* Vectors of columns that a tile has, of those at the end at most, and sums. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
 #define MOST_ROWS(vectors) (SUMS / (vectors) < ROWS ? SUMS / (vectors) : ROWS)
+/* Rows of a tall tile, which is two groups of rows equally far apart, of one or two vectors; and sums. */
+enum { TALL = BY_WIDTH(16, 0, 0), TALL_SUMS = BY_WIDTH(28, SUMS, SUMS), LEAST_GROUP = 5, ALL_ROWS = -1, UNEVEN = -2 };
 enum { LEAST_DEPTH = 8 }; /* that is multiplied by tiles */
-enum { FLOATS, PAIRS, HALVES }; /* what is multiplied; of HALVES the last vector has half of its lanes */
+/* What is multiplied; of HALVES the last vector has half of its lanes. A vector of TWOS has half as many columns, each
+   of two rows of the panel in turn, and is multiplied by two elements of a row of x. */
+enum { FLOATS, PAIRS, HALVES, TWOS };
 
 /* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
 typedef struct {
@@ -51,19 +61,20 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
         halves[count] = 0;
 }
 
-/* Add the products of x[k + i] with one to four vectors to `sums`; i, `vectors` and `kind` are constants.
+/* Add the products of the number i behind `k` times `by` bytes from x on with one to four vectors to `sums`, which are
+   `apart` from one to the next; `apart`, `by`, i, `vectors` and `kind` are constants.
    Written in C, sums move to other registers with each product, and some to memory, since there are few
    registers more than sums. A function for the processors that multiply pairs, with intrinsics, could have no
    part in those for all. */
-INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const vector *columns, int vectors,
-                          int kind)
+INLINED void add_products(vector *sums, int apart, const float *x, int64_t k, int by, int i, const vector *columns,
+                          int vectors, int kind)
 {
 #if defined(__FMA__)
     vector all;
 #define SUMS_1 [s0] "+v"(sums[0])
-#define SUMS_2 SUMS_1, [s1] "+v"(sums[1])
-#define SUMS_3 SUMS_2, [s2] "+v"(sums[2])
-#define SUMS_4 SUMS_3, [s3] "+v"(sums[3])
+#define SUMS_2 SUMS_1, [s1] "+v"(sums[1 * apart])
+#define SUMS_3 SUMS_2, [s2] "+v"(sums[2 * apart])
+#define SUMS_4 SUMS_3, [s3] "+v"(sums[3 * apart])
 #define COLUMNS_1 [c0] "v"(columns[0])
 #define COLUMNS_2 COLUMNS_1, [c1] "v"(columns[1])
 #define COLUMNS_3 COLUMNS_2, [c2] "v"(columns[2])
@@ -73,29 +84,35 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #define ADD_2(operation, of) ADD_1(operation, "") TIMES(operation, 1, of)
 #define ADD_3(operation, of) ADD_2(operation, "") TIMES(operation, 2, of)
 #define ADD_4(operation, of) ADD_3(operation, "") TIMES(operation, 3, of)
-#define ADD(operation, number, of)                                                                 \
-    __asm__("vbroadcastss %c[at](%[x],%[k],4), %[all]\n\t" ADD_##number(operation, of)             \
+#define ADD(operation, number, of, load)                                                           \
+    __asm__(load " %c[at](%[x],%[k],%c[by]), %[all]\n\t" ADD_##number(operation, of)               \
             : [all] "=&v"(all), SUMS_##number                                                      \
-            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[DEPTH])x))
+            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [by] "i"(by), [at] "i"(4 * i),             \
+              "m"(*(const float(*)[DEPTH])x))
 #define OF(number)                                                                                 \
     if (vectors == number && kind == PAIRS)                                                        \
-        ADD("vdpbf16ps", number, "");                                                              \
+        ADD("vdpbf16ps", number, "", "vbroadcastss");                                              \
     else if (vectors == number && kind == HALVES)                                                  \
-        ADD("vfmadd231ps", number, "t");                                                           \
+        ADD("vfmadd231ps", number, "t", "vbroadcastss");                                           \
+    else if (vectors == number && kind == TWOS)                                                    \
+        ADD("vfmadd231ps", number, "", "vbroadcastsd");                                            \
     else if (vectors == number)                                                                    \
-        ADD("vfmadd231ps", number, "")
+        ADD("vfmadd231ps", number, "", "vbroadcastss")
 #if defined(__AVX512F__)
 /* What is used once is no more work as an operand in memory. */
 #define ONE(operation, to, of)                                                                     \
-    __asm__(operation " %c[at](%[x],%[k],4)%{" to "%}, %" of "[c0], %" of "[s0]"                   \
+    __asm__(operation " %c[at](%[x],%[k],%c[by])%{" to "%}, %" of "[c0], %" of "[s0]"              \
             : SUMS_1                                                                               \
-            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [at] "i"(4 * i), "m"(*(const float(*)[DEPTH])x))
+            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [by] "i"(by), [at] "i"(4 * i),                    \
+              "m"(*(const float(*)[DEPTH])x))
     if (vectors == 1 && kind == PAIRS)
         ONE("vdpbf16ps", "1to16", "");
     else if (vectors == 1 && kind == HALVES)
         ONE("vfmadd231ps", "1to8", "t");
-    else if (vectors == 1)
+    else if (vectors == 1 && kind == FLOATS)
         ONE("vfmadd231ps", "1to16", "");
+    else
+        OF(1);
     OF(4);
 #else
     OF(1);
@@ -105,7 +122,7 @@ INLINED void add_products(vector *sums, const float *x, int64_t k, int i, const 
 #undef OF
 #else
     UNROLLED(j, vectors)
-        sums[j] += x[k + i] * columns[j];
+        sums[j * apart] += x[k * by / 4 + i] * columns[j];
 #endif
 }
 
@@ -123,6 +140,29 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
             __builtin_prefetch(addend + j, 0);
 }
 
+/* Elements from the sums of a row to those of the next. */
+#define SUMS_STEP(width) ((width) < LANES ? LANES : (width))
+
+/* Of the rows of a tall tile in two groups, the first of which has `group`, the bits of those that are at `zeros`;
+   UNEVEN if others are not `*step` bytes apart, ALL_ROWS if there are none. */
+static inline int outside_of(const float *const *at, const float *zeros, int rows, int group, int64_t *step)
+{
+    *step = (intptr_t)at[2] - (intptr_t)at[1];
+    int outside = 0, uneven = 0;
+#if defined(__AVX512F__)
+    const __m512i far = _mm512_mullo_epi64(_mm512_set1_epi64(*step), _mm512_setr_epi64(-1, 0, 1, 2, 3, 4, 5, 6));
+    for (int first = 0; first < rows; first += group) {
+        const __mmask8 own = (__mmask8)((1 << (first ? rows - group : group)) - 1);
+        const __m512i places = _mm512_maskz_loadu_epi64(own, at + first);
+        const __m512i even = _mm512_add_epi64(far, _mm512_set1_epi64((intptr_t)at[first + 1]));
+        const int others = _mm512_mask_cmpneq_epi64_mask(own, places, _mm512_set1_epi64((intptr_t)zeros));
+        uneven |= _mm512_mask_cmpneq_epi64_mask((__mmask8)others, places, even);
+        outside |= (others ^ own) << first;
+    }
+#endif
+    return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
+}
+
 /* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, `vectors`
    vectors at a time; both numbers and `kind` are constants. `before`, if not NULL, are sums of products
    before. */
@@ -137,6 +177,9 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
     const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
     const activation *const active = &to->activation;
     const int bounded = active->low > -INFINITY || active->high < INFINITY;
+    /* Rows of a tall tile are found by the addresses of each group and few multiples of what is between rows. */
+    const int twos = kind == TWOS, tall = rows > ROWS, group = tall ? (rows + 1) / 2 : rows;
+    const int upper = (1 << group) - 1, lower = (1 << rows) - 1 - upper;
     const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
     float *first_y = to->y;
     const float *first_addend = to->addend;
@@ -146,67 +189,135 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
             const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
             const float *w = panel + column;
             const char *next = f->next;
-            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0, ahead = lines && AHEAD > 4 ? AHEAD : depth;
-            vector own[SUMS];
-            UNROLLED(i, SUMS)
+            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0;
+            const int64_t ahead = lines && AHEAD > 4 ? AHEAD : depth;
+            vector own[TALL_SUMS];
+            UNROLLED(i, TALL_SUMS)
                 own[i] = (vector){0};
-            if (bias)
+            if (bias && !twos)
                 EACH(rows, vectors) own[r * vectors + j] = loaded(bias + j * LANES);
             if (ready)
                 fetch_rows(to, y, addend, rows, vectors);
-#define STEP(i, low, high)                                                                         \
+/* Where a row of a tall tile is: an odd number of steps, times a power of 2, from its group on. */
+#define BY(r) (((r) % group + 1) & -((r) % group + 1))
+#define GROUP_ROW(r) group_at[(r) / group] + k, steps[((r) % group + 1) / BY(r) / 2], BY(r)
+#define STEP(i, without, even)                                                                     \
     {                                                                                              \
         vector some[MOST_VECTORS];                                                                 \
         UNROLLED(j, vectors) some[j] = loaded(w + j * LANES);                                      \
         UNROLLED(r, rows)                                                                          \
-            if (r >= (low) && r < (high))                                                          \
-                add_products(own + twice * (i) % 2 * ODD + r * vectors, at[r], k, i, some, vectors, kind); \
-        w += width;                                                                                \
+        {                                                                                          \
+            vector *const sum = own + twice * ((i) / (1 + twos)) % 2 * ODD + r * vectors;          \
+            if (even && !((without) >> r & 1))                                                     \
+                add_products(sum, 1, GROUP_ROW(r), i, some, vectors, kind);                        \
+            else if (!((without) >> r & 1))                                                        \
+                add_products(sum, 1, at[r], k, 4, i, some, vectors, kind);                         \
+        }                                                                                          \
+        w += (1 + twos) * width;                                                                   \
+    }
+/* As STEP, of three taps: most elements of a line are loaded once for all of them. */
+#define STEP_OF_TAPS(i)                                                                            \
+    {                                                                                              \
+        vector some[3];                                                                            \
+        UNROLLED(t, 3) some[t] = loaded(w + t * depth * width);                                    \
+        add_products(own, 1, left, k, 4, i, some, 1, kind);                                        \
+        add_products(own + 1, -1, GROUP_ROW(0), i, some, 2, kind);                                 \
+        UNROLLED(r, rows - 2)                                                                      \
+            add_products(own + r + 2, -1, GROUP_ROW(r + 1), i, some, 3, kind);                     \
+        add_products(own + rows - 1, -1, GROUP_ROW(rows - 1), i, some + 1, 2, kind);               \
+        add_products(own + rows - 1, 1, right, k, 4, i, some + 2, 1, kind);                        \
+        w += (1 + twos) * width;                                                                   \
     }
 #define FETCH(now)                                                                                 \
     for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
         __builtin_prefetch(next, 0, 2);
-/* A part of the rows from `low` on, and below `high`. */
-#define PART(low, high)                                                                            \
-    for (int64_t k = x.begin; k < limit;) {                                                        \
-        const int64_t stop = smaller(k + ahead, limit);                                            \
-        FETCH(AHEAD > 4)                                                                           \
-        for (; k + 4 <= stop; k += 4) {                                                            \
-            FETCH(AHEAD == 4)                                                                      \
-            STEP(0, low, high)                                                                     \
-            STEP(1, low, high)                                                                     \
-            STEP(2, low, high)                                                                     \
-            STEP(3, low, high)                                                                     \
+/* A part of all rows but for some, told by bits; `even`: of a tall tile, equally far apart. */
+#define PART(without, even)                                                                        \
+    {                                                                                              \
+        const float *at[TALL_SUMS];                                                                \
+        UNROLLED(r, rows)                                                                          \
+            at[r] = of_part[r];                                                                    \
+        for (int64_t k = x.begin; k < limit;) {                                                    \
+            const int64_t stop = smaller(k + ahead, limit);                                        \
+            FETCH(AHEAD > 4)                                                                       \
+            for (; k + 4 <= stop; k += 4) {                                                        \
+                FETCH(AHEAD == 4)                                                                  \
+                STEP(0, without, even)                                                             \
+                if (!twos)                                                                         \
+                    STEP(1, without, even)                                                         \
+                STEP(2, without, even)                                                             \
+                if (!twos)                                                                         \
+                    STEP(3, without, even)                                                         \
+            }                                                                                      \
+            for (; k < stop; k += 1 + twos)                                                        \
+                STEP(0, without, even)                                                             \
         }                                                                                          \
-        for (; k < stop; k++)                                                                      \
-            STEP(0, low, high)                                                                     \
     }
             for (int64_t part = 0; part < x.parts; part++) {
-                const float *const *of_part = x.rows + part * x.apart, *at[ROWS];
-                if (all_at(x.zeros, of_part, rows)) {
+                const float *const *of_part = x.rows + part * x.apart;
+                const int is_row = x.taps == 3 && part % 3 == 0 && part + 3 <= x.parts && rows <= x.line;
+                int64_t step = 0;
+                const float *group_at[2] = {0};
+#define FIND_GROUPS(seen) UNROLLED(i, 2) group_at[i] = (const float *)((intptr_t)(seen)[i * group + 1] - 2 * step)
+                if (tall && vectors == 1 && is_row &&
+                    !outside_of(of_part + x.apart, x.zeros, rows, group, &step)) {
+                    const float *const left = of_part[0], *const right = of_part[2 * x.apart + rows - 1];
+                    const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
+                    FIND_GROUPS(of_part + x.apart);
+                    for (int64_t k = x.begin; k < limit; k += 1 + twos)
+                        STEP_OF_TAPS(0)
+                    w += 2 * depth * width, part += 2;
+                    continue;
+                }
+                const int outside = tall ? outside_of(of_part, x.zeros, rows, group, &step) : 0;
+                const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
+                if (tall ? outside == ALL_ROWS : all_at(x.zeros, of_part, rows)) {
                     w += depth * width;
                     continue;
                 }
-                UNROLLED(r, rows)
-                    at[r] = of_part[r];
+                if (tall)
+                    FIND_GROUPS(of_part);
                 /* At the edges of an image, the first or the last row of a tile is often outside. */
-                if (ends && of_part[0] == x.zeros)
-                    PART(1, rows)
+#define EVEN(bits) if (tall && outside == (bits)) PART(bits, 1) else
+                EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
+                if (tall) {
+                    const float *const from = w;
+                    if (!all_at(x.zeros, of_part, group))
+                        PART(lower, 0)
+                    w = from;
+                    if (!all_at(x.zeros, of_part + group, rows - group))
+                        PART(upper, 0)
+                    w = from + depth * width;
+                } else if (ends && of_part[0] == x.zeros)
+                    PART(1, 0)
                 else if (ends && of_part[rows - 1] == x.zeros)
-                    PART(0, rows - 1)
+                    PART(1 << (rows - 1), 0)
                 else
-                    PART(0, rows)
+                    PART(0, 0)
             }
 #undef PART
 #undef FETCH
 #undef STEP
+#undef FIND_GROUPS
+#undef EVEN
+#undef STEP_OF_TAPS
+#undef BY
+#undef GROUP_ROW
             f->next = next;
 #pragma GCC unroll 16
             for (int r = 0; r < rows && twice; r++)
                 own[r] += own[ODD + r];
             /* Sums of parts, added up at last, are closer to the product than one long sum. */
             if (before)
-                EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * width + j * LANES);
+                EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * SUMS_STEP(width) + j * LANES);
+#if defined(__AVX512F__)
+            if (twos && !to->unfinished)
+                UNROLLED(r, rows) {
+                    own[r] += (vector)_mm512_permute_ps((__m512)own[r], 0xb1);
+                    own[r] = (vector)_mm512_maskz_compress_ps(0x5555, (__m512)own[r]);
+                    own[r] += bias ? load_some(bias, to->count) : (vector){0};
+                }
+#endif
             /* The last vector may have columns that are none of the result's. */
             const int64_t rest = to->count - column - (vectors - 1) * LANES;
             if (plain)
@@ -221,7 +332,7 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
         x.rows += rows;
         first_y += rows * to->step;
         first_addend = moved(first_addend, rows * to->addend_step);
-        before = moved(before, rows * width);
+        before = moved(before, rows * SUMS_STEP(width));
     }
 }
 
@@ -232,13 +343,17 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
         operands x, const float *w, int64_t width, const float *before, const target *to,          \
         fetching *f, int64_t column, int64_t end, int64_t tiles)                                   \
     {                                                                                              \
-        if (rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)                 \
+        if (rows > ROWS ? vectors == 1 || (rows * vectors <= TALL_SUMS && (rows < 11 || rows > 12)) \
+                        : rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)   \
             multiply(x, w, width, before, to, f, column, end, tiles, rows, vectors, kind);         \
     }
 #define OF_ROWS(vectors, kind)                                                                     \
     OF(1, vectors, kind) OF(2, vectors, kind) OF(3, vectors, kind) OF(4, vectors, kind)            \
     OF(5, vectors, kind) OF(6, vectors, kind) OF(7, vectors, kind) OF(8, vectors, kind)
 #define OF_KIND(kind) OF_ROWS(1, kind) OF_ROWS(2, kind) OF_ROWS(3, kind) OF_ROWS(4, kind)
+#define OF_TALL(vectors, kind)                                                                     \
+    OF(9, vectors, kind) OF(10, vectors, kind) OF(11, vectors, kind) OF(12, vectors, kind)         \
+    OF(13, vectors, kind) OF(14, vectors, kind) OF(15, vectors, kind) OF(16, vectors, kind)
 #if defined(__AVX512F__) && !defined(__clang__)
 #define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS) OF_KIND(HALVES)
 #elif defined(__AVX512F__) /* clang 22 writes registers of masks for single halves */
@@ -246,36 +361,63 @@ INLINED void multiply(operands x, const float *panel, int64_t width, const float
 #else
 #define ALL_FORMS OF_KIND(FLOATS)
 #endif
+#if defined(__AVX512F__)
+#define TALL_FORMS OF_TALL(1, FLOATS) OF_TALL(2, FLOATS) OF_ROWS(1, TWOS) OF_TALL(1, TWOS)
+#else
+#define TALL_FORMS
+#endif
 ALL_FORMS
+TALL_FORMS
 #undef OF
 #define OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind,
-static __typeof__(multiply_1_1_FLOATS) *const forms[] = {ALL_FORMS};
+static __typeof__(multiply_1_1_FLOATS) *const forms[] = {ALL_FORMS}, *const tall_forms[] = {TALL_FORMS NULL};
 #undef OF
 
 /* How many tiles rows make that have this number of vectors; divided as 32 bits, which takes less time. */
-static inline int64_t tiles_of(int64_t rows, int64_t vectors)
+static inline int64_t tiles_of(int64_t rows, int64_t most)
+{
+    return (uint32_t)(rows + most - 1) / (uint32_t)most;
+}
+
+/* The rows that tiles of so many vectors have at most, of lines of the rows of x, or whole tiles of two lines. */
+static inline int64_t most_rows(int64_t line, int64_t vectors, int kind)
 {
     static const uint8_t most[] = {1, MOST_ROWS(2), MOST_ROWS(2), MOST_ROWS(3), MOST_ROWS(4)};
-    return vectors ? (uint32_t)(rows + most[vectors] - 1) / most[vectors] : 0;
+    /* Wide tiles take less time unless they have few rows: they read a panel from the second-level cache for each. */
+    const int tall = TALL && line > ROWS && (kind == FLOATS || kind == TWOS) &&
+                     (vectors == 1 || (vectors == 2 && line < 5 * tiles_of(line, most[4])));
+    return tall ? smaller(TALL, TALL_SUMS / vectors) : most[vectors];
+}
+
+/* Rows that tiles do not begin in one and end in another of: a line, or two of them if these make a tall tile. */
+static inline int64_t unit_of(const operands *x, int64_t rows, int64_t vectors, int kind)
+{
+    const int64_t two = 2 * x->line;
+    return x->line >= LEAST_GROUP && two <= rows && two <= most_rows(two, vectors, kind) ? two : x->line;
 }
 
 /* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
 static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
                              const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors, int kind)
 {
+    const int64_t unit = unit_of(x, rows, vectors, kind);
     /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
        have so few sums that one addition waits for another. */
-    const int by_line = BY_WIDTH(x->line && 2 * x->line >= 7 * tiles_of(x->line, vectors), 0, 0);
-    const uint32_t line = (uint32_t)(by_line ? x->line : rows), tiles = (uint32_t)tiles_of(line, vectors);
+    const int by_line = BY_WIDTH(unit && 2 * unit >= 7 * tiles_of(unit, most_rows(unit, vectors, kind)), 0, 0);
+    const int64_t most = most_rows(by_line ? unit : 0, vectors, kind);
+    const uint32_t line = (uint32_t)(by_line ? unit : rows), tiles = (uint32_t)tiles_of(line, most);
     const uint32_t whole = line / tiles, more = line % tiles;
     operands some = *x;
     /* Some tiles of a line have a row more than the others. */
     for (int64_t row = 0, one = more > 0, number, each; row < rows; row += number * each, one = !one && more) {
         number = !more ? (rows - row) / whole : one ? more : tiles - more, each = whole + one;
+        if (!number)
+            number = 1, each = rows - row;
         const target part = part_of(to, row, 0);
         some.rows = x->rows + row;
-        forms[(kind * 4 + vectors - 1) * ROWS + each - 1](
-            some, w, width, moved(before, row * width), &part, f, column, end, number);
+        const int64_t tall = kind == TWOS ? 2 * ROWS : (vectors - 2) * ROWS;
+        (kind == TWOS || each > ROWS ? tall_forms + tall : forms + (kind * 4 + vectors - 1) * ROWS)[each - 1](
+            some, w, width, moved(before, row * SUMS_STEP(width)), &part, f, column, end, number);
     }
 }
 
@@ -428,17 +570,20 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
                     const target *y, int64_t count)
 {
     _Alignas(64) float sums[BLOCK * PANEL];
-    const int64_t used = (count + LANES - 1) / LANES * LANES, vectors = used / LANES, left = vectors % USUAL;
-    /* A vector that is left is multiplied with those before it. */
-    const int64_t rest = left && vectors > left && left + USUAL <= MOST_VECTORS ? left + USUAL : left;
-    const int64_t whole = vectors - rest, passes = whole / USUAL * tiles_of(rows, USUAL) + tiles_of(rows, rest);
+    const int64_t used = (count + LANES - 1) / LANES * LANES, vectors = used / LANES;
     /* The widest vectors of a panel are multiplied at once. Some processors take half the time for half of one. */
     const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
     const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
-    const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : half ? HALVES : FLOATS;
+    const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : width < LANES ? TWOS : half ? HALVES : FLOATS;
+    const int64_t unit = unit_of(&x, rows, 2, kind), usual = most_rows(unit, 2, kind) > ROWS ? 2 : USUAL;
+    /* A vector that is left is multiplied with those before it. */
+    const int64_t left = vectors % usual;
+    const int64_t rest = left && vectors > left && left + usual <= MOST_VECTORS ? left + usual : left;
+    const int64_t whole = vectors - rest, passes = whole / usual * tiles_of(rows, most_rows(unit, usual, kind)) +
+                                                   (rest ? tiles_of(rows, most_rows(unit, rest, kind)) : 0);
     const int by_tiles = x.pairs && x.depth >= LEAST_DEPTH && has_tiles();
     const int64_t end = x.begin + x.depth;
-    const target unfinished = {sums, width, NULL, NULL, 0, NO_ACTIVATION, used, 1};
+    const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
     const float *before = NULL;
@@ -451,7 +596,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
             continue;
         }
         operands some = x;
-        some.parts = smaller(most_parts, x.parts);
+        some.parts = smaller(most_parts < x.taps ? most_parts : most_parts / x.taps * x.taps, x.parts);
         some.depth = smaller(DEPTH, end - x.begin);
         depth = some.parts * some.depth;
         const int last = some.parts == x.parts && x.begin + some.depth == end;
@@ -463,7 +608,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         if (by_tiles)
             multiply_by_tiles(&some, rows, w, width, before, &to, used);
         if (whole && !by_tiles)
-            multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, USUAL, kind);
+            multiply_columns(&some, rows, w, width, before, &to, &f, 0, whole * LANES, usual, kind);
         if (rest && !by_tiles)
             multiply_columns(&some, rows, w, width, before, &to, &f, whole * LANES, used, rest, kind);
         before = sums;

@@ -3,7 +3,8 @@
 
    The matrix is in panels of 64 columns, [panel][inner][64]; the last one has as few as hold what is left,
    a multiple of GRAIN, with zeros behind it. A row of x has several parts of equal depth, such as what
-   each tap of a convolution's kernel sees, and each part has an address of its own.
+   each tap of a convolution's kernel sees, and each part has an address of its own. Where vectors have 16 lanes,
+   the only panel of at most 8 columns may have those of two rows in turn, [inner / 2][8][2], if parts have even depth.
 
    Where the processor multiplies bfloat16, numbers of x and of the matrix can be pairs of those: of adjacent
    elements of a row, and of the same elements of a column. Their products are summed up in float32. */
@@ -18,13 +19,14 @@ enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at mo
 enum { NEAR = 65536 }; /* elements of a matrix that stays in a cache from one block to the next */
 
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
-   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. Where rows are whole lines of an
-   image, `line` of each, tiles do not begin in one and end in another, if that is not 0. */
+   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. If `line` is not 0, rows are whole lines
+   of so many, which are equally far apart in each part but for those at `zeros`, and tiles do not begin in one line
+   and end in another. Each of `taps` adjacent parts has what the one before has of the next row, in a line. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
     int pairs;
-    int64_t line;
+    int64_t line, taps;
 } operands;
 
 /* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear
@@ -137,8 +139,8 @@ static inline void put_floats(const target *to, const float *sums, int64_t count
 /* Round `count` numbers, `step` apart, to pairs of bfloat16; the last one may have 0 in its other half. */
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
 
-/* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns; `next` is
-   what is read after it, or NULL if all of the matrix is near. */
+/* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns, 8 if it has those of two
+   rows in turn; `next` is what is read after it, or NULL if all of the matrix is near. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count);
 #pragma GCC visibility pop

@@ -24,6 +24,7 @@
 #include "programs.h"
 
 enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3, LEAST_LINE = 24, MOST_ROWS = 64 };
+enum { LEAST_CHANNELS = 8 }; /* of taps that are parts of their own, if three are multiplied at once */
 enum { TILE = 8, WIDE = BY_WIDTH(2, 1, 1) }; /* positions and vectors that are computed together */
 
 /* An axis: elements of the image and of the result; elements between what adjacent positions see; and for each
@@ -52,6 +53,7 @@ struct image_convolution {
     int64_t block;                             /* positions of an item */
     int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
     int64_t room;     /* elements of copies */
+    int64_t twos;     /* panels of filters have those of two channels in turn */
     int64_t items;    /* of the product */
     float *pairs;     /* of bfloat16, that x is rounded to; or NULL */
     /* Weights and bias that a run gives are packed first, to where `weights` are and behind them. */
@@ -224,10 +226,25 @@ static int is_product(const struct image_convolution *a, const phase *f)
     return own;
 }
 
+/* The taps of a row that a product of a single vector of filters has at once, 3 or 1; 3 are parts of their own. */
+static int64_t taps_at_once(const struct image_convolution *a, const phase *f)
+{
+    const int64_t *const taps = f->taps[2], all = f->n_taps[0] * f->n_taps[1] * f->n_taps[2];
+    const int is_row = f->n_taps[2] == 3 && a->axes[2]->stride == 1 && taps[2] == taps[1] + 1 && taps[1] == taps[0] + 1;
+    const int is_narrow = BY_WIDTH(a->filters <= LANES && a->channels >= LEAST_CHANNELS, 0, 0);
+    return is_row && is_narrow && all * a->block <= ADDRESSES ? 3 : 1;
+}
+
+/* The taps of a row that are one part. */
+static int64_t taps_of_part(const struct image_convolution *a, const phase *f)
+{
+    return a->adjacent && taps_at_once(a, f) == 1 ? f->n_taps[2] : 1;
+}
+
 /* Find where each part of what `count` positions from `first` on see lies. */
 static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen)
 {
-    const int64_t n = f->n_taps[2], wide = a->adjacent ? n : 1, parts = n / wide, stride = a->axes[2]->stride;
+    const int64_t wide = taps_of_part(a, f), parts = f->n_taps[2] / wide, stride = a->axes[2]->stride;
     seen_rows before = {.back = rows_back(a, f)};
     const int64_t own = is_product(a, f) ? count : 0;
     for (int64_t r = 0; r < own; r++)
@@ -324,18 +341,19 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const int64_t count = smaller(a->block, f.positions - first), column = panel * PANEL;
         if (count <= 0)
             continue;
-        const int64_t wide = a->adjacent ? f.n_taps[2] : 1, depth = wide * a->channels;
+        const int64_t wide = taps_of_part(a, &f), depth = wide * a->channels;
         const int64_t parts = f.n_taps[0] * f.n_taps[1] * f.n_taps[2] / wide, k = parts * depth;
-        const int64_t width = smaller(PANEL, padded - column);
+        const int64_t width = a->twos ? GRAIN / 2 : smaller(PANEL, padded - column);
         const int64_t some = smaller(width, filters - column), filter = group * filters + column;
-        const float *w = f.weights + (group * padded + column) * k;
+        const float *w = f.weights + (a->twos ? group * width : group * padded + column) * k;
         /* Copies are of one group, addresses are those of the first one. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
         if (of != known)
             find_rows(a, &f, first, count, (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
         known = of;
-        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL,
-                            parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0};
+        const int64_t of_lines = parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0;
+        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL, of_lines,
+                            taps_at_once(a, &f)};
         const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
         const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
@@ -349,6 +367,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             const target to = target_of(a, &f, &l, filter, group * padded + column);
             operands of_line = x;
             of_line.rows += r;
+            of_line.line = by_line && parts > 1 && !uniform ? l.some : x.line;
             if (uniform || by_line)
                 multiply_panel(of_line, l.some, w, width, next, &to, some);
             else
