@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 
 import numpy as np
 import pytest
 
 from penstock.core.types import FLOAT32
-from penstock.host.malloc import MOST_KEPT, empty, give_back_memory, kept_bytes, new_bytes
+from penstock.host import malloc
+from penstock.host.malloc import (
+    MOST_KEPT,
+    empty,
+    give_back_memory,
+    kept_bytes,
+    new_bytes,
+    weight_bytes,
+)
 from tests.support.malloc import needs_glibc
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
@@ -167,3 +177,32 @@ def test_memory_for_weights_is_writable_and_as_large_as_asked_for(nbytes):
     assert array.flags.c_contiguous
     # Large arrays have a mapping of their own, for which NumPy asks for no large pages.
     assert (array.base is not None) == (nbytes >= 4 << 20)
+
+
+def test_weights_begin_with_a_line_and_do_not_overlap(monkeypatch):
+    """Behind the first, those of a size lie in mappings of large pages, up to a limit."""
+    monkeypatch.setattr(malloc, "_packed", 0)
+    monkeypatch.setattr(malloc, "_room", np.empty(0, np.uint8))
+    rng, arrays, mapped = np.random.default_rng(0), [], 0
+    for i, size in enumerate(
+        [0, 1, 63, 9 << 20, *rng.integers(1, 3 << 20, 150).tolist(), 200 << 20]
+    ):
+        array = weight_bytes(size)
+        assert (array.size, array.dtype, array.flags.writeable) == (size, np.uint8, True)
+        assert array.ctypes.data % 64 == 0 or not size
+        array[:] = i % 251
+        owner = array
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        in_pages = not isinstance(owner, np.ndarray)
+        mapped += size if in_pages else 0
+        if in_pages:
+            assert len(arrays) >= 3 and size >= 1 << 16
+        arrays.append(array)
+    assert 64 << 20 < mapped < 128 << 20 or not hasattr(mmap, "MADV_HUGEPAGE")
+    for i, array in enumerate(arrays):
+        assert (array == i % 251).all()
+    assert sum(map(len, malloc._slabs)) <= 128 << 20
+    del arrays, array, owner
+    monkeypatch.setattr(malloc, "_room", np.empty(0, np.uint8))
+    gc.collect()

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.records import dataclass
 from penstock.core.types import STRING, TensorType, Type
+from penstock.host.malloc import weight_bytes
 
 ALIGNMENT = 64
 """bytes: a cache line, and the widest vector register"""
@@ -33,7 +34,7 @@ def line_aligned(array: np.ndarray) -> np.ndarray:
     as fast: the given one, or a copy."""
     if array.flags.c_contiguous and not address(array) % ALIGNMENT:
         return array
-    copy: np.ndarray = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy: np.ndarray = weight_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 

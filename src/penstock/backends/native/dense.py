@@ -34,9 +34,9 @@ from penstock.backends.native.kernel import (
 )
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType, dtypes
+from penstock.host.malloc import weight_bytes
 from penstock.host.native import in_c_order
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import aligned_bytes
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
@@ -283,7 +283,7 @@ def packed_panels(*matrices: np.ndarray) -> np.ndarray:
     aligned: a vector that lies across two lines of the cache is two loads."""
     *rows, columns = matrices[0].shape
     size = math.prod(rows) * padded(columns)
-    panels: np.ndarray = aligned_bytes(4 * size * len(matrices)).view(FLOAT32)
+    panels: np.ndarray = weight_bytes(4 * size * len(matrices)).view(FLOAT32)
     for matrix, own in zip(matrices, panels.reshape(-1, size), strict=True):
         parts = _parts_of(own, math.prod(rows), columns)
         whole, last = [part.reshape(*rows, *part.shape[1:]) for part in parts]
