@@ -39,26 +39,29 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
     return offset;
 }
 
-#define GATHER_ROW(index_type)                                                                     \
+/* Few indices are negative, which branches predict. */
+#define GATHER_ROW(index_type, stride, last)                                                       \
     for (int64_t j = 0; j < a->length; j++) {                                                      \
-        int64_t at = checked(((const index_type *)a->indices)[row * a->length + j], a->dim);       \
-        bad |= at;                                                                                 \
-        y[j] = x[at < 0 ? 0 : at * a->stride + j * a->last];                                       \
+        int64_t at = ((const index_type *)a->indices)[row * a->length + j];                        \
+        if ((uint64_t)at >= (uint64_t)a->dim && (uint64_t)(at += a->dim) >= (uint64_t)a->dim)      \
+            return 1;                                                                              \
+        y[j] = x[at * (stride) + j * (last)];                                                      \
     }
 
 #define GATHER_ELEMENTS(size, type)                                                                \
     CHECKED_ITEMS_OF(gatherelements_##size, elements)                                              \
     {                                                                                              \
-        int64_t bad = 0;                                                                           \
         for (int64_t row = begin; row < end; row++) {                                              \
             const type *x = (const type *)a->x + row_offset(a, row);                               \
             type *restrict y = (type *)a->y + row * a->length;                                     \
-            if (a->wide)                                                                           \
-                GATHER_ROW(int64_t)                                                                \
+            if (a->wide && a->stride == 1)                                                         \
+                GATHER_ROW(int64_t, 1, 0)                                                          \
+            else if (a->wide)                                                                      \
+                GATHER_ROW(int64_t, a->stride, a->last)                                            \
             else                                                                                   \
-                GATHER_ROW(int32_t)                                                                \
+                GATHER_ROW(int32_t, a->stride, a->last)                                            \
         }                                                                                          \
-        return bad < 0;                                                                            \
+        return 0;                                                                                  \
     }
 
 OF_SIZES(GATHER_ELEMENTS)
