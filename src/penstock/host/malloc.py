@@ -83,8 +83,8 @@ def new_bytes(nbytes: int) -> np.ndarray:
 
 def weight_bytes(nbytes: int) -> np.ndarray:
     """Memory for weights in the order of a kernel, from a line of the cache on. Behind the first 8
-    MiB of a process, up to 128 MiB of it are in pages of 2 MiB: ResNet-50 took 6 % longer to find
-    those of 4 KiB. To make more of these takes the system longer than they save."""
+    MiB of a process, up to 128 MiB are in pages of 2 MiB: ResNet-50 takes 6 % longer with those of
+    4 KiB, and the system takes longer to make more of them than they save."""
     global _room, _packed
     size = math.ceil(nbytes / _LINE) * _LINE
     mapped = max(size, _SLAB) + _PAGE
@@ -96,16 +96,13 @@ def weight_bytes(nbytes: int) -> np.ndarray:
             with suppress(OSError):  # a system without them
                 block.madvise(mmap.MADV_HUGEPAGE)
             _slabs.add(block)
-            _room = _from_multiple(np.frombuffer(block, np.uint8), _PAGE)
-        if not large or size > _room.size:
-            return _from_multiple(np.empty(nbytes + _LINE, np.uint8), _LINE)[:nbytes]
-        memory, _room = _room[:nbytes], _room[size:]
-        return memory
-
-
-def _from_multiple(memory: np.ndarray, unit: int) -> np.ndarray:
-    """What lies behind the first address that is a multiple."""
-    return memory[-memory.ctypes.data % unit :]
+            memory = np.frombuffer(block, np.uint8)
+            _room = memory[-memory.ctypes.data % _PAGE :]
+        if large and size <= _room.size:
+            memory, _room = _room[:nbytes], _room[size:]
+            return memory
+    memory = np.empty(nbytes + _LINE, np.uint8)
+    return memory[-memory.ctypes.data % _LINE :][:nbytes]
 
 
 def _take(nbytes: int) -> mmap.mmap | None:

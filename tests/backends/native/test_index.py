@@ -84,6 +84,7 @@ def test_index_kernels_refuse_indices_out_of_range(name, index):
     [
         *[((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
         *[((3, 300), 1, 300), ((2, 400, 3), 1, 150), ((2, 90, 37), 1, 6), ((2000,), 0, 120)],
+        ((5000,), 0, 100),
     ],
 )
 def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):

@@ -59,12 +59,6 @@ def without_subnormals(weights: np.ndarray) -> np.ndarray:
 def _has_subnormals(numbers: np.ndarray) -> bool:
     """Whether any of ``numbers`` is subnormal: without the sign, its bits are 1 to 2^23 - 1."""
     bits = numbers.view(np.uint32)
-    room = np.empty(min(bits.size, _BLOCK), np.uint32)
-    for start in range(0, bits.size, _BLOCK):
-        block = bits[start : start + _BLOCK]
-        # Twice that, and less 1, which takes zeros to the other end.
-        doubled = np.left_shift(block, 1, out=room[: block.size])
-        doubled -= 1
-        if doubled.min() < 2**24 - 1:
-            return True
-    return False
+    blocks = (bits[at : at + _BLOCK] for at in range(0, bits.size, _BLOCK))
+    # Twice that, and less 1, which takes zeros to the other end.
+    return any(((block << 1) - 1).min() < 2**24 - 1 for block in blocks)

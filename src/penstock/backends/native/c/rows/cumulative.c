@@ -1,5 +1,6 @@
 /* Cumulative sums and products along an axis, in the order of the elements as NumPy's. An item is a
-   block of columns that stand beside one another, or of rows if the axis is the last. */
+   block of columns that stand beside one another, or of rows if the axis is the last. Up to BLOCKS of
+   columns are computed together: short pieces of long rows are too far apart to be prefetched. */
 #include "families.h"
 
 struct cumulative {
@@ -11,7 +12,7 @@ struct cumulative {
     int64_t exclusive, reverse;
 };
 
-enum { COLUMNS = 128, ROWS = 8 };
+enum { COLUMNS = 128, BLOCKS = 16, ROWS = 8 };
 
 /* Of `count` chains of `length` elements, which begin `apart` elements from one another; `step` leads
    from an element of a chain to the next. Chains are independent, so that additions overlap. */
@@ -38,21 +39,23 @@ enum { COLUMNS = 128, ROWS = 8 };
         int64_t inner = a->inner, length = a->length, exclusive = a->exclusive != 0;              \
         int64_t step = a->reverse ? -inner : inner, back = a->reverse ? (length - 1) * inner : 0; \
         int64_t blocks = (inner + COLUMNS - 1) / COLUMNS;                                         \
-        for (int64_t item = begin; item < end; item++)                                            \
+        for (int64_t item = begin, next; item < end; item = next)                                 \
             if (inner == 1) {                                                                     \
                 int64_t row = item * ROWS, rest = a->outer - row;                                 \
                 const type *x = (const type *)a->x + row * length + back;                         \
                 type *y = (type *)a->y + row * length + back;                                     \
+                next = item + 1;                                                                  \
                 if (rest >= ROWS)                                                                 \
                     name##_chains(x, y, ROWS, length, length, step, exclusive);                   \
                 else                                                                              \
                     name##_chains(x, y, rest, length, length, step, exclusive);                   \
             }                                                                                     \
             else {                                                                                \
-                int64_t column = item % blocks * COLUMNS, rest = inner - column;                  \
+                int64_t column = item % blocks * COLUMNS;                                         \
                 int64_t first = item / blocks * length * inner + column + back;                   \
+                next = smaller(smaller(item + BLOCKS, end), item - item % blocks + blocks);       \
                 name##_chains((const type *)a->x + first, (type *)a->y + first,                   \
-                              rest < COLUMNS ? rest : COLUMNS, 1, length, step, exclusive);       \
+                              smaller((next - item) * COLUMNS, inner - column), 1, length, step, exclusive);\
             }                                                                                     \
     }
 
