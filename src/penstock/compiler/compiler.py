@@ -116,8 +116,7 @@ class Compiler:
         from penstock.passes.optimize.flush_subnormals import FlushSubnormals
         from penstock.passes.optimize.fold_constants import InferTypes
 
-        frames = None
-        context = self.context
+        context, frames = self.context, None
         # Raised loops run one iteration after the other, which is faster unless nodes are slow
         # enough to overlap.
         if context.executor == "auto" and is_framed(graph):
