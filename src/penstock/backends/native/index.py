@@ -175,9 +175,9 @@ def top_k_call(site: Site) -> NativeCall | None:
     # Places are numbers of 32 bits while they are sorted.
     if not 0 < k <= length < 2**31 or len(outputs) < 2 or None in outputs:
         return None
-    # A heap of k takes log k comparisons for what enters it; sorting by digits takes the same for
-    # all, and so does NumPy's partition.
-    comparisons = length + 8 * k * math.log2(k + 1) * (1 + math.log(length / k))
+    # A heap of k takes log k comparisons for what enters it, and vectors find that in a few steps;
+    # sorting by digits takes the same for all, and so does NumPy's partition.
+    comparisons = length / 8 + 4 * k * math.log2(k + 1) * (1 + math.log(length / k))
     few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
     sorts = k > few and length > 2 * _MOST_TOP
     if x.dtype == FLOAT32 and 4 * k < length:

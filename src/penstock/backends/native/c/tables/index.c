@@ -269,9 +269,10 @@ REDUCTIONS(int32, int32_t, uint32_t)
 REDUCTIONS(int64, int64_t, uint64_t)
 
 /* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
-   The places of one chain, in the result, are a heap whose root is the last of them, then sorted. Or all
-   elements of a chain are sorted by the digits of their keys, the lowest first, and digits that are equal in all
-   keys left out: then all chains are one item, for its workspace holds the keys and places of one. Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
+   The places of one chain, in the result, are in order, or if they are many a heap whose root is the last of
+   them, then sorted. Or all elements of a chain are sorted by the digits of their keys, the lowest first, and
+   digits that are equal in all keys left out: then all chains are one item, for its workspace holds the keys and places of one.
+   Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
 #define KEY(suffix, type, key, most)                                                               \
     static inline key key_##suffix(type x)                                                         \
     {                                                                                              \
@@ -288,7 +289,7 @@ KEY(float64, double, int64_t, INT64_MAX)
 #define key_int32(x) (x)
 #define key_int64(x) (x)
 
-enum { TOP_BLOCK = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
+enum { TOP_BLOCK = 32, MOST_SORTED = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 };
 enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
 
 #define TOP(suffix, type, key, unsigned_key)                                                       \
@@ -319,32 +320,48 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         heap[hole] = place;                                                                        \
     }                                                                                              \
                                                                                                    \
+/* Insert the element `place` into the sorted ones before it, of which the last of `count` leaves. */\
+    static inline void suffix##_insert(key *keys, int64_t *places, int64_t count, key inserted, int64_t place)\
+    {                                                                                              \
+        int64_t i = count - 1;                                                                     \
+        for (; i > 0 && keys[i - 1] > inserted; i--)                                               \
+            keys[i] = keys[i - 1], places[i] = places[i - 1];                                      \
+        keys[i] = inserted, places[i] = place;                                                     \
+    }                                                                                              \
+                                                                                                   \
     static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *heap, key flip)\
     {                                                                                              \
-        const int64_t k = a->k;                                                                    \
+        const int64_t k = a->k, heaps = k > MOST_SORTED;                                           \
+        key keys[MOST_SORTED];                                                                     \
         for (int64_t i = 0; i < k; i++)                                                            \
-            heap[i] = i;                                                                           \
-        for (int64_t i = k / 2; i-- > 0;)                                                          \
+            if (heaps)                                                                             \
+                heap[i] = i;                                                                       \
+            else                                                                                   \
+                suffix##_insert(keys, heap, i + 1, suffix##_at(x, i, 1, flip), i);                 \
+        for (int64_t i = heaps ? k / 2 : 0; i-- > 0;)                                              \
             suffix##_sink(x, heap, k, flip, i, heap[i]);                                           \
-        key limit = suffix##_at(x, heap[0], 1, flip);                                              \
-        for (int64_t i = k; i < a->length;) {                                                      \
-            int64_t end = i + TOP_BLOCK;                                                           \
-            if (end <= a->length) {                                                                \
-                int any = 0;                                                                       \
+        key limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                        \
+        for (int64_t i = k; i < a->length; i += TOP_BLOCK) {                                       \
+            unsigned_key ahead = 0;                                                                \
+            if (i + TOP_BLOCK <= a->length)                                                        \
                 for (int64_t j = 0; j < TOP_BLOCK; j++)                                            \
-                    any |= suffix##_at(x, i + j, 1, flip) < limit;                                 \
-                if (!any) {                                                                        \
-                    i = end;                                                                       \
+                    ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;          \
+            else                                                                                   \
+                for (int64_t j = 0; j < a->length - i; j++)                                        \
+                    ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;          \
+            for (; ahead; ahead &= ahead - 1) {                                                    \
+                const int64_t place = i + __builtin_ctzll(ahead);                                  \
+                const key entering = suffix##_at(x, place, 1, flip);                               \
+                if (entering >= limit)                                                             \
                     continue;                                                                      \
-                }                                                                                  \
+                if (heaps)                                                                         \
+                    suffix##_sink(x, heap, k, flip, 0, place);                                     \
+                else                                                                               \
+                    suffix##_insert(keys, heap, k, entering, place);                               \
+                limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                    \
             }                                                                                      \
-            for (end = end < a->length ? end : a->length; i < end; i++)                            \
-                if (suffix##_at(x, i, 1, flip) < limit) {                                          \
-                    suffix##_sink(x, heap, k, flip, 0, i);                                         \
-                    limit = suffix##_at(x, heap[0], 1, flip);                                      \
-                }                                                                                  \
         }                                                                                          \
-        for (int64_t left = k; left-- > 1;) {                                                      \
+        for (int64_t left = heaps ? k : 0; left-- > 1;) {                                          \
             int64_t last = heap[left];                                                             \
             heap[left] = heap[0];                                                                  \
             suffix##_sink(x, heap, left, flip, 0, last);                                           \
