@@ -311,6 +311,8 @@ def test_nonzero_matches_the_reference(dtype: Any) -> None:
     check_node("NonZero", [np.array([[1, 0], [1, 1]], dtype)])
     check_node("NonZero", [np.zeros((2, 3), dtype)])
     check_node("NonZero", [np.zeros((0, 3), dtype)])
+    for dims in ((2000,), (7, 11, 31)):
+        check_node("NonZero", [np.random.default_rng(0).integers(0, 2, dims).astype(dtype)])
 
 
 def test_nonzero_of_edge_cases_matches_the_definition() -> None:

@@ -386,7 +386,17 @@ def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -
 def nonzero(x: np.ndarray) -> np.ndarray:
     if x.ndim == 0:  # no axes, and one column if it is not zero
         return np.empty((0, np.count_nonzero(x)), np.int64)
-    return np.array(x.nonzero(), np.int64)
+    if x.size < 1024 or x.dtype.kind not in "biuf":
+        return np.array(x.nonzero(), np.int64)
+    # NumPy counts along several axes element by element, but finds booleans of one by vectors.
+    places = np.flatnonzero(x.astype(bool))
+    y = np.empty((x.ndim, places.size), np.int64)
+    for row, dim in zip(y[:0:-1], x.shape[:0:-1], strict=True):
+        outer = places // dim
+        np.subtract(places, outer * dim, out=row)
+        places = outer
+    y[0] = places
+    return y
 
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
