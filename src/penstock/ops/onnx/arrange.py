@@ -216,6 +216,8 @@ def split(node: Node, types: Types) -> Kernel:
 # DepthToSpace, SpaceToDepth: axes split, permuted and merged while copying. An array with an axis
 # split is a view of it whatever its strides.
 
+_CACHED = 2**18  # bytes of images that are read once for each position in a block
+
 
 def _block(attrs: Attrs) -> int:
     block: int = attrs["blocksize"]
@@ -279,7 +281,9 @@ def rearrange_blocks(
         deep[...] = flat
         return out
     # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
-    # over the few columns of a block.
-    for i, j in np.ndindex(b, b):
-        flat[:, :, i, j] = deep[:, :, i, j]
+    # over the few columns of a block. Caches keep images between the positions.
+    step = max(1, _CACHED // max(1, x[:1].nbytes))
+    for image, i, j in np.ndindex(-(-n // step), b, b):
+        images = slice(image * step, (image + 1) * step)
+        flat[images, :, i, j] = deep[images, :, i, j]
     return out
