@@ -172,6 +172,9 @@ def _call(
     # A single column has its rows side by side, as has a result that is transposed in memory.
     is_swapped = rows[3] == 1 and (columns[0] == 1 or columns[3] != 1)
     if is_swapped:
+        # To transpose a result with few columns takes less time than the operand of more.
+        if 1 < columns[0] < product.inner[0] and columns[2] == 1 != rows[1]:
+            raise UnsupportedError
         product, operands = product.swapped, operands[::-1]
     elif columns[0] > 1 and columns[3] != 1:
         raise UnsupportedError
