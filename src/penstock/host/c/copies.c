@@ -4,8 +4,8 @@
 #include "compilers.h"
 #include "copies.h"
 
-/* FEW: rows that are too few for a loop of their own. */
-enum { TILE = 32, FEW = 8 };
+/* FEW: rows that are too few for a loop of their own, unless they are of LONG_RUN bytes. */
+enum { TILE = 32, FEW = 8, LONG_RUN = 1024 };
 
 /* Elements may lie at any address: a run of two is one of twice the size. */
 #define AT_ANY_ADDRESS __attribute__((aligned(1), may_alias))
@@ -199,9 +199,9 @@ static block_function chosen(copy_plan *p)
         int most = other;
         for (int i = 0; i < other; i++)
             most = p->dims[i] > p->dims[most] ? i : most;
-        if (last && p->dims[other] < FEW)
-            move(p, most, other);
         p->dims[last] *= p->size;
+        if (last && p->dims[other] < FEW && p->dims[last] < LONG_RUN)
+            move(p, most, other);
         return runs;
     }
     while (other >= 0 && p->from[other] != p->size)
