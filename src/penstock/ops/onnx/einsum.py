@@ -280,6 +280,10 @@ class EinsumLowering:
             batch, rows, columns = (_pick(self.output, x) for x in (batch, rows, columns))
             order = _leading(self.output, batch, rows, columns)
             swapped = _leading(self.output, batch, columns, rows)
+            # A result in order is not worth to transpose larger operands.
+            lying = (*batch, *rows, *inner), (*batch, *inner, *columns)
+            if (a, b) == lying and prod(self._shape(columns)) < prod(self._shape(inner)):
+                swapped = None
             if order is None and swapped is not None:
                 i, a, rows, j, b, columns = j, b, columns, i, a, rows
             lead, columns = order or swapped or (batch, columns)

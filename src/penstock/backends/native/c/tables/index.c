@@ -342,13 +342,11 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
             suffix##_sink(x, heap, k, flip, i, heap[i]);                                           \
         key limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                        \
         for (int64_t i = k; i < a->length; i += TOP_BLOCK) {                                       \
-            unsigned_key ahead = 0;                                                                \
-            if (i + TOP_BLOCK <= a->length)                                                        \
-                for (int64_t j = 0; j < TOP_BLOCK; j++)                                            \
-                    ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;          \
-            else                                                                                   \
-                for (int64_t j = 0; j < a->length - i; j++)                                        \
-                    ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;          \
+            /* Of fewer than a block, all are looked at. */                                        \
+            const int64_t left = a->length - i;                                                    \
+            unsigned_key ahead = left < TOP_BLOCK ? ((unsigned_key)1 << left) - 1 : 0;             \
+            for (int64_t j = 0; left >= TOP_BLOCK && j < TOP_BLOCK; j++)                           \
+                ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;              \
             for (; ahead; ahead &= ahead - 1) {                                                    \
                 const int64_t place = i + __builtin_ctzll(ahead);                                  \
                 const key entering = suffix##_at(x, place, 1, flip);                               \
