@@ -135,7 +135,8 @@ def test_depth_to_space_and_back_match_the_reference(mode: str) -> None:
     assert back.flags.c_contiguous
     check_node("DepthToSpace", [f32(5, 3, 8, 2).T], {"blocksize": 2, "mode": mode})
     check_node("SpaceToDepth", [f32(4, 6, 3, 2).T], {"blocksize": 2})
-    check_node("DepthToSpace", [f32(0, 4, 2, 2)], {"blocksize": 2, "mode": mode})
+    for dims in ((0, 4, 2, 2), (150, 8, 12, 12)):
+        check_node("DepthToSpace", [f32(*dims)], {"blocksize": 2, "mode": mode})
 
 
 def test_depth_and_space_of_edge_cases_matches_the_definition() -> None:

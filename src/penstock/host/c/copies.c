@@ -206,7 +206,8 @@ static block_function chosen(copy_plan *p)
     }
     while (other >= 0 && p->from[other] != p->size)
         other--;
-    if (other < 0 || p->to[last] != p->size)
+    /* Long rows are filled with the element that each repeats. */
+    if (other < 0 || p->to[last] != p->size || (!p->from[last] && p->dims[last] >= TILE))
         return by_size(p->size, single);
     move(p, other, last - 1);
     if (p->size == 4 && p->dims[last - 1] >= 16 && p->dims[last] >= 16)

@@ -277,13 +277,14 @@ def rearrange_blocks(
         deep = deep.reshape(n, c, b, b, h, w)
     else:
         deep = deep.reshape(n, b, b, c, h, w).transpose(0, 3, 1, 2, 4, 5)
-    if not to_space:
-        deep[...] = flat
+    to, source = (flat, deep) if to_space else (deep, flat)
+    if not to_space or x.size < 2048:
+        to[...] = source
         return out
     # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
     # over the few columns of a block. Caches keep images between the positions.
     step = max(1, _CACHED // max(1, x[:1].nbytes))
     for image, i, j in np.ndindex(-(-n // step), b, b):
         images = slice(image * step, (image + 1) * step)
-        flat[images, :, i, j] = deep[images, :, i, j]
+        to[images, :, i, j] = source[images, :, i, j]
     return out

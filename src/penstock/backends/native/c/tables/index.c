@@ -349,13 +349,12 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
                 ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;              \
             for (; ahead; ahead &= ahead - 1) {                                                    \
                 const int64_t place = i + __builtin_ctzll(ahead);                                  \
-                const key entering = suffix##_at(x, place, 1, flip);                               \
-                if (entering >= limit)                                                             \
+                if (suffix##_at(x, place, 1, flip) >= limit)                                       \
                     continue;                                                                      \
                 if (heaps)                                                                         \
                     suffix##_sink(x, heap, k, flip, 0, place);                                     \
                 else                                                                               \
-                    suffix##_insert(keys, heap, k, entering, place);                               \
+                    suffix##_insert(keys, heap, k, suffix##_at(x, place, 1, flip), place);         \
                 limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                    \
             }                                                                                      \
         }                                                                                          \
