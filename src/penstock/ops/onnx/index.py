@@ -392,8 +392,7 @@ def nonzero(x: np.ndarray) -> np.ndarray:
     places = np.flatnonzero(x.astype(bool))
     y = np.empty((x.ndim, places.size), np.int64)
     for row, dim in zip(y[:0:-1], x.shape[:0:-1], strict=True):
-        inner, places = places, places // dim
-        np.subtract(inner, places * dim, out=row)
+        places, row[:] = np.divmod(places, dim)
     y[0] = places
     return y
 
