@@ -617,12 +617,19 @@ def _blocks(rng: Source, name: str) -> Draw:
 
     def bound(draw: Draw) -> list[Rounded | None]:
         _, packed, scales, zeros, _, bias = draw.inputs
-        w = _unpacked(packed, bits).reshape(n, count, block).astype(np.float64)
-        zero = 2.0 ** (bits - 1) if zeros is None else _unpacked(zeros, bits)[:, :count, None]
-        # A weight is rounded once, and its sum with others as in any product.
-        w = ((w - zero) * scales[..., None]).reshape(n, -1)[:, :k]
-        weights = Rounded.exact(w, draw.dtype).rounded(w, 0, 2)
-        y = draw.read(0) @ weights.map(np.transpose)
+        codes, half = _unpacked(packed, bits).reshape(n, count, block), 2.0 ** (bits - 1)
+        # Codes, and what zero points shift them by, may be summed apart; weights are rounded once,
+        # and sums as in any product.
+        parts = [codes - half]
+        if zeros is not None:
+            shifts = half - _unpacked(zeros, bits)[:, :count, None]
+            parts.append(np.broadcast_to(shifts, codes.shape))
+        sums = []
+        for part in parts:
+            w = (part * scales[..., None].astype(np.float64)).reshape(n, -1)[:, :k]
+            weights = Rounded.exact(w, draw.dtype).rounded(w, 0, 2)
+            sums.append(draw.read(0) @ weights.map(np.transpose))
+        y = sum(sums[1:], sums[0])
         return [y if bias is None else y + bias.astype(np.float64)]
 
     options: dict[str, Any] = {"domain": "com.microsoft", "version": 1, "is_formula": True}
