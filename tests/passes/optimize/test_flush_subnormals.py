@@ -36,6 +36,10 @@ def test_without_subnormals_takes_arrays_of_any_strides():
     for weights in (WEIGHTS, WEIGHTS.T, np.repeat(WEIGHTS, 2, axis=1)[:, ::2], WEIGHTS[::-1]):
         wanted = np.where(np.abs(weights) < TINY, np.float32(0), weights)
         np.testing.assert_array_equal(without_subnormals(weights), wanted)
+    for few in (WEIGHTS[:, :, None], WEIGHTS[1:, :, None]):
+        flushed = without_subnormals(np.broadcast_to(few, (*few.shape[:2], 2**40)))
+        np.testing.assert_array_equal(flushed[..., 5], without_subnormals(few[..., 0]))
+        assert flushed.shape[2] == 2**40
     empty = np.empty((0, 4), np.float32)
     assert without_subnormals(empty) is empty
 
