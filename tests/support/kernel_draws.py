@@ -56,7 +56,7 @@ class Source(np.random.Generator):
         """As many dims; now and then one is 0."""
         dims = [1] * rank
         for axis in self.permutation(rank):
-            room = elements // max(math.prod(dims), 1)
+            room = elements // math.prod([max(n, 1) for n in dims])
             dims[axis] = self.size(max(min(room, 257), 1), least)
         if rank and not least and self.chance(0.9):
             dims = [max(n, 1) for n in dims]
