@@ -43,6 +43,7 @@ from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
+from penstock.ir.layout import unbroadcast
 from penstock.ops.common.constant_cache import origin_of_constant, source_after_release
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class ArtifactWriter:
 
     def fits(self, more: int = 0) -> bool:
         """Whether it has at most as many bytes as it should have, with ``more``."""
-        held = sum(_unbroadcast(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
+        held = sum(unbroadcast(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
         held += sum(map(len, self.documents.values()))
         return self._most is None or held + more <= self._most
 
@@ -159,7 +160,7 @@ class ArtifactWriter:
             elif array.dtype == STRING:
                 table["arrays"].append([*head, [str(x) for x in array.ravel()]])
             else:
-                stored = _unbroadcast(array)
+                stored = unbroadcast(array)
                 section = _write_section(file, _bytes_of(stored))
                 whole = [head[1]] if stored.shape != array.shape else []
                 table["arrays"].append([head[0], list(stored.shape), *section, *whole])
@@ -169,13 +170,6 @@ class ArtifactWriter:
         offset, count, checksum = _write_section(file, memoryview(end))
         file.seek(0)
         file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
-
-
-def _unbroadcast(array: np.ndarray) -> np.ndarray:
-    """An array without the axes along which it is broadcast."""
-    if 0 not in array.strides:
-        return array
-    return array[tuple([slice(None) if stride else slice(1) for stride in array.strides])]
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -9,10 +9,10 @@ import numpy as np
 
 from penstock.core import capability
 from penstock.core.types import RunValue, RunValues, TensorType, Type
+from penstock.host.malloc import aligned_bytes
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
-from penstock.ir.layout import aligned_bytes
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import row_type, stack
 from penstock.ops.work_estimate import HOST_RATES, RateTable, Workload, estimate, host_workload

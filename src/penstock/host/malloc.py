@@ -101,6 +101,11 @@ def weight_bytes(nbytes: int) -> np.ndarray:
         if large and size <= _room.size:
             memory, _room = _room[:nbytes], _room[size:]
             return memory
+    return aligned_bytes(nbytes)
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray:
+    """Uninitialized memory as uint8, from a line of the cache on."""
     memory = np.empty(nbytes + _LINE, np.uint8)
     return memory[-memory.ctypes.data % _LINE :][:nbytes]
 

@@ -22,11 +22,11 @@ def address(array: np.ndarray) -> int:
     return start
 
 
-def aligned_bytes(nbytes: int) -> np.ndarray:
-    """Uninitialized memory as uint8, aligned to ``ALIGNMENT`` bytes."""
-    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -address(memory) % ALIGNMENT
-    return memory[start : start + nbytes]
+def unbroadcast(array: np.ndarray) -> np.ndarray:
+    """An array without the axes along which it is broadcast."""
+    if 0 not in array.strides:
+        return array
+    return array[tuple([slice(None) if stride else slice(1) for stride in array.strides])]
 
 
 def line_aligned(array: np.ndarray) -> np.ndarray:
