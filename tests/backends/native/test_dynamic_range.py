@@ -51,6 +51,6 @@ def test_rows_of_ties() -> None:
     check(node, inputs)
 
 
-def test_rows_too_long_for_the_kernel_have_none() -> None:
-    node, _ = layer((1, 40_000), 2)
-    assert all(kernel_of(node, library) is None for library in LIBRARIES)
+@pytest.mark.parametrize("dims", [(1, 40_000), (700, 50)])
+def test_rows_that_no_stack_has_room_for(dims: tuple[int, int]) -> None:
+    check(*layer(dims, 2))

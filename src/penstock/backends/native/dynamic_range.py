@@ -7,14 +7,15 @@ import math
 from penstock.backends.native import family, part_ns
 from penstock.backends.native.integer_panels import rows_of_codes, starts_of_sums, tiles_of_row
 from penstock.backends.native.integers import integer_workload
-from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import INT8
 from penstock.ops.work_estimate import Workload
 
 # As in c/products/dynamic_range.c.
-_PANEL, _GROUP, _MOST_ROWS, _ROW_BYTES = 32, 4, 32, 32768
-_LEAST_WORK = 1 << 22  # operations of an item that columns are divided for
+_PANEL, _GROUP, _MOST_ROWS, _NEARBY = 32, 4, 32, 32768
+_BEHIND = 64  # bytes that are read behind the last row
+_LEAST_WORK = 1 << 22  # operations of a piece that columns are divided for
 
 
 @family("tflite.DynamicRangeDense", work=integer_workload)
@@ -30,25 +31,27 @@ def dynamic_range_call(site: Site) -> NativeCall | None:
         return None
     columns, depth = w.dims
     rows, (size, deep) = x.elements // depth, tiles_of_row(depth)
-    block = min(_MOST_ROWS, _ROW_BYTES // size, rows)
-    if block < 1:
-        return None
+    block = min(_MOST_ROWS, rows)
     held = rows_of_codes(weights)
     panels, sums, _ = held.arrays
     blocks, every = -(-rows // block), -(-columns // _PANEL)
     parts = max(1, min(8 // blocks, 2 * block * columns * depth // _LEAST_WORK))
     some = -(-every // parts // _GROUP) * _GROUP
+    pieces, room = blocks * -(-every // some), rows * (size + 8) + _BEHIND
+    staged = pieces > 1 or room > _NEARBY
     ops = 2 * block * columns * depth / site.library.functions.integer_speed
     work = Workload("codes image, a part", block * depth, ops, 0, block * columns)
     return NativeCall(
-        "dynamic_range_rows",
+        "dynamic_range_stages" if staged else "dynamic_range_rows",
         (
             *(Tensor(0), panels, starts_of_sums(held), sums, scales.reshape(-1)),
-            *(None if bias is None else bias.reshape(-1), site.result()),
-            *(int(scales.size > 1), rows, columns, depth, size, deep, block, some),
+            *(None if bias is None else bias.reshape(-1), site.result(), WORKSPACE if staged else None),
+            *(int(scales.size > 1), rows, columns, depth, size, deep, block, some, pieces),
             *(site.attr("asymmetric", 0), *map(float, site.attr("limits", (-math.inf, math.inf)))),
         ),
-        items=blocks * -(-every // some),
-        item_ns=part_ns(work) * some / every,
+        items=1,
+        item_ns=part_ns(work) * blocks,
+        workspace=room if staged else 0,
+        stages=(2, pieces) if staged else (0, 0),
         reordered={1: held},
     )

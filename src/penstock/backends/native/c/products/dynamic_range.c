@@ -1,9 +1,10 @@
 /* Products of rows of real numbers with a matrix of int8: each row becomes codes over its own range, as
-   ops/tflite/layers.py says, bit by bit. An item is a block of rows and some panels of columns. */
+   ops/tflite/layers.py says, bit by bit, in the first stage. A piece of the second is a block of rows and some
+   panels of columns. */
 #include "integers.h"
 #include "native.h"
 
-enum { MOST_ROWS = 32, ROW_BYTES = 32768, GROUP_COLUMNS = GROUP * PANEL };
+enum { MOST_ROWS = 32, NEARBY = 32768, GROUP_COLUMNS = GROUP * PANEL };
 
 struct dynamic_range_rows {
     const float *x;
@@ -11,8 +12,9 @@ struct dynamic_range_rows {
     const int32_t *start, *sums; /* what sums of products with codes + 128 begin with; of columns */
     const float *scales, *bias;  /* of columns, or null; scales `scale_step` apart */
     float *y;
+    uint8_t *room; /* for codes + 128 of all rows, then their scales and zero points; without stages there is none */
     int64_t scale_step, rows, columns, depth;
-    int64_t size, deep, block, some; /* bytes of a row, quads of a tile; rows and panels of an item */
+    int64_t size, deep, block, some, pieces; /* bytes of a row, quads of a tile; rows and panels of a piece */
     int64_t asymmetric;
     double low, high;
 };
@@ -53,32 +55,40 @@ static float range_codes(const struct dynamic_range_rows *a, const float *restri
     return scale;
 }
 
-ITEMS_OF(dynamic_range_rows, dynamic_range_rows)
+/* Codes of rows from `begin` on, scales and zero points. */
+static void convert_rows(const struct dynamic_range_rows *a, uint8_t *room, int64_t begin, int64_t end)
+{
+    float *const scales = (float *)(room + a->rows * a->size);
+    int32_t *const zeros = (int32_t *)(scales + a->rows);
+    for (int64_t r = begin; r < end; r++) {
+        scales[r] = range_codes(a, a->x + r * a->depth, room + r * a->size, zeros + r);
+        memset(room + r * a->size + a->depth, 0, a->size - a->depth);
+    }
+}
+
+static void multiply_codes(const struct dynamic_range_rows *a, const uint8_t *room, int64_t begin, int64_t end)
 {
     const int64_t panels = (a->columns + PANEL - 1) / PANEL, groups = (panels + a->some - 1) / a->some;
     const float low = (float)a->low, high = (float)a->high;
-    _Alignas(64) uint8_t codes[ROW_BYTES + TILE * QUAD];
+    const float *const scales = (const float *)(room + a->rows * a->size);
+    const int32_t *const zeros = (const int32_t *)(scales + a->rows);
     _Alignas(64) int32_t sums[MOST_ROWS * GROUP_COLUMNS];
-    float scales[MOST_ROWS] = {0};
-    int32_t zeros[MOST_ROWS] = {0};
-    for (int64_t item = begin; item < end; item++) {
-        const int64_t row = item / groups * a->block, first = item % groups * a->some;
+    for (int64_t piece = begin; piece < end; piece++) {
+        const int64_t row = piece / groups * a->block, first = piece % groups * a->some;
         const int64_t n = smaller(a->block, a->rows - row), last = smaller(panels, first + a->some);
-        memset(codes, 0, n * a->size);
-        for (int64_t r = 0; r < n; r++)
-            scales[r] = range_codes(a, a->x + (row + r) * a->depth, codes + r * a->size, zeros + r);
         for (int64_t p = first; p < last; p += GROUP) {
             const int64_t column = p * PANEL, count = smaller(a->columns, smaller(last, p + GROUP) * PANEL) - column;
-            multiplication m = {sums, GROUP_COLUMNS, a->start + column, 0, codes, a->size, ONE_PART, 1,
-                                a->size / QUAD, a->deep, a->weights + p * a->size * PANEL, a->size * PANEL, n, count};
+            multiplication m = {sums, GROUP_COLUMNS, a->start + column, 0, room + row * a->size, a->size, ONE_PART,
+                                1, a->size / QUAD, a->deep, a->weights + p * a->size * PANEL, a->size * PANEL, n,
+                                count};
             product_for(n)(&m);
             for (int64_t r = 0; r < n; r++) {
-                const int32_t *of = sums + r * GROUP_COLUMNS, *of_codes = a->sums + column;
+                const int32_t *of = sums + r * GROUP_COLUMNS, *of_codes = a->sums + column, zero = zeros[row + r];
                 const float *own = a->scale_step ? a->scales + column : NULL, *bias = a->bias ? a->bias + column : NULL;
-                const float one = scales[r] * a->scales[0];
+                const float scale = scales[row + r], one = scale * a->scales[0];
                 float *restrict y = a->y + (row + r) * a->columns + column;
                 for (int64_t j = 0; j < count; j++) {
-                    float number = (float)(of[j] - zeros[r] * of_codes[j]) * (own ? scales[r] * own[j] : one);
+                    float number = (float)(of[j] - zero * of_codes[j]) * (own ? scale * own[j] : one);
                     number = bias ? bias[j] + number : number;
                     number = number < low ? low : number; /* NaN stays */
                     y[j] = number > high ? high : number;
@@ -88,4 +98,23 @@ ITEMS_OF(dynamic_range_rows, dynamic_range_rows)
     }
 }
 
-KERNELS(dynamic_range, KERNEL(dynamic_range_rows, dynamic_range_rows))
+static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
+{
+    const struct dynamic_range_rows *a = arguments;
+    if (stage)
+        multiply_codes(a, a->room, begin, end);
+    else
+        convert_rows(a, a->room, begin * a->rows / a->pieces, end * a->rows / a->pieces);
+    return 0;
+}
+
+/* Of a single block of rows and few columns. */
+ITEMS_OF(dynamic_range_rows, dynamic_range_rows)
+{
+    _Alignas(64) uint8_t room[NEARBY];
+    convert_rows(a, room, 0, a->rows);
+    multiply_codes(a, room, begin, end);
+}
+
+KERNELS(dynamic_range, KERNEL(dynamic_range_rows, dynamic_range_rows),
+        STAGED_KERNEL(dynamic_range_stages, dynamic_range_rows, NULL, dynamic_range_stage))
