@@ -332,6 +332,17 @@ DENSE_HYBRIDS = {
     "no bias, Relu": dense_hybrid(f(9, 300), units=130, bias=False, fused_activation_function=1),
     "more dims": dense_hybrid(f(2, 3, 40), keep_num_dims=True, fused_activation_function=3),
     "many units": dense_hybrid(f(20, 64), units=200),
+    **{
+        f"product{name}": hybrid(
+            *("BATCH_MATMUL", x, ("BatchMatMulOptions", options), 4),
+            w=(codes(*((16, 40) if "adjoint_rhs" in options else (1, 40, 16))), quantized(0.01)),
+        )
+        for name, x, options in (
+            ("", f(2, 3, 40), {}),
+            (", transposed", f(3, 40), {"adjoint_rhs": True}),
+            (", asymmetric", f(2, 3, 40) + 1, ASYMMETRIC),
+        )
+    },
 }
 
 

@@ -13,7 +13,7 @@ from penstock.ops.common.dtypes import INT8
 from penstock.ops.work_estimate import Workload
 
 # As in c/products/dynamic_range.c.
-_PANEL, _GROUP, _MOST_ROWS, _NEARBY = 32, 4, 32, 32768
+_PANEL, _GROUP, _MOST_ROWS = 32, 4, 32
 _BEHIND = 64  # bytes that are read behind the last row
 _LEAST_WORK = 1 << 22  # operations of a piece that columns are divided for
 
@@ -37,21 +37,20 @@ def dynamic_range_call(site: Site) -> NativeCall | None:
     blocks, every = -(-rows // block), -(-columns // _PANEL)
     parts = max(1, min(8 // blocks, 2 * block * columns * depth // _LEAST_WORK))
     some = -(-every // parts // _GROUP) * _GROUP
-    pieces, room = blocks * -(-every // some), rows * (size + 8) + _BEHIND
-    staged = pieces > 1 or room > _NEARBY
+    pieces = blocks * -(-every // some)
     ops = 2 * block * columns * depth / site.library.functions.integer_speed
     work = Workload("codes image, a part", block * depth, ops, 0, block * columns)
     return NativeCall(
-        "dynamic_range_stages" if staged else "dynamic_range_rows",
+        "dynamic_range_rows",
         (
             *(Tensor(0), panels, starts_of_sums(held), sums, scales.reshape(-1)),
-            *(None if bias is None else bias.reshape(-1), site.result(), WORKSPACE if staged else None),
+            *(None if bias is None else bias.reshape(-1), site.result(), WORKSPACE),
             *(int(scales.size > 1), rows, columns, depth, size, deep, block, some, pieces),
             *(site.attr("asymmetric", 0), *map(float, site.attr("limits", (-math.inf, math.inf)))),
         ),
         items=1,
         item_ns=part_ns(work) * blocks,
-        workspace=room if staged else 0,
-        stages=(2, pieces) if staged else (0, 0),
+        workspace=rows * (size + 8) + _BEHIND,
+        stages=(2, pieces),
         reordered={1: held},
     )

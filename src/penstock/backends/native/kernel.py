@@ -212,8 +212,9 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             else call.dims_order,
             contiguous_inputs=dense,
             any_layout=call.any_layout,
-            # A call of the function is given the former, and has results in their own order.
-            prefer_bound=bool(call.reordered or call.dims_order),
+            # A call of the function is given the first, allocates the second, and has results in
+            # their own order.
+            prefer_bound=bool(call.reordered or call.workspace or call.dims_order),
         ),
         packed=PackedConstants(tuple(call.reordered), partial(_released, call.reordered))
         if call.reordered

@@ -391,6 +391,8 @@ def is_dynamic_range(c: OperatorConversion) -> bool:
     if is_biased and (c.quantizations[2] is not None or c.dtype(2) != FLOAT32):
         return False
     known = weights.const.dtype == np.int8 and not any(w.zero_points) and w.axis == 0
+    if c.op == "BATCH_MATMUL":
+        return known
     kind = "FullyConnectedOptions" if c.op == "FULLY_CONNECTED" else ""
     return known and c.option("fused_activation_function", kind) in BOUNDS
 

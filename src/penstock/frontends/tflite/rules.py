@@ -271,6 +271,17 @@ def l2_normalization(c: OperatorConversion) -> None:
 # Matrices.
 
 
+def _emit_dynamic_range(
+    c: OperatorConversion, inputs: Sequence[Value | None], kind: str, attrs: AttrDict
+) -> None:
+    """Rows times weights, with a bias or none, as ``is_dynamic_range`` says."""
+    (x, weights, *bias), w = inputs, c.quantizations[1]
+    assert w is not None
+    attrs = {"asymmetric": int(c.option("asymmetric_quantize_inputs", kind)), **attrs}
+    operands = [x, weights, c.constant(w.scale, FLOAT32), *bias]
+    c.emit_final("DynamicRangeDense", operands, attrs, domain=TFLITE)
+
+
 @operator_rule("FULLY_CONNECTED", codes=layer_of_codes, integers=is_dynamic_range)
 def fully_connected(c: OperatorConversion) -> None:
     """Weights have a row for each output. An image of more dims is flattened to rows as long as
@@ -286,13 +297,9 @@ def fully_connected(c: OperatorConversion) -> None:
         width = c.emit("Shape", [weights], start=1)
         flat = c.emit("Concat", [[-1], width], axis=0)
         x, matrix = c.reshaped(x, flat), True
-    w = c.quantizations[1]
-    if c.codes is None and w is not None and weights is c.inputs[1] and is_dynamic_range(c):
+    if c.codes is None and weights is c.inputs[1] and is_dynamic_range(c):
         limits = BOUNDS[c.option("fused_activation_function", "FullyConnectedOptions")]
-        asymmetric = int(c.option("asymmetric_quantize_inputs", "FullyConnectedOptions"))
-        inputs = [x, weights, c.constant(w.scale, FLOAT32), bias]
-        attrs: AttrDict = {"asymmetric": asymmetric, "limits": [*limits]}
-        c.emit_final("DynamicRangeDense", inputs, attrs, domain=TFLITE)
+        _emit_dynamic_range(c, [x, weights, bias], "FullyConnectedOptions", {"limits": [*limits]})
         return
     if matrix and c.codes is not None:
         inputs = [x, *c.codes.x, weights, *c.codes.w, bias, *c.codes.y]
@@ -321,9 +328,24 @@ def _product_with_codes(c: OperatorConversion) -> CodeLayer | None:
     return None if c.option("adjoint_lhs", "BatchMatMulOptions") or not fits else codes
 
 
-@operator_rule("BATCH_MATMUL", codes=_product_with_codes)
+def _is_dynamic_product(c: OperatorConversion) -> bool:
+    """Whether rows of real numbers are multiplied by one constant matrix of int8 with one scale."""
+    w, dims = c.quantizations[1], all_known(c.shape(1)) or ()
+    if w is None or w.scale.size > 1 or len(dims) < 2 or math.prod(dims[:-2]) > 1:
+        return False
+    return not c.option("adjoint_lhs", "BatchMatMulOptions") and is_dynamic_range(c)
+
+
+@operator_rule("BATCH_MATMUL", codes=_product_with_codes, integers=_is_dynamic_product)
 def batch_matmul(c: OperatorConversion) -> None:
     operands = c.take(2)
+    if c.codes is None and _is_dynamic_product(c):
+        matrix = operands[1].const.reshape(operands[1].const.shape[-2:])
+        if not c.option("adjoint_rhs", "BatchMatMulOptions"):
+            matrix = np.ascontiguousarray(matrix.T)
+        inputs = [operands[0], c.constant(matrix, matrix.dtype)]
+        _emit_dynamic_range(c, inputs, "BatchMatMulOptions", {})
+        return
     if c.codes is not None:
         # A convolution by one element, whose sums are rescaled in integers.
         x, w = c.static_shape(0, "the rows"), operands[1].const

@@ -4,7 +4,7 @@
 #include "integers.h"
 #include "native.h"
 
-enum { MOST_ROWS = 32, NEARBY = 32768, GROUP_COLUMNS = GROUP * PANEL };
+enum { MOST_ROWS = 32, GROUP_COLUMNS = GROUP * PANEL };
 
 struct dynamic_range_rows {
     const float *x;
@@ -12,7 +12,7 @@ struct dynamic_range_rows {
     const int32_t *start, *sums; /* what sums of products with codes + 128 begin with; of columns */
     const float *scales, *bias;  /* of columns, or null; scales `scale_step` apart */
     float *y;
-    uint8_t *room; /* for codes + 128 of all rows, then their scales and zero points; without stages there is none */
+    uint8_t *room; /* for codes + 128 of all rows, then their scales and zero points */
     int64_t scale_step, rows, columns, depth;
     int64_t size, deep, block, some, pieces; /* bytes of a row, quads of a tile; rows and panels of a piece */
     int64_t asymmetric;
@@ -55,30 +55,24 @@ static float range_codes(const struct dynamic_range_rows *a, const float *restri
     return scale;
 }
 
-/* Codes of rows from `begin` on, scales and zero points. */
-static void convert_rows(const struct dynamic_range_rows *a, uint8_t *room, int64_t begin, int64_t end)
+static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
 {
-    float *const scales = (float *)(room + a->rows * a->size);
-    int32_t *const zeros = (int32_t *)(scales + a->rows);
-    for (int64_t r = begin; r < end; r++) {
-        scales[r] = range_codes(a, a->x + r * a->depth, room + r * a->size, zeros + r);
-        memset(room + r * a->size + a->depth, 0, a->size - a->depth);
-    }
-}
-
-static void multiply_codes(const struct dynamic_range_rows *a, const uint8_t *room, int64_t begin, int64_t end)
-{
+    const struct dynamic_range_rows *a = arguments;
     const int64_t panels = (a->columns + PANEL - 1) / PANEL, groups = (panels + a->some - 1) / a->some;
     const float low = (float)a->low, high = (float)a->high;
-    const float *const scales = (const float *)(room + a->rows * a->size);
-    const int32_t *const zeros = (const int32_t *)(scales + a->rows);
+    float *const scales = (float *)(a->room + a->rows * a->size);
+    int32_t *const zeros = (int32_t *)(scales + a->rows);
+    for (int64_t r = begin * a->rows / a->pieces; !stage && r < end * a->rows / a->pieces; r++) {
+        scales[r] = range_codes(a, a->x + r * a->depth, a->room + r * a->size, zeros + r);
+        memset(a->room + r * a->size + a->depth, 0, a->size - a->depth);
+    }
     _Alignas(64) int32_t sums[MOST_ROWS * GROUP_COLUMNS];
-    for (int64_t piece = begin; piece < end; piece++) {
+    for (int64_t piece = begin; stage && piece < end; piece++) {
         const int64_t row = piece / groups * a->block, first = piece % groups * a->some;
         const int64_t n = smaller(a->block, a->rows - row), last = smaller(panels, first + a->some);
         for (int64_t p = first; p < last; p += GROUP) {
             const int64_t column = p * PANEL, count = smaller(a->columns, smaller(last, p + GROUP) * PANEL) - column;
-            multiplication m = {sums, GROUP_COLUMNS, a->start + column, 0, room + row * a->size, a->size, ONE_PART,
+            multiplication m = {sums, GROUP_COLUMNS, a->start + column, 0, a->room + row * a->size, a->size, ONE_PART,
                                 1, a->size / QUAD, a->deep, a->weights + p * a->size * PANEL, a->size * PANEL, n,
                                 count};
             product_for(n)(&m);
@@ -96,25 +90,7 @@ static void multiply_codes(const struct dynamic_range_rows *a, const uint8_t *ro
             }
         }
     }
-}
-
-static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
-{
-    const struct dynamic_range_rows *a = arguments;
-    if (stage)
-        multiply_codes(a, a->room, begin, end);
-    else
-        convert_rows(a, a->room, begin * a->rows / a->pieces, end * a->rows / a->pieces);
     return 0;
 }
 
-/* Of a single block of rows and few columns. */
-ITEMS_OF(dynamic_range_rows, dynamic_range_rows)
-{
-    _Alignas(64) uint8_t room[NEARBY];
-    convert_rows(a, room, 0, a->rows);
-    multiply_codes(a, room, begin, end);
-}
-
-KERNELS(dynamic_range, KERNEL(dynamic_range_rows, dynamic_range_rows),
-        STAGED_KERNEL(dynamic_range_stages, dynamic_range_rows, NULL, dynamic_range_stage))
+KERNELS(dynamic_range, STAGED_KERNEL(dynamic_range_rows, dynamic_range_rows, NULL, dynamic_range_stage))
