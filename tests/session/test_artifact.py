@@ -17,6 +17,7 @@ from onnx import ModelProto, numpy_helper
 
 import penstock as ps
 from penstock.artifact.container import HEADER
+from penstock.artifact.decode import decode_graphs
 from penstock.backends.registry import available
 from penstock.build import GraphBuilder
 from penstock.compiler import compiler, stages
@@ -344,6 +345,27 @@ def test_variables_are_saved_with_their_first_values(path: Path) -> None:
     session = ps.compile(case.path)
     session.save(path)
     follow(case, lambda _: ps.open(path))
+
+
+def test_graph_of_a_model_with_variables_is_decoded_when_it_is_needed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case,) = [c for c in cases("op") if c.name == "unidirectional_sequence_lstm_state_kept"]
+    session = ps.compile(case.path)
+    feeds = {port.name: np.ones(port.type.shape, np.float32) for port in session.inputs}
+    session.run(feeds)
+    session.save(path)
+    decoded, decode = [], decode_graphs
+    for module in ("artifact.decode", "frontends.artifact.importer"):
+        monkeypatch.setattr(
+            f"penstock.{module}.decode_graphs", lambda *args: decoded.append(1) or decode(*args)
+        )
+    opened = ps.open(path)
+    assert decoded == []
+    opened.run(feeds)
+    assert len(decoded) == 1  # the plan's
+    opened.model.graph  # noqa: B018
+    assert len(decoded) == 2
 
 
 @pytest.mark.parametrize("backends", [["numpy"], None])

@@ -687,7 +687,8 @@ def _order(slot: Slot) -> list[int] | None:
     if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
         return None
     dims = type_.dims
-    order = sorted((k for k, n in enumerate(dims) if n != 1), key=lambda k: -strides[k])
+    long = [k for k, n in enumerate(dims) if n != 1]
+    order = sorted(long, key=strides.__getitem__, reverse=True)
     stride = type_.nbytes // max(type_.elements, 1)
     for k in reversed(order):
         if strides[k] != stride and type_.nbytes:

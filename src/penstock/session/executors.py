@@ -153,7 +153,7 @@ class Executors:
         values = subgraph.placeholders(values)
         # TFLite's dims are those of the converter's example, and its runtime lets callers change
         # them.
-        if self._model.resizable and not _feeds_fit(subgraph.graph.inputs, values):
+        if self._model.resizable and not _feeds_fit(subgraph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
         # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked

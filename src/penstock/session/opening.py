@@ -78,9 +78,13 @@ def _graphs(
     if model.artifact is not None:
         from penstock.artifact.decode import decode_stores
 
-        # Variables are told apart by their nodes: a model with some is decoded at once.
-        if not decode_stores(model.artifact):  # graphs are decoded when needed
+        for store in decode_stores(model.artifact):
+            stores.setdefault(store, store.own())
+        # Graphs are decoded when needed, functions that may have variables at once.
+        if not stores:
             return model.functions, partial(getattr, model, "graph")
+        if not model.functions:
+            return {}, lambda: _own_stores({"": model.graph}, stores)[""]
     functions = _own_stores({"": model.graph, **model.functions}, stores)
     return functions, partial(functions.pop, "")
 
