@@ -200,3 +200,19 @@ def test_open_and_run_imports_few_modules(imported_by_open: set[str]) -> None:
 
 def test_open_and_run_imports_nothing_of_compiling(imported_by_open: set[str]) -> None:
     assert imported_by_open & (ACCIDENTAL | OF_OTHER_MODELS | OF_COMPILING) == set()
+
+
+def test_compile_of_what_is_kept_imports_nothing_of_compiling(tmp_path: Path) -> None:
+    w = numpy_helper.from_array(np.ones((256, 256), np.float32), "w")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 256]) for n in "xy"]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [w])
+    opsets = [helper.make_opsetid("", 17)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    session = f"penstock.compile({str(path)!r}, cache={str(tmp_path / 'kept')!r})"
+    compiled = session, tmp_path, '{"x": np.ones((1, 256), np.float32)}'
+    first, again = modules(*compiled), modules(*compiled)
+    assert "penstock.passes" in first
+    # A file that may still be written to is read again.
+    assert again & (ACCIDENTAL | OF_OTHER_MODELS | OF_COMPILING) <= {"hashlib"}

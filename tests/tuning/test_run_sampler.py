@@ -15,7 +15,7 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.compiler import stages
-from penstock.executors.base import CompiledExecutor
+from penstock.executors.base import CompiledExecutor, LateSampler
 from penstock.executors.frames.executor import FramesExecutor
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.parallel import ParallelExecutor
@@ -24,6 +24,7 @@ from penstock.host.threads import pool as workers_pool
 from penstock.ir.kernel import Kernel
 from penstock.tuning import run_sampler, trial
 from penstock.tuning.measure import Cost, CostModel, GraphProfiler
+from penstock.tuning.run_sampler import RunSampler
 from penstock.tuning.trial import in_turns
 from tests.support.costs import measured_variants
 from tests.support.onnx_text import compile_text
@@ -328,6 +329,20 @@ def test_autotune_measures_in_more_runs(cache):
     session = compile_text(SIX, executor="parallel", backends=[backend], autotune=True)
     session.run(X)
     assert backend.ran["Cos"] > trial.BUDGET
+
+
+@needs_cores
+def test_runs_of_an_opened_session_are_sampled_from_the_second_one_on(cache, tmp_path):
+    session = compile_text(SIX, executor="auto", threads=2)
+    session.run(X)
+    session.save(tmp_path / "six.penstock")
+    opened = ps.open(tmp_path / "six.penstock", threads=2)
+    samplers = []
+    for _ in range(3):
+        np.testing.assert_array_equal(opened.run(X)["y"], session.run(X)["y"])
+        samplers.append(opened.inspect.executor.sampler)
+    assert list(map(type, samplers)) == [LateSampler, RunSampler, RunSampler]
+    assert samplers[2] is samplers[1] and samplers[1].owner() is not None
 
 
 @needs_cores

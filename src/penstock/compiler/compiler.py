@@ -13,7 +13,8 @@ from penstock.core.checkpoints import THREAD, Progress, checkpoint, report_progr
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
 from penstock.core.records import replace
 from penstock.core.types import RunValue, RunValues
-from penstock.executors.base import Executor
+from penstock.executors.base import Executor, LateSampler, Sampler
+from penstock.executors.linear import LinearExecutor
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Graph, is_framed
 
@@ -72,6 +73,21 @@ AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
     if getattr(stage, "func", stage) is _lower_graph
 }
 """The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
+
+
+def _bind_saved(programmed: stages.Programmed, context: CompileContext) -> Executor:
+    """``bind``; where the order was left to costs, runs show whether tasks are faster."""
+    executor = stages.bind(programmed, context)
+    unmeasured = programmed.schedule.unmeasured and context.workers > 1
+    if unmeasured and isinstance(executor, LinearExecutor):
+        executor.sampler = LateSampler(partial(_run_sampler, programmed, context))
+    return executor
+
+
+def _run_sampler(programmed: stages.Programmed, context: CompileContext) -> Sampler | None:
+    from penstock.compiler.scheduling import run_sampler
+
+    return run_sampler(programmed, context)
 
 
 def progress_of(option: bool | Progress) -> Progress | None:
@@ -185,7 +201,7 @@ class Compiler:
         # The order was chosen before it was saved, so that nothing is scheduled; if it was only
         # estimated, runs of this process still check it.
         if saved.arena is not None:
-            bound = _SAMPLED if self.context.workers > 1 else _BOUND
+            bound = stages.generate_program, _bind_saved
             line = (stages.plan_slots, stages.schedule_saved, *bound)
         at = line.index(stages.generate_program)
         line = (*line[:at], stages.generate_saved, *line[at + 1 :])

@@ -250,11 +250,8 @@ def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
     schedule, executor = programmed.schedule, bind(programmed, context)
     if programmed.rival is not None:
         return _bind_tried(schedule, programmed.rival, executor, context)
-    plan, several = schedule.plan, schedule.unmeasured and context.workers > 1
-    # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
-    several = several and (not is_chain(plan) or _may_overlap(plan, context))
-    if several and isinstance(executor, LinearExecutor):
-        executor.sampler = _run_sampler(programmed, context)
+    if schedule.unmeasured and context.workers > 1 and isinstance(executor, LinearExecutor):
+        executor.sampler = run_sampler(programmed, context)
     return executor
 
 
@@ -297,14 +294,15 @@ def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
     return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
 
 
-def _run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
-    """What learns from runs whether a plan in one order is faster as tasks."""
-    from penstock.tuning.run_sampler import Choice, RunSampler, sampled
-
-    # Costs that the user gives are not to be corrected by runs.
-    if context.options.expert.cost_model is not None:
-        return None
+def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
+    """What learns from runs whether a plan in one order is faster as tasks, if it may be."""
     plan, program = programmed.schedule.plan, programmed.program
+    # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
+    several = not is_chain(plan) or _may_overlap(plan, context)
+    # Costs that the user gives are not to be corrected by runs.
+    if not several or context.options.expert.cost_model is not None:
+        return None
+    from penstock.tuning.run_sampler import Choice, RunSampler, sampled
 
     def observed() -> Executor:
         timed = program.with_observers(inputs=False)

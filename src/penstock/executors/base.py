@@ -130,6 +130,24 @@ class Sampler(Protocol):
     ) -> tuple[RunValue, ...]: ...
 
 
+class LateSampler:
+    """Stands for the sampler that ``make`` gives, if it does: runs have it from the second one on,
+    so that a process of one run does without its modules."""
+
+    def __init__(self, make: Callable[[], Sampler | None]) -> None:
+        self.owner: Callable[[], Any] = lambda: None
+        self._left = iter([None, make])  # for the next runs, of which several may be at once
+
+    def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
+        make = next(self._left, None)
+        if make is not None and isinstance(executor, CompiledExecutor):
+            executor.sampler = sampler = make()
+            if sampler is not None:
+                sampler.owner = self.owner
+                return sampler.run(executor, inputs, control)
+        return working_for(control, executor.run, inputs, control)
+
+
 class CompiledExecutor:
     """An executor of a generated program, bound to the arenas of a pool.
 

@@ -46,6 +46,7 @@ from penstock.session.environment import VARIABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
 
     import numpy as np
 
@@ -171,6 +172,12 @@ def _times(folder: str) -> Iterator[int]:
                 yield entry.stat().st_mtime_ns
             elif "." not in entry.name and entry.name != "__pycache__":
                 yield from _times(entry.path)
+
+
+def _open_beside(folder: str, path: str) -> BinaryIO:
+    from pathlib import Path  # most models have all weights in one file
+
+    return open_inside(Path(folder), path)
 
 
 @dataclass
@@ -313,8 +320,6 @@ class CacheEntry:
 
     def _weights(self) -> Callable[[str, int, int], np.ndarray]:
         """What reads parts of the model's files, by their paths below its folder."""
-        from pathlib import Path
-
         from penstock.frontends.common.weight_file import WeightFile
 
         base, is_mapped, files = self._base, self.options.map_weights, {}
@@ -324,7 +329,7 @@ class CacheEntry:
             if path not in files:
                 # The user may name a link, but a file may not.
                 whole = os.path.join(base, path)
-                inside = partial(open_inside, Path(base), path)
+                inside = partial(_open_beside, base, path)
                 opened = partial(open_path, whole) if whole == source else inside
                 files[path] = WeightFile(opened, is_mapped)
             if not 0 <= offset <= files[path].size - count:
