@@ -131,6 +131,7 @@ _HELPERS: dict[str, Any] = {
     **{function.__name__: function for function in _FUNCTIONS},
     # Names of a model file are no code; should one get into the text, it reaches nothing else.
     "__builtins__": {"len": len, "map": map, "range": range},
+    "THREAD": THREAD,
     "array": np.array,
     "asarray": np.asarray,
     "count": count,
@@ -143,5 +144,7 @@ _HELPERS: dict[str, Any] = {
 
 def helpers() -> dict[str, Any]:
     """A new dict of all these, by name. ``contiguous`` is a tensor in C order, as callers expect
-    it, and other values as they are; ``copied`` a buffer, after a value is copied into it."""
-    return {**_HELPERS, "contiguous": contiguous(), "copied": refilled()}
+    it, and other values as they are; ``in_c_order`` a copy; ``copied`` a buffer, after a value is
+    copied into it."""
+    compiled = {"contiguous": contiguous(), "in_c_order": in_c_order(), "copied": refilled()}
+    return {**_HELPERS, **compiled}

@@ -45,10 +45,13 @@ from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import cached_property, dataclass, field, replace
 from penstock.core.types import RunValue
+from penstock.host.malloc import LARGEST
 from penstock.host.native import FREE_THREADED
 from penstock.host.on_demand import imported
+from penstock.ir.layout import is_plannable
+from penstock.ops.internal.transfer import HOST
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, SlotKind, Step, memory_of
+from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -305,6 +308,13 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     return [*(f"t{number}" for number in range(len(tasks.tasks))), "results"]
 
 
+def _is_copied_at_once(slots: Sequence[Slot], index: int) -> bool:
+    """Whether a value is a tensor of the host's arena that new memory is no question for."""
+    slot, roots = slots[index], memory_of(slots, index)
+    in_arena = slot.kind is not SlotKind.DYNAMIC and [slots[i].memory for i in roots] == [HOST]
+    return in_arena and is_plannable(slot.type) and slot.type.nbytes <= LARGEST
+
+
 def _write_return(writer: StepWriter) -> None:
     """Return the outputs, as copies where they share memory with others."""
     # Arena slots with dims in another order in memory may have views among the outputs.
@@ -328,7 +338,13 @@ def _write_return(writer: StepWriter) -> None:
         # used again.
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
+        returned.add(resident_in)
+        if not kept and _is_copied_at_once(writer.slots, i):
+            texts.append(f"copy({writer.name[i]})")
+            continue
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"
         texts.append(f"contiguous({text})" if reordered and i not in grown else text)
-        returned.add(resident_in)
+    if [text for text in texts if text.startswith("copy(")]:
+        # Most runs have no budget of memory, and asking it takes as long as a small copy.
+        writer.line("copy = in_c_order if THREAD.run is None else unshared")
     writer.line(f"return ({', '.join(texts)}{',' if texts else ''})")

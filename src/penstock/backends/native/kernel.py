@@ -45,6 +45,8 @@ WORKSPACE = _Workspace()
 
 ROUNDED = "rounded_"
 """the beginning of names of kernels that round operands to bfloat16"""
+_MOST_ORDERED = 15  # dims, of four bits each
+_OWN_ORDERS: Mapping[int, int] = {}
 
 Word: TypeAlias = int | float | np.ndarray | Tensor | _Workspace | None
 """An argument of a compiled kernel: a number, an array made at compile time, a tensor of the node,
@@ -320,7 +322,7 @@ class _CallBinder(Binder):
     ) -> BoundCall:
         arrays = (*inputs, *outputs)
         native = self.native
-        orders: dict[int, tuple[int, ...] | None] = {}
+        orders: dict[int, int] = {}
         # Others are arguments of each call, which looks at them, and copies inputs that it cannot
         # read.
         fixed = list(map(_is_dense, arrays))
@@ -328,18 +330,17 @@ class _CallBinder(Binder):
         if native.restrided is not None and any(strides := list(given)):
             try:
                 native = native.restrided(strides)
+                late = [(i, x) for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)]
+                orders = {i: _order_word(x.order) for i, x in late}
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
-            orders = {i: x.order for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)}
             # Code that is told the strides needs no more than whole elements at aligned addresses.
             fixed = list(map(_is_aligned, arrays))
         else:
             native = self.plain()
         read = _read(native)
         runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
-        run = _CallBinder(self.site, native).call(arrays, workspace, runtime).run
-        if orders and any(of_runtime := [orders.get(i) for i in runtime]):
-            run = _in_order(run, of_runtime)
+        run = _CallBinder(self.site, native).call(arrays, workspace, runtime, orders).run
         return run, tuple([arrays[i] for i in runtime])
 
     def _bind_copy(
@@ -360,10 +361,17 @@ class _CallBinder(Binder):
         return run, runtime
 
     def call(
-        self, arrays: RunValues, workspace: Any, runtime: Sequence[int] = (), *, every: bool = False
+        self,
+        arrays: RunValues,
+        workspace: Any,
+        runtime: Sequence[int] = (),
+        orders: Mapping[int, int] = _OWN_ORDERS,
+        *,
+        every: bool = False,
     ) -> Any:
         """The call on ``arrays``, inputs and then outputs, of which it takes those at ``runtime``
-        as arguments; with ``every``, it takes them all and the workspace, or makes the outputs."""
+        as arguments, their dims in memory in these ``orders``; with ``every``, it takes them all
+        and the workspace, or makes the outputs."""
         native, site = self.native, self.site
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
@@ -392,7 +400,7 @@ class _CallBinder(Binder):
             native.kernel,
             tuple(words),
             (native.keep, *native.reordered.values()) if native.reordered else native.keep,
-            tuple([(places.get(i, 0), sizes[i], i >= count) for i in given]),
+            tuple([(places.get(i, 0), sizes[i], i >= count, orders.get(i, 0)) for i in given]),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),
@@ -407,19 +415,13 @@ def _read(call: NativeCall) -> set[int]:
     return {word.index for word in call.words if isinstance(word, Tensor)}
 
 
-def _in_order(
-    run: Callable[..., None], orders: Sequence[tuple[int, ...] | None]
-) -> Callable[..., None]:
-    """``run`` of arrays with their dims in these orders."""
-    if len(orders) == 1:  # as of an image that is fed; the way below takes half a microsecond more
-        (order,) = orders
-        return lambda x: run(x.transpose(order))
-
-    def function(*arrays: RunValue) -> None:
-        pairs = zip(arrays, orders, strict=True)
-        run(*[x.transpose(order) if order else x for x, order in pairs])
-
-    return function
+def _order_word(order: Sequence[int] | None) -> int:
+    """The order of an array's dims in memory, as in ``host/c/call.h``: 0 for their own."""
+    if order is None:
+        return 0
+    if len(order) > _MOST_ORDERED:
+        raise UnsupportedError
+    return sum([len(order) << 60, *[dim << 4 * k for k, dim in enumerate(order)]])
 
 
 def _strides(x: Any, type_: TensorType | None, dense: bool) -> tuple[int, ...] | None:

@@ -134,10 +134,13 @@ PyObject *array_copied(PyObject *module, PyObject *given)
     if (!PyArray_Check(given))
         return PyErr_Format(PyExc_TypeError, "copied() takes an array");
     PyArrayObject *x = (PyArrayObject *)given;
-    if (!is_plain(x) || PyArray_IS_C_CONTIGUOUS(x))
+    int dense = PyArray_IS_C_CONTIGUOUS(x);
+    if (!is_plain(x) || (dense && PyArray_NBYTES(x) >= WORTH_RELEASE))
         return PyArray_NewCopy(x, NPY_CORDER);
     PyArrayObject *y = new_array(PyArray_NDIM(x), PyArray_DIMS(x), x);
-    if (y)
+    if (y && dense)
+        memcpy(PyArray_DATA(y), PyArray_DATA(x), PyArray_NBYTES(x));
+    else if (y)
         copy_rows(x, y, PyArray_BYTES(y));
     return (PyObject *)y;
 }

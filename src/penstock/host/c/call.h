@@ -22,6 +22,7 @@ typedef struct {
     uint64_t words; /* those that it is: a bit of each, none if the kernel does not look at it */
     int64_t nbytes;
     int64_t written;
+    uint64_t order; /* the dims in memory, the outermost in the lowest 4 bits; their number in the highest; 0: their own */
 } runtime_array;
 
 typedef struct {

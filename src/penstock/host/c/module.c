@@ -167,15 +167,45 @@ int call_run_plain(const Call *call)
     return call->items ? run_items(call, call->words, 0, call->items) : 0;
 }
 
+/* Whether the elements of an array are next to one another, its dims in this order. */
+static int is_dense(PyArrayObject *x, uint64_t order)
+{
+    npy_intp stride = PyArray_ITEMSIZE(x);
+    if (!order)
+        return PyArray_IS_C_CONTIGUOUS(x);
+    int rank = PyArray_NDIM(x);
+    for (int k = rank - 1; k >= 0; k--) {
+        const int dim = order >> 4 * k & 15;
+        if (PyArray_DIM(x, dim) != 1 && PyArray_STRIDE(x, dim) != stride)
+            return 0;
+        stride *= PyArray_DIM(x, dim);
+    }
+    return 1;
+}
+
+/* The array with its dims in this order, as a new reference. */
+static PyObject *in_order(PyObject *given, uint64_t order)
+{
+    npy_intp dims[MOST_RANK];
+    PyArray_Dims all = {dims, (int)(order >> 60)};
+    for (int k = 0; k < all.len; k++)
+        dims[k] = order >> 4 * k & 15;
+    return order ? PyArray_Transpose((PyArrayObject *)given, &all) : Py_NewRef(given);
+}
+
 /* The array that a kernel can read or write in place of `given`, as a new reference. */
 static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
 {
-    PyArrayObject *array = NULL;
-    if (PyArray_Check(given) && PyArray_ISCARRAY_RO((PyArrayObject *)given) &&
-        (!runtime->written || PyArray_ISWRITEABLE((PyArrayObject *)given)))
+    PyArrayObject *array = NULL, *x = (PyArrayObject *)given;
+    const uint64_t order = runtime->order;
+    if (order && (!PyArray_Check(given) || PyArray_NDIM(x) != (int)(order >> 60)))
+        return PyErr_SetString(PyExc_ValueError, "an array of another rank is given"), NULL;
+    if (PyArray_Check(given) && PyArray_ISALIGNED(x) && PyArray_ISNOTSWAPPED(x) && is_dense(x, order) &&
+        (!runtime->written || PyArray_ISWRITEABLE(x)))
         array = (PyArrayObject *)Py_NewRef(given);
     else if (!runtime->written) {
-        PyObject *dense = array_contiguous(NULL, given);
+        PyObject *turned = in_order(given, order), *dense = turned ? array_contiguous(NULL, turned) : NULL;
+        Py_XDECREF(turned);
         if (dense)
             array = (PyArrayObject *)PyArray_FROM_OF(dense, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED);
         Py_XDECREF(dense);
@@ -295,17 +325,20 @@ static int set_runtime(Call *self, PyObject *runtime)
     if (count > MOST_RUNTIME)
         return PyErr_Format(PyExc_ValueError, "%zd arrays are too many for a call", count), -1;
     for (self->n_runtime = 0; self->n_runtime < count; self->n_runtime++) {
-        unsigned long long places;
+        unsigned long long places, order;
         long long nbytes;
         int written;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(runtime, self->n_runtime), "KLp", &places, &nbytes, &written))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(runtime, self->n_runtime), "KLpK", &places, &nbytes, &written, &order))
             return -1;
+        for (uint64_t k = 0; k < order >> 60; k++)
+            if ((order >> 4 * k & 15) >= order >> 60)
+                return PyErr_SetString(PyExc_ValueError, "an order of other dims"), -1;
         if (self->kernel->words < 64 && places >> self->kernel->words) {
             PyErr_Format(PyExc_ValueError, "kernel %s has no argument %lld", self->kernel->name,
                          63LL - __builtin_clzll(places));
             return -1;
         }
-        self->runtime[self->n_runtime] = (runtime_array){places, nbytes, written};
+        self->runtime[self->n_runtime] = (runtime_array){places, nbytes, written, order};
     }
     return 0;
 }
