@@ -62,7 +62,14 @@ def hashtable_lookup(
     return out, hits.astype(UINT8)
 
 
-@array_operator("EmbeddingLookupSparse", domain=TFLITE)
+def _infer_sums(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dims, table = rules.all_known(rules.ints(types, consts, 2)), rules.tensor(types, 4)
+    if dims is None or not table.shape:
+        return (TensorType(table.dtype),)
+    return (TensorType(table.dtype, (*dims[:-1], *table.shape[1:])),)
+
+
+@array_operator("EmbeddingLookupSparse", domain=TFLITE, infer=_infer_sums)
 def embedding_lookup_sparse(
     ids: np.ndarray,
     indices: np.ndarray,
