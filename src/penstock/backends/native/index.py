@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import ge
 
 import numpy as np
 
@@ -12,14 +13,15 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
-from penstock.ops.common.dtypes import UINT8, dtype_info
+from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.tflite.arrays import IDENTITIES
 
 _MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
 _PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
 _TOP_COLUMNS = 16  # as in c/tables/index.c
 _BLOCK_AXES = "gather_axis", "quantize_axis"
-_BUCKETED, _FEW_BOUNDS = 1024, 24  # as in c/tables/index.c
+_BUCKETED, _FEW_BOUNDS, _MOST_DIMS = 1024, 24, 64  # as in c/tables/index.c
 
 
 def _strides(dims: Sequence[int]) -> list[int]:
@@ -131,69 +133,64 @@ def gather_blocks(site: Site) -> NativeCall | None:
 
 # What becomes of indices out of range, as in c/tables/index.c.
 _FROM_END, _EXACT, _FROM_ZERO, _INSIDE, _NEAREST = range(5)
-_REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max", "": "none"}
+_REDUCTIONS = {"multiply": "mul", "minimum": "min", "maximum": "max", "": "none", "sum": "add"}
 # Sums of small integers wrap, and those of truth values are true if one is.
 _SUMS = {
-    **dict.fromkeys(("int8", "uint8"), "add_uint8"),
-    **dict.fromkeys(("int16", "uint16"), "add_uint16"),
-    "bool": "max_uint8",
+    **dict.fromkeys(("add_int8", "add_uint8"), "add_uint8"),
+    **dict.fromkeys(("add_int16", "add_uint16"), "add_uint16"),
+    "add_bool": "max_uint8",
 }
-_IDENTITIES = {
-    "sum": ("add", lambda dtype: 0),
-    "prod": ("mul", lambda dtype: 1),
-    "max": ("max", lambda dtype: dtype_info(dtype).min),
-    "min": ("min", lambda dtype: dtype_info(dtype).max),
+_SCATTERS = {
+    "ScatterNd": (0, 1, _EXACT),
+    "SparseToDense": (0, 2, _EXACT),
+    "Segment": (1, 0, _FROM_ZERO),
 }
+_GATHER_DIMS = "offset_dims", "collapsed_slice_dims", "start_index_map"
+_SCATTER_DIMS = "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims"
 
 
 class _Slices(NamedTuple):
-    """Slices of ``data`` at tuples of indices along some ``axes``: behind ``batch`` axes of both.
-    ``inputs`` are the data, indices and updates; of no data, ``fill`` is an element of it.
-    ``depth``: the length of a tuple; ``mode``: what becomes of indices out of range."""
+    """Slices of ``data`` at tuples of indices along ``axes``, behind ``batch`` axes of both.
+    ``inputs``: the data, indices and updates; ``fill``: an element in place of the data."""
 
     name: str
     data: TensorType
     axes: Sequence[int]
     inputs: tuple[int | None, int, int | None]
+    mode: int
     batch: int = 0
     fill: Tensor | np.ndarray | None = None
-    mode: int = _FROM_END
 
 
 def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
-    """The call for these slices; None if shapes do not fit."""
-    data, axes, batch = slices.data, slices.axes, slices.batch
-    of_data, of_indices, of_updates = slices.inputs
-    indices, updates = site.input(of_indices), None
+    name, data, axes, (source, at, updates), mode, batch, fill = slices
+    indices, depth, end = site.input(at), len(axes), batch + len(axes)
     if indices is None or str_(indices.dtype) not in ("int32", "int64") or not data.elements:
         return None
-    depth, end, scatters = len(axes), batch + len(axes), of_updates is not None
-    size, count = math.prod(data.dims[end:]), indices.elements // max(depth, 1)
-    if not indices.elements or f"{slices.name}" not in site.library.kernels:
+    if not indices.elements or name not in site.library.kernels:
         return None
-    if of_updates is not None:
-        updates = site.input(of_updates)
-        if updates is None or updates.dtype != data.dtype or updates.elements != count * size:
-            return None
-    strides = _strides(data.dims)
-    item_ns = rows_ns(2.5 * size, rows=0.4)
+    strides, size, count = (
+        _strides(data.dims),
+        math.prod(data.dims[end:]),
+        indices.elements // depth,
+    )
+    places = [np.array([values[i] for i in axes], np.int64) for values in (data.dims, strides)]
+    scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
     if scatters:
         item_ns = rows_ns(20 * count * size + data.nbytes, rows=0.4 * count)
     return NativeCall(
-        slices.name,
+        name,
         (
-            None if of_data is None else Tensor(of_data),
-            *(Tensor(of_indices), None if of_updates is None else Tensor(of_updates)),
-            *(site.result(), np.array([data.dims[i] for i in axes], np.int64)),
-            *(np.array([strides[i] for i in axes], np.int64), depth, size),
-            *(count // math.prod(data.dims[:batch]), math.prod(data.dims[batch:])),
-            *(count, data.nbytes, slices.fill, int(indices.dtype == INT64), slices.mode),
+            *(None if i is None else Tensor(i) for i in (source, at, updates)),
+            *(site.result(), *places, depth, size, count // math.prod(data.dims[:batch])),
+            *(math.prod(data.dims[batch:]), count, data.nbytes, fill),
+            *(int(indices.dtype == INT64), mode),
         ),
         # As above: several tuples may name one slice.
         items=1 if scatters else count,
         item_ns=item_ns,
-        inplace=(0,) if scatters and of_data == 0 else (),
-        can_fail=slices.mode not in (_INSIDE, _NEAREST),
+        inplace=(0,) if scatters and source == 0 else (),
+        can_fail=mode not in (_INSIDE, _NEAREST),
     )
 
 
@@ -202,107 +199,77 @@ def by_tuples(site: Site) -> NativeCall | None:
     """GatherND, ScatterND."""
     x, indices = site.input(0), site.input(1)
     name = None if x is None else _suffix(site, x)
-    if x is None or indices is None or name is None or not indices.dims:
+    if x is None or indices is None or name is None or not indices.dims or not indices.dims[-1]:
         return None
     batch, depth = site.attr("batch_dims", 0), indices.dims[-1]
-    if x.dims[:batch] != indices.dims[:batch] or not depth:
-        return None
-    inputs = 0, 1, 2 if name.startswith("scatter") else None
     shape = (*indices.dims[:-1], *x.dims[depth:])
-    if inputs[2] and site.input(2) != TensorType(x.dtype, shape):
+    updates = 2 if name.startswith("scatter") else None
+    if x.dims[:batch] != indices.dims[:batch]:
         return None
-    return _by_slices(site, _Slices(name, x, range(batch, batch + depth), inputs, batch))
+    if updates and site.input(updates) != TensorType(x.dtype, shape):
+        return None
+    axes = range(batch, batch + depth)
+    return _by_slices(site, _Slices(name, x, axes, (0, 1, updates), _FROM_END, batch))
 
 
-@family("tensorflow.ScatterNd", work=by_result)
-def scatter_into_zeros(site: Site) -> NativeCall | None:
-    """ScatterNd of constant dims."""
-    indices, updates, y = site.input(0), site.input(1), site.output()
-    if indices is None or updates is None or y.dtype is None or not indices.dims:
+@family("tensorflow.ScatterNd", "tflite.Segment", "tflite.SparseToDense", work=by_result)
+def into_filled(site: Site) -> NativeCall | None:
+    """ScatterNd, SparseToDense and Segment of constant dims, with an update for each place."""
+    op, y, dtype = site.node.op.name, site.output(), site.output().dtype
+    at, of_updates, mode = _SCATTERS[op]
+    indices, updates = site.input(at), site.input(of_updates)
+    if indices is None or updates is None or dtype is None or dtype.kind not in "biuf":
         return None
-    depth = indices.dims[-1]
-    if updates.dims != (*indices.dims[:-1], *y.dims[depth:]) or not 0 < depth <= len(y.dims):
+    lead, fill = indices.dims, np.zeros(1, dtype)
+    reduction = _REDUCTIONS.get(name := site.attr("reduction", "sum"), name)
+    if op == "Segment":
+        fill = np.full(1, IDENTITIES[name](dtype), dtype)
+    elif op == "ScatterNd" or len(lead) == 2:
+        lead = lead[:-1]
+    depth = math.prod(indices.dims[len(lead) :])
+    if updates != TensorType(dtype, (*lead, *y.dims[depth:])) or not 0 < depth <= len(y.dims):
         return None
-    name = f"scatternd_{_SUMS.get(str_(y.dtype), f'add_{y.dtype}')}"
-    fill = np.zeros(1, y.dtype)
-    return _by_slices(
-        site, _Slices(name, y, range(depth), (None, 0, 1), fill=fill, mode=_EXACT)
-    )
+    kernel, source = f"{reduction}_{dtype}", fill
+    if op == "SparseToDense":
+        kernel, source = f"none_{dtype.itemsize}", Tensor(3)
+        if site.input(3) != TensorType(dtype, ()) or depth < len(y.dims) or site.attr("sorted", 0):
+            return None
+    kernel = f"scatternd_{_SUMS.get(kernel, kernel)}"
+    inputs = None, at, of_updates
+    return _by_slices(site, _Slices(kernel, y, range(depth), inputs, mode, fill=source))
 
 
-@family("tflite.SparseToDense", work=by_result)
-def scatter_into_default(site: Site) -> NativeCall | None:
-    """SparseToDense of constant dims, with a value for each place."""
-    indices, values, default, y = site.input(0), site.input(2), site.input(3), site.output()
-    if indices is None or values is None or default is None or site.attr("sorted", False):
+@family("tflite.SliceGather", "tflite.SliceScatter", work=by_memory)
+def whole_slices(site: Site) -> NativeCall | None:
+    """SliceGather and SliceScatter of whole slices behind the first axes."""
+    x, indices, attrs = site.input(0), site.input(1), site.node.attrs
+    moved = site.output() if len(site.node.inputs) == 2 else site.input(2)
+    if (
+        x is None
+        or indices is None
+        or moved is None
+        or x.dtype is None
+        or x.dtype.kind not in "biuf"
+    ):
         return None
-    depth = indices.dims[-1] if len(indices.dims) == 2 else 1
-    if not indices.dims or depth != len(y.dims) or values.dims != indices.dims[:1]:
+    gathers, rank, at = len(site.node.inputs) == 2, len(indices.dims), attrs["index_vector_dim"]
+    names = _GATHER_DIMS if gathers else _SCATTER_DIMS
+    windows, dropped, axes = ([*attrs[name]] for name in names)
+    # The indices themselves may be vectors of one.
+    depth = indices.dims[at] if at == rank - 1 else int(at == rank)
+    lead, first = rank - (at < rank), [*range(len(axes))]
+    if depth != len(axes) or not depth or not sorted(axes) == dropped == first:
         return None
-    if default.dtype != y.dtype or default.elements != 1 or y.dtype is None:
+    whole = moved.dims[lead:] == x.dims[depth:]
+    if not whole or windows != [*range(lead, len(moved.dims))] or moved.dtype != x.dtype:
         return None
-    name = f"scatternd_none_{y.dtype.itemsize}"
-    slices = _Slices(name, y, range(depth), (None, 0, 2), fill=Tensor(3), mode=_EXACT)
-    return _by_slices(site, slices) if y.dtype.kind in "biuf" else None
-
-
-@family("tflite.Segment", work=by_memory)
-def segments(site: Site) -> NativeCall | None:
-    """Segment with a constant count."""
-    x, places, y = site.input(0), site.input(1), site.output()
-    reduction, identity = _IDENTITIES[site.node.attrs["reduction"]]
-    if x is None or places is None or x.dims[: len(places.dims)] != places.dims or not y.dtype:
-        return None
-    name, fill = f"scatternd_{reduction}_{y.dtype}", np.full(1, identity(y.dtype), y.dtype)
-    return _by_slices(
-        site, _Slices(name, y, (0,), (None, 1, 0), fill=fill, mode=_FROM_ZERO)
-    )
-
-
-def _leading_axes(
-    site: Site, window_dims: Sequence[int], axes: Sequence[int], dropped: Sequence[int]
-) -> bool:
-    """Whether each vector of indices leads to whole slices behind the first axes."""
-    x, indices = site.input(0), site.input(1)
-    if x is None or indices is None or sorted(axes) != [*dropped] != [*range(len(axes))]:
-        return False
-    at, rank = site.node.attrs["index_vector_dim"], len(indices.dims)
-    depth = indices.dims[-1] if at == rank - 1 else 1 if at == rank else 0
-    lead = rank - (at < rank)
-    kept = len(x.dims) - len(axes)
-    return depth == len(axes) > 0 and [*window_dims] == [*range(lead, lead + kept)]
-
-
-@family("tflite.SliceGather", work=by_result)
-def gather_slices(site: Site) -> NativeCall | None:
-    """SliceGather of whole slices behind the first axes."""
-    x, attrs = site.input(0), site.node.attrs
-    axes = attrs["start_index_map"]
-    if x is None or x.dtype is None or x.dtype.kind not in "biuf":
-        return None
-    if not _leading_axes(site, attrs["offset_dims"], axes, attrs["collapsed_slice_dims"]):
-        return None
-    if [*attrs["slice_sizes"]] != [*[1] * len(axes), *x.dims[len(axes) :]]:
-        return None
-    name = f"gathernd_{x.dtype.itemsize}"
-    return _by_slices(site, _Slices(name, x, axes, (0, 1, None), mode=_NEAREST))
-
-
-@family("tflite.SliceScatter", work=by_memory)
-def scatter_slices(site: Site) -> NativeCall | None:
-    """SliceScatter of whole slices behind the first axes."""
-    x, updates, attrs = site.input(0), site.input(2), site.node.attrs
-    axes, reduction = attrs["scatter_dims_to_operand_dims"], _REDUCTIONS.get(attrs["reduction"])
-    if x is None or updates is None or x.dtype is None or reduction is None:
-        return None
-    if not _leading_axes(site, attrs["update_window_dims"], axes, attrs["inserted_window_dims"]):
-        return None
-    kept = len(x.dims) - len(axes)
-    if updates.dims[len(updates.dims) - kept :] != x.dims[len(axes) :] or x.dtype.kind not in "biuf":
-        return None
+    if gathers:
+        slices = _Slices(f"gathernd_{x.dtype.itemsize}", x, axes, (0, 1, None), _NEAREST)
+        return _by_slices(site, slices)
+    reduction = _REDUCTIONS.get(attrs["reduction"], attrs["reduction"])
     suffix = x.dtype.itemsize if reduction == "none" else x.dtype
-    name = f"scatternd_{reduction}_{suffix}"
-    return _by_slices(site, _Slices(name, x, axes, (0, 1, 2), mode=_INSIDE))
+    slices = _Slices(f"scatternd_{reduction}_{suffix}", x, axes, (0, 1, 2), _INSIDE)
+    return _by_slices(site, slices)
 
 
 @family("tflite.DynamicUpdateSlice", work=by_memory)
@@ -311,20 +278,15 @@ def update_slice(site: Site) -> NativeCall | None:
     x, part, place = (site.input(i) for i in range(3))
     if x is None or part is None or place is None or x.dtype is None or x.dtype.kind not in "biufc":
         return None
-    pairs = zip(x.dims, part.dims, strict=False)
-    if len(x.dims) != len(part.dims) or place.dims != (len(x.dims),) or not 0 < len(x.dims) <= 64:
+    rank, fits = len(x.dims), all(map(ge, x.dims, part.dims))
+    if not fits or place.dims != (rank,) or len(part.dims) != rank or not 0 < rank <= _MOST_DIMS:
         return None
-    if str_(place.dtype) not in ("int32", "int64") or any(own > dim for dim, own in pairs):
+    if str_(place.dtype) not in ("int32", "int64"):
         return None
     dims = np.array([x.dims, part.dims], np.int64)
-    sizes = len(x.dims), x.dtype.itemsize, x.nbytes, int(place.dtype == INT64)
-    return NativeCall(
-        "update_slice",
-        (Tensor(0), Tensor(1), Tensor(2), site.result(), dims, *sizes),
-        items=1,
-        item_ns=rows_ns(x.nbytes + part.elements, rows=1),
-        inplace=(0,),
-    )
+    words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))
+    arrays, item_ns = (Tensor(0), Tensor(1), Tensor(2), site.result()), rows_ns(2 * x.nbytes)
+    return NativeCall("update_slice", (*arrays, *words), 1, item_ns, inplace=(0,))
 
 
 @family("tflite.Bucketize", work=by_memory)
@@ -335,41 +297,32 @@ def bucketize(site: Site) -> NativeCall | None:
         return None
     bounds = np.array(site.node.attrs["boundaries"], np.result_type(x.dtype, "f"))
     steps = len(bounds) if len(bounds) <= _FEW_BOUNDS else 20 * math.log2(len(bounds))
-    return NativeCall(
-        f"buckets_{x.dtype}",
-        (Tensor(0), site.result(), bounds, len(bounds), x.elements),
-        items=math.ceil(x.elements / _BUCKETED),
-        item_ns=rows_ns(2 * _BUCKETED * steps, rows=1),
-    )
+    words = (Tensor(0), site.result(), bounds, len(bounds), x.elements)
+    items, item_ns = math.ceil(x.elements / _BUCKETED), rows_ns(2 * _BUCKETED * steps, rows=1)
+    return NativeCall(f"buckets_{x.dtype}", words, items, item_ns)
 
 
 @family("tflite.EmbeddingLookupSparse", work=by_result)
 def embedding_sums(site: Site) -> NativeCall | None:
-    """EmbeddingLookupSparse of constant places."""
+    """EmbeddingLookupSparse of float32 with constant places in rows."""
     ids, weights, table, y = site.input(0), site.input(3), site.input(4), site.output()
     indices, shape = site.constant(1), site.constant(2)
-    if ids is None or weights is None or table is None or indices is None or shape is None:
+    if ids is None or table is None or indices is None or shape is None or not y.elements:
         return None
-    dims, places = tuple(shape.reshape(-1)[:-1].tolist()), indices[..., :-1]
-    plain = {table.dtype, weights.dtype, y.dtype} == {FLOAT32} and y.elements > 0
-    if not plain or str_(ids.dtype) not in ("int32", "int64") or not dims or indices.ndim != 2:
+    places, dims = indices[..., :-1], tuple(shape.reshape(-1)[:-1].tolist())
+    plain = y.dtype == FLOAT32 and places.shape == (ids.elements, len(dims)) and len(dims) > 0
+    if not plain or weights != TensorType(FLOAT32, ids.dims) or table.dtype != FLOAT32:
         return None
-    if ids.dims != weights.dims or ids.dims != (len(places),) or places.shape[1] != len(dims):
+    if str_(ids.dtype) not in ("int32", "int64") or ((places < 0) | (places >= dims)).any():
         return None
-    if ((places < 0) | (places >= dims)).any():
-        return None
-    rows = np.ravel_multi_index(tuple(places.T), dims)
+    rows, count = np.ravel_multi_index(tuple(places.T), dims), math.prod(dims)
     order = np.argsort(rows, kind="stable")
-    starts = np.searchsorted(rows[order], np.arange(math.prod(dims) + 1))
+    starts = np.searchsorted(rows[order], np.arange(count + 1))
     width = table.elements // max(table.dims[0], 1)
     numbers = table.dims[0], width, site.node.attrs["combiner"], int(ids.dtype == INT64)
-    return NativeCall(
-        "embedding_sums",
-        (Tensor(0), Tensor(3), Tensor(4), site.result(), order, starts, *numbers),
-        items=math.prod(dims),
-        item_ns=rows_ns(4 * width * (1 + ids.elements / math.prod(dims)), rows=1),
-        can_fail=True,
-    )
+    words = (Tensor(0), Tensor(3), Tensor(4), site.result(), order, starts, *numbers)
+    item_ns = rows_ns(4 * width * (1 + ids.elements / count), rows=1)
+    return NativeCall("embedding_sums", words, count, item_ns, can_fail=True)
 
 
 @family("TopK", work=by_memory)

@@ -58,7 +58,13 @@ def one_hot(site: Site) -> NativeCall | None:
 def one_hot_of_constants(site: Site) -> NativeCall | None:
     """OneHot of integers with a constant depth and constant values."""
     on, off, dtype = site.constant(2), site.constant(3), site.output().dtype
-    if on is None or off is None or on.size != 1 or off.size != 1 or not on.dtype == off.dtype == dtype:
+    if (
+        on is None
+        or off is None
+        or on.size != 1
+        or off.size != 1
+        or not on.dtype == off.dtype == dtype
+    ):
         return None
     return _classes(site, np.array([off.item(), on.item()], dtype))
 

@@ -62,7 +62,7 @@ _ONNX_2 = """
 """
 _ONNX_3 = "RANGE=Range"
 _TENSORFLOW_1 = """
-    COMPLEX_ABS=ComplexAbs IMAG=Imag MATRIX_DIAG=MatrixDiag RANK=Rank REAL=Real RSQRT=Rsqrt
+    COMPLEX_ABS=ComplexAbs IMAG=Imag RANK=Rank REAL=Real RSQRT=Rsqrt
     WHERE=Where ZEROS_LIKE=ZerosLike
 """
 _TENSORFLOW_2 = """

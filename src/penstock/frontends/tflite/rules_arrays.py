@@ -275,13 +275,26 @@ def lsh_projection(c: OperatorConversion) -> None:
     "SEGMENT_SUM", *(f"UNSORTED_SEGMENT_{name}" for name in ("MAX", "MIN", "PROD", "SUM"))
 )
 def segments(c: OperatorConversion) -> None:
-    name = c.op.removeprefix("UNSORTED_")
-    inputs = c.take(2) if name == c.op else c.take(3)
-    attrs = {"reduction": name.removeprefix("SEGMENT_").lower()}
-    c.emit_final("Segment", inputs, attrs, domain=TFLITE)
+    attrs = {"reduction": c.op.rpartition("_")[2].lower()}
+    if c.op != "SEGMENT_SUM":
+        c.emit_final("Segment", c.take(3), attrs, domain=TFLITE)
+        return
+    x, places = c.take(2)
+    # The last segment ends the result, of which there is none without rows.
+    known = c.shape(1) not in (None, (None,), (0,))
+    all_places = places if known else c.emit("Concat", [c.like(-1, places), places], axis=0)
+    count = c.emit("Add", [c.emit("Gather", [all_places, -1]), c.like(1, places)])
+    c.emit_final("Segment", [x, places, count], attrs, domain=TFLITE)
 
 
-@operator_rule("MATRIX_SET_DIAG")
+@operator_rule("MATRIX_DIAG", moves=True)
+def matrix_diag(c: OperatorConversion) -> None:
+    (x,), given = c.take(1), c.quantizations[0]
+    zero = given.zero_points[0] if given is not None and c.moved_as_integers else 0
+    c.emit_tensorflow("MatrixDiagV3", [x, [0], -1, -1, c.like(zero, x)], align="RIGHT_LEFT")
+
+
+@operator_rule("MATRIX_SET_DIAG", moves=True)
 def matrix_set_diag(c: OperatorConversion) -> None:
     x, diagonal = c.take(2)
     c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, [0]], align="RIGHT_LEFT")

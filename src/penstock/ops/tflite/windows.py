@@ -68,7 +68,10 @@ _REDUCTIONS: dict[str, Any] = {
 
 def _infer_windows(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    dims, numbers = rules.all_known(x.shape), [rules.all_known(rules.ints(types, consts, i)) for i in (2, 3, 4)]
+    dims, numbers = (
+        rules.all_known(x.shape),
+        [rules.all_known(rules.ints(types, consts, i)) for i in (2, 3, 4)],
+    )
     if dims is None or None in numbers:
         return (TensorType(x.dtype),)
     sizes, strides, dilations = numbers

@@ -243,7 +243,7 @@ OF_SIZES(GATHER_ND)
             if (slice_offset(a, tuple) == FAULT)                                                   \
                 return 1;                                                                          \
         type *restrict all = a->y;                                                                 \
-        const int64_t elements = a->bytes / (int64_t)sizeof(type);                                 \
+        const int64_t elements = a->bytes / (int64_t)sizeof(type), size = a->size;                 \
         const type fill = a->fill ? *(const type *)a->fill : 0;                                    \
         if (a->fill)                                                                               \
             FILL(all, elements, fill);                                                             \
@@ -256,8 +256,8 @@ OF_SIZES(GATHER_ND)
             if (offset < 0)                                                                        \
                 return 1;                                                                          \
             type *restrict y = (type *)a->y + offset;                                              \
-            const type *restrict updates = (const type *)a->updates + tuple * a->size;             \
-            for (int64_t j = 0; j < a->size; j++)                                                  \
+            const type *restrict updates = (const type *)a->updates + tuple * size;                \
+            for (int64_t j = 0; j < size; j++)                                                     \
                 y[j] = COMBINE(y[j], updates[j]);                                                  \
         }                                                                                          \
         return 0;                                                                                  \
