@@ -174,16 +174,19 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
         math.prod(data.dims[end:]),
         indices.elements // depth,
     )
-    places = [np.array([values[i] for i in axes], np.int64) for values in (data.dims, strides)]
+    places = [np.array([own[i] for i in axes], np.int64) for own in (data.dims, strides)]
     scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
     if scatters:
         item_ns = rows_ns(20 * count * size + data.nbytes, rows=0.4 * count)
     return NativeCall(
         name,
         (
-            *(None if i is None else Tensor(i) for i in (source, at, updates)),
-            *(site.result(), *places, depth, size, count // math.prod(data.dims[:batch])),
-            *(math.prod(data.dims[batch:]), count, data.nbytes, fill),
+            *(None if source is None else Tensor(source), Tensor(at)),
+            *(None if updates is None else Tensor(updates), site.result()),
+            *places,
+            *(depth, size, count // math.prod(data.dims[:batch]), math.prod(data.dims[batch:])),
+            *(count, data.nbytes),
+            fill,
             *(int(indices.dtype == INT64), mode),
         ),
         # As above: several tuples may name one slice.
@@ -229,7 +232,8 @@ def into_filled(site: Site) -> NativeCall | None:
     depth = math.prod(indices.dims[len(lead) :])
     if updates != TensorType(dtype, (*lead, *y.dims[depth:])) or not 0 < depth <= len(y.dims):
         return None
-    kernel, source = f"{reduction}_{dtype}", fill
+    kernel = f"{reduction}_{dtype}"
+    source: Tensor | np.ndarray = fill
     if op == "SparseToDense":
         kernel, source = f"none_{dtype.itemsize}", Tensor(3)
         if site.input(3) != TensorType(dtype, ()) or depth < len(y.dims) or site.attr("sorted", 0):
@@ -300,29 +304,6 @@ def bucketize(site: Site) -> NativeCall | None:
     words = (Tensor(0), site.result(), bounds, len(bounds), x.elements)
     items, item_ns = math.ceil(x.elements / _BUCKETED), rows_ns(2 * _BUCKETED * steps, rows=1)
     return NativeCall(f"buckets_{x.dtype}", words, items, item_ns)
-
-
-@family("tflite.EmbeddingLookupSparse", work=by_result)
-def embedding_sums(site: Site) -> NativeCall | None:
-    """EmbeddingLookupSparse of float32 with constant places in rows."""
-    ids, weights, table, y = site.input(0), site.input(3), site.input(4), site.output()
-    indices, shape = site.constant(1), site.constant(2)
-    if ids is None or table is None or indices is None or shape is None or not y.elements:
-        return None
-    places, dims = indices[..., :-1], tuple(shape.reshape(-1)[:-1].tolist())
-    plain = y.dtype == FLOAT32 and places.shape == (ids.elements, len(dims)) and len(dims) > 0
-    if not plain or weights != TensorType(FLOAT32, ids.dims) or table.dtype != FLOAT32:
-        return None
-    if str_(ids.dtype) not in ("int32", "int64") or ((places < 0) | (places >= dims)).any():
-        return None
-    rows, count = np.ravel_multi_index(tuple(places.T), dims), math.prod(dims)
-    order = np.argsort(rows, kind="stable")
-    starts = np.searchsorted(rows[order], np.arange(count + 1))
-    width = table.elements // max(table.dims[0], 1)
-    numbers = table.dims[0], width, site.node.attrs["combiner"], int(ids.dtype == INT64)
-    words = (Tensor(0), Tensor(3), Tensor(4), site.result(), order, starts, *numbers)
-    item_ns = rows_ns(4 * width * (1 + ids.elements / count), rows=1)
-    return NativeCall("embedding_sums", words, count, item_ns, can_fail=True)
 
 
 @family("TopK", work=by_memory)

@@ -67,8 +67,8 @@ def pad(site: Site) -> NativeCall | None:
         widths = pad_widths(x.dims, site.constants)
         if value.size != 1 or value.dtype != x.dtype or min(map(min, widths), default=0) < 0:
             return None
-        places = _Padding(widths, [1] * len(x.dims), value)
-        return _pad_call(site, places, (None,) * len(site.tensors))
+        padding = _Padding(widths, [1] * len(x.dims), value)
+        return _pad_call(site, padding, (None,) * len(site.tensors))
     tables = []
     for axis, places in enumerate(padded_places(x.dims, site.node.attrs, site.constants)):
         if not np.array_equal(places, np.arange(x.dims[axis])):
@@ -95,14 +95,14 @@ def spread(site: Site) -> NativeCall | None:
     usable = x.dtype.kind in "biuf" and x.dtype.itemsize in (1, 2, 4, 8) and value.size == 1
     if not usable or 0 in (*x.dims, *y.dims) or min((*low, *high), default=0) < 0:
         return None
-    places = _Padding([*zip(low, high, strict=True)], steps.tolist(), value)
-    return _pad_call(site, places, (None,) * len(site.tensors))
+    padding = _Padding([*zip(low, high, strict=True)], steps.tolist(), value.reshape(1))
+    return _pad_call(site, padding, (None,) * len(site.tensors))
 
 
-def _pad_call(site: Site, places: _Padding, strides: _Strides) -> NativeCall:
+def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     """The call of a Pad with a constant, for tensors of these strides. Raises
     ``UnsupportedError``."""
-    x, y, (widths, steps, value) = site.input(0), site.output(), places
+    x, y, (widths, steps, value) = site.input(0), site.output(), padding
     assert x is not None and x.dtype is not None
     x_strides = strides[0] or packed_strides(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
@@ -139,7 +139,7 @@ def _pad_call(site: Site, places: _Padding, strides: _Strides) -> NativeCall:
         ),
         items=math.prod(y.dims[axis] for axis in axes),
         item_ns=rows_ns(width, rows=1),
-        restrided=partial(_pad_call, site, places),
+        restrided=partial(_pad_call, site, padding),
     )
 
 

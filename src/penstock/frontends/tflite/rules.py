@@ -96,9 +96,6 @@ _PLAIN = {
     ),
     "DILATE": Plain("Spread", TFLITE, 3, moves=True),
     "DYNAMIC_UPDATE_SLICE": Plain("DynamicUpdateSlice", TFLITE, 3, moves=True),
-    "EMBEDDING_LOOKUP_SPARSE": Plain(
-        "EmbeddingLookupSparse", TFLITE, 5, 0, ("combiner",), "EmbeddingLookupSparseOptions"
-    ),
     "EXPAND_DIMS": Plain("Unsqueeze", "", 2, vector=True, moves=True),
     "FAKE_QUANT": Plain("FakeQuantWithMinMaxArgs", TENSORFLOW, options=_FAKE_QUANT_OPTIONS),
     "FILL": Plain("Fill", TENSORFLOW, 2, moves=True),

@@ -193,6 +193,38 @@ def embedding_lookup(c: OperatorConversion) -> None:
     c.emit_final("Gather", [table, indices], {"axis": 0})
 
 
+@operator_rule("EMBEDDING_LOOKUP_SPARSE")
+def embedding_lookup_sparse(c: OperatorConversion) -> None:
+    """Rows by ids, weighted, and added up along the last axis of the sparse array that has them at
+    ``indices``; divided by the sum of weights, or by the root of that of their squares."""
+    ids, indices, shape, weights, table = c.take(5)
+    combiner = c.option("combiner", "EmbeddingLookupSparseOptions")
+    dims = c.cast(c.emit("Slice", [shape, [0], [-1]]), "int64")
+    places = c.cast(c.emit("Slice", [indices, [0], [-1], [1]]), "int64")
+    strides = c.emit("CumProd", [dims, 0], exclusive=1, reverse=1)
+    places = c.emit("ReduceSum", [c.emit("Mul", [places, strides]), [1]], keepdims=0)
+    count = c.emit("ReduceProd", [dims], keepdims=0)
+
+    def summed(x: Value, reduction: str = "sum") -> Value:
+        return c.emit("Segment", [x, places, count], reduction=reduction, domain=TFLITE)
+
+    ids = c.emit("NonNegative", [ids], domain=TENSORFLOW)
+    ones = c.emit("Sub", [c.emit("Shape", [c.emit("Shape", [table])]), [1]])
+    ones = c.emit("Expand", [c.constant(1), ones])
+    column = c.emit("Concat", [[-1], ones], axis=0)
+    rows = c.emit("Gather", [table, ids], axis=0)
+    sums = summed(c.emit("Mul", [rows, c.emit("Reshape", [weights, column])]))
+    if combiner:
+        total = summed(weights if combiner == 1 else c.emit("Mul", [weights, weights]))
+        total = total if combiner == 1 else c.emit("Sqrt", [total])
+        # Rows without ids stay 0, and are not 0 / 0.
+        used = c.emit("GreaterOrEqual", [summed(places, "max"), 0])
+        total = c.emit("Where", [used, total, c.like(1, total)])
+        sums = c.emit("Div", [sums, c.emit("Reshape", [total, column])])
+    whole = c.emit("Concat", [dims, c.emit("Shape", [table], start=1)], axis=0)
+    c.emit_final("Reshape", [sums, whole])
+
+
 @operator_rule("GATHER_ND", moves=True)
 def gather_nd(c: OperatorConversion) -> None:
     x, indices = c.take(2)

@@ -242,8 +242,9 @@ def strided_slice(node: Node, types: Types) -> Kernel:
         return _index(begin.tolist(), end.tolist(), strides.tolist(), node.attrs)
 
     bounds = [None if value is None else value.const for value in node.inputs[1:]]
-    if None not in [None if bound is None else 1 for bound in bounds]:
-        fixed = index(*bounds)  # type: ignore[arg-type]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) == 3:
+        fixed = index(*known)
         return Kernel(lambda x, *_: x[fixed], view=True)
     return Kernel(lambda x, *bounds: x[index(*bounds)], view=True)
 
@@ -590,12 +591,12 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
 )
 def where(x: np.ndarray) -> np.ndarray:
     """As ``np.argwhere``, which takes longer."""
-    places = np.flatnonzero(x if x.dtype.kind in "bO" else x != 0)
-    out = np.empty((places.size, x.ndim), np.int64)
+    rest: Any = np.flatnonzero(x if x.dtype.kind in "bO" else x != 0)
+    out = np.empty((rest.size, x.ndim), np.int64)
     for axis in range(x.ndim - 1, -1, -1):
-        outer = places // x.shape[axis] if axis else 0
-        np.subtract(places, outer * x.shape[axis], out[:, axis])
-        places = outer
+        outer = rest // x.shape[axis] if axis else 0
+        np.subtract(rest, outer * x.shape[axis], out[:, axis])
+        rest = outer
     return out
 
 

@@ -62,48 +62,6 @@ def hashtable_lookup(
     return out, hits.astype(UINT8)
 
 
-def _infer_sums(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    dims, table = rules.all_known(rules.ints(types, consts, 2)), rules.tensor(types, 4)
-    if dims is None or not table.shape:
-        return (TensorType(table.dtype),)
-    return (TensorType(table.dtype, (*dims[:-1], *table.shape[1:])),)
-
-
-@array_operator("EmbeddingLookupSparse", domain=TFLITE, infer=_infer_sums)
-def embedding_lookup_sparse(
-    ids: np.ndarray,
-    indices: np.ndarray,
-    shape: np.ndarray,
-    weights: np.ndarray,
-    table: np.ndarray,
-    *,
-    combiner: int,
-) -> np.ndarray:
-    """Rows of ``table`` by ``ids``, weighted, and added up (``combiner`` 0) along the last axis of
-    the sparse array that has them at ``indices``; divided by the sum of weights (1), or by the root
-    of that of their squares (2)."""
-    dims = shape.tolist()[:-1]
-    places = indices[:, :-1].T
-    inside = len(places) == len(dims) and all(
-        d >= 0 and ((p >= 0) & (p < d)).all() for p, d in zip(places, dims, strict=True)
-    )
-    if not inside or ((ids < 0) | (ids >= len(table))).any():
-        raise ShapeError(f"indices are out of bounds for {dims} or for {len(table)} rows")
-    rows = np.ravel_multi_index(tuple(places), dims) if dims else np.zeros(ids.size, np.int64)
-    count = int(np.prod(dims, dtype=np.int64))
-    out = np.zeros((count, *table.shape[1:]), table.dtype)
-    # Several ids may belong to one row, of which ``+=`` would add one alone.
-    np.add.at(out, rows, table[ids] * weights.reshape(-1, *[1] * (table.ndim - 1)))
-    if combiner:
-        totals = np.zeros(count, table.dtype)
-        np.add.at(totals, rows, weights if combiner == 1 else weights * weights)
-        totals = totals if combiner == 1 else np.sqrt(totals)
-        # Rows without ids stay 0, and are not 0 / 0.
-        used = np.unique(rows)
-        out[used] /= totals[used].reshape(-1, *[1] * (table.ndim - 1))
-    return out.reshape([*dims, *table.shape[1:]])
-
-
 @array_operator("SkipGram", domain=TFLITE, strings=True)
 def skip_gram(
     text: np.ndarray, *, ngram_size: int, max_skip_size: int, include_all_ngrams: bool

@@ -68,14 +68,9 @@ _REDUCTIONS: dict[str, Any] = {
 
 def _infer_windows(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    dims, numbers = (
-        rules.all_known(x.shape),
-        [rules.all_known(rules.ints(types, consts, i)) for i in (2, 3, 4)],
-    )
-    if dims is None or None in numbers:
-        return (TensorType(x.dtype),)
-    sizes, strides, dilations = numbers
-    return (TensorType(x.dtype, tuple(_counts(dims, sizes, strides, dilations))),)
+    known = (x.shape, *(rules.ints(types, consts, i) for i in (2, 3, 4)))
+    numbers = [dims for dims in map(rules.all_known, known) if dims is not None]
+    return (TensorType(x.dtype, tuple(_counts(*numbers)) if len(numbers) == 4 else None),)
 
 
 def _counts(

@@ -1,5 +1,5 @@
-"""TensorFlow's operations that move, choose, repeat or round elements, and tell whether any is true,
-as ONNX's, which have compiled kernels, or are views::
+"""TensorFlow's operations that move, choose, repeat or round elements, and tell whether any is
+true, as ONNX's, which have compiled kernels, or are views::
 
 SpaceToBatchND(x, [2], [[0, 0]])    becomes    Reshape(Transpose(Reshape(x)))
 """

@@ -284,37 +284,6 @@ SCATTER_ND(scatternd_add_uint8, uint8_t, ADDED)
 SCATTER_ND(scatternd_add_uint16, uint16_t, ADDED)
 SCATTER_ND(scatternd_max_uint8, uint8_t, HIGHER_OF)
 
-/* Rows of a table by their ids, weighted and added up: an item is a row of the result. */
-struct embedding {
-    const void *ids;
-    const float *weights, *table;
-    float *y;
-    const int64_t *order, *starts; /* of the ids of each row; where those of a row begin */
-    int64_t rows, width, combiner; /* of the table; sums are divided by that of weights (1), or by the norm (2) */
-    int64_t wide;
-};
-
-CHECKED_ITEMS_OF(embedding_sums, embedding)
-{
-    for (int64_t row = begin; row < end; row++) {
-        float *restrict y = a->y + row * a->width, total = 0;
-        FILL(y, a->width, 0);
-        for (int64_t k = a->starts[row]; k < a->starts[row + 1]; k++) {
-            const int64_t id = index_at(a->ids, a->wide, a->order[k]);
-            if (id < 0 || id >= a->rows)
-                return 1;
-            const float weight = a->weights[a->order[k]], *x = a->table + id * a->width;
-            for (int64_t j = 0; j < a->width; j++)
-                y[j] += x[j] * weight;
-            total += a->combiner == 2 ? weight * weight : weight;
-        }
-        total = a->combiner == 2 ? sqrtf(total) : total;
-        for (int64_t j = 0; a->combiner && a->starts[row] < a->starts[row + 1] && j < a->width; j++)
-            y[j] /= total;
-    }
-    return 0;
-}
-
 /* How many of rising bounds are not above each element: an item is a block of these. Of a few bounds each is
    compared with the whole block. */
 struct buckets {
@@ -602,4 +571,4 @@ KERNELS(index, KERNEL(gather, gather), KERNEL(gather_blocks, gather_blocks),
         SCATTER_ENTRIES(KERNELS_OF_NUMBERS, min), KERNELS_OF_NUMBERS(topk, top), KERNEL(topk_int8, top),
         KERNEL(topk_uint8, top), KERNEL(topk_int16, top), KERNEL(scatternd_add_uint8, slices),
         KERNEL(scatternd_add_uint16, slices), KERNEL(scatternd_max_uint8, slices),
-        KERNELS_OF_NUMBERS(buckets, buckets), KERNEL(embedding_sums, embedding), KERNEL(update_slice, update))
+        KERNELS_OF_NUMBERS(buckets, buckets), KERNEL(update_slice, update))
