@@ -90,6 +90,12 @@ CASES = {
         [1, 2, 3, 4],
         {},
     ),
+    "tall diagonal": (
+        "MatrixDiagV3",
+        [numbers(3), int32(0), int32(4), int32(-1), np.array(7, np.float32)],
+        [1, 2, 3, 4],
+        {},
+    ),
     **{
         f"diagonal of {rows} x {columns}": (
             "MatrixSetDiagV3",
@@ -132,12 +138,6 @@ KEPT = {
     "fed axes": ("Any", [numbers(3, 4) > 0, int32(0)], [], {}),
     "no axes": ("All", [numbers(3, 4) > 0, np.zeros(0, np.int32)], [1], {}),
     "upper diagonal": ("MatrixSetDiagV3", [numbers(4, 4), numbers(3), int32(1)], [2], {}),
-    "wide diagonal": (
-        "MatrixDiagV3",
-        [numbers(3), int32(0), int32(4), int32(-1), np.array(7, np.float32)],
-        [1, 2, 3, 4],
-        {},
-    ),
 }
 
 
