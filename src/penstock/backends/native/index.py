@@ -133,7 +133,8 @@ def gather_blocks(site: Site) -> NativeCall | None:
 
 # What becomes of indices out of range, as in c/tables/index.c.
 _FROM_END, _EXACT, _FROM_ZERO, _INSIDE, _NEAREST = range(5)
-_REDUCTIONS = {"multiply": "mul", "minimum": "min", "maximum": "max", "": "none", "sum": "add"}
+_NAMES = "multiply=mul prod=mul minimum=min maximum=max sum=add =none"
+_REDUCTIONS = dict([pair.split("=") for pair in _NAMES.split()])
 # Sums of small integers wrap, and those of truth values are true if one is.
 _SUMS = {
     **dict.fromkeys(("add_int8", "add_uint8"), "add_uint8"),
@@ -223,24 +224,25 @@ def into_filled(site: Site) -> NativeCall | None:
     indices, updates = site.input(at), site.input(of_updates)
     if indices is None or updates is None or dtype is None or dtype.kind not in "biuf":
         return None
-    lead, fill = indices.dims, np.zeros(1, dtype)
-    reduction = _REDUCTIONS.get(name := site.attr("reduction", "sum"), name)
-    if op == "Segment":
-        fill = np.full(1, IDENTITIES[name](dtype), dtype)
-    elif op == "ScatterNd" or len(lead) == 2:
+    lead, default = indices.dims, site.input(3)
+    if op == "ScatterNd" or (op == "SparseToDense" and len(lead) == 2):
         lead = lead[:-1]
     depth = math.prod(indices.dims[len(lead) :])
-    if updates != TensorType(dtype, (*lead, *y.dims[depth:])) or not 0 < depth <= len(y.dims):
+    if updates.dims != (*lead, *y.dims[depth:]) or not 0 < depth <= len(y.dims):
         return None
+    reduction = _REDUCTIONS.get(name := site.attr("reduction", "sum"), name)
     kernel = f"{reduction}_{dtype}"
-    source: Tensor | np.ndarray = fill
-    if op == "SparseToDense":
-        kernel, source = f"none_{dtype.itemsize}", Tensor(3)
-        if site.input(3) != TensorType(dtype, ()) or depth < len(y.dims) or site.attr("sorted", 0):
+    fill: Tensor | np.ndarray = Tensor(3)
+    if default is not None:
+        kernel = f"none_{dtype.itemsize}"
+        plain = default.dtype == dtype and default.elements == 1 and depth == len(y.dims)
+        if not plain or site.attr("sorted", False):
             return None
+    elif f"scatternd_{_SUMS.get(kernel, kernel)}" in site.library.kernels:
+        fill = np.full(1, IDENTITIES[name](dtype), dtype)
     kernel = f"scatternd_{_SUMS.get(kernel, kernel)}"
     inputs = None, at, of_updates
-    return _by_slices(site, _Slices(kernel, y, range(depth), inputs, mode, fill=source))
+    return _by_slices(site, _Slices(kernel, y, range(depth), inputs, mode, fill=fill))
 
 
 @family("tflite.SliceGather", "tflite.SliceScatter", work=by_memory)

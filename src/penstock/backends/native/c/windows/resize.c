@@ -262,6 +262,7 @@ struct pad {
     ITEMS_OF(pad_##size, pad)                                                                     \
     {                                                                                             \
         const type value = *(const type *)a->value;                                               \
+        const int64_t width = a->width, step = a->step, places = a->before;                       \
         const padded_axis one = {1, 0, 1, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
         for (int64_t item = begin; item < end;) {                                                 \
             const type *x = a->x;                                                                 \
@@ -276,14 +277,14 @@ struct pad {
             }                                                                                     \
             for (int64_t r = first; r < stop; r++) {                                              \
                 const int64_t from = padded_place(rows, r), length = inside && from >= 0 ? a->length : 0;\
-                const int64_t copied = a->step > 1 ? 0 : length, before = a->step > 1 ? a->width : a->before;\
-                type *row = y + r * rows->y_stride;                                               \
+                const int64_t copied = step > 1 ? 0 : length, before = step > 1 ? width : places; \
+                type *restrict row = y + r * rows->y_stride;                                      \
                 FILL(row, before, value);                                                         \
                 if (copied)                                                                       \
                     memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
-                FILL(row + before + copied, a->width - before - copied, value);                   \
+                FILL(row + before + copied, width - before - copied, value);                      \
                 for (int64_t j = 0; j < length - copied; j++)                                     \
-                    row[a->before + j * a->step] = x[from * rows->x_stride + j];                  \
+                    row[places + j * step] = x[from * rows->x_stride + j];                        \
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \

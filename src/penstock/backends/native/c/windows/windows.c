@@ -66,21 +66,22 @@ struct windowed {
 #define WINDOWED(name, type, COMBINE)                                                             \
     ITEMS_OF(name, windowed)                                                                      \
     {                                                                                             \
+        const int64_t length = a->length, step = a->step;                                         \
         for (int64_t item = begin; item < end; item++) {                                          \
             const type *x = a->x;                                                                 \
-            type *restrict y = (type *)a->y + item * a->length;                                   \
+            type *restrict y = (type *)a->y + item * length;                                      \
             int64_t rest = item;                                                                  \
             for (int64_t d = a->rank - 1; d >= 0; rest /= a->dims[d--])                           \
                 x += rest % a->dims[d] * a->steps[d];                                             \
-            FILL(y, a->length, *(const type *)a->first);                                          \
+            FILL(y, length, *(const type *)a->first);                                             \
             for (int64_t tap = 0; tap < a->count; tap++) {                                        \
                 const type *from = x + a->taps[tap];                                              \
-                if (a->step == 1)                                                                 \
-                    for (int64_t j = 0; j < a->length; j++)                                       \
+                if (step == 1)                                                                    \
+                    for (int64_t j = 0; j < length; j++)                                          \
                         y[j] = COMBINE(y[j], from[j]);                                            \
                 else                                                                              \
-                    for (int64_t j = 0; j < a->length; j++)                                       \
-                        y[j] = COMBINE(y[j], from[j * a->step]);                                  \
+                    for (int64_t j = 0; j < length; j++)                                          \
+                        y[j] = COMBINE(y[j], from[j * step]);                                     \
             }                                                                                     \
         }                                                                                         \
     }
