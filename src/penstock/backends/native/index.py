@@ -141,11 +141,6 @@ _SUMS = {
     **dict.fromkeys(("add_int16", "add_uint16"), "add_uint16"),
     "add_bool": "max_uint8",
 }
-_SCATTERS = {
-    "ScatterNd": (0, 1, _EXACT),
-    "SparseToDense": (0, 2, _EXACT),
-    "Segment": (1, 0, _FROM_ZERO),
-}
 _GATHER_DIMS = "offset_dims", "collapsed_slice_dims", "start_index_map"
 _SCATTER_DIMS = "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims"
 
@@ -208,7 +203,7 @@ def by_tuples(site: Site) -> NativeCall | None:
     batch, depth = site.attr("batch_dims", 0), indices.dims[-1]
     shape = (*indices.dims[:-1], *x.dims[depth:])
     updates = 2 if name.startswith("scatter") else None
-    if x.dims[:batch] != indices.dims[:batch]:
+    if x.dims[:batch] != indices.dims[:batch] or batch + depth > len(x.dims):
         return None
     if updates and site.input(updates) != TensorType(x.dtype, shape):
         return None
@@ -220,9 +215,13 @@ def by_tuples(site: Site) -> NativeCall | None:
 def into_filled(site: Site) -> NativeCall | None:
     """ScatterNd, SparseToDense and Segment of constant dims, with an update for each place."""
     op, y, dtype = site.node.op.name, site.output(), site.output().dtype
-    at, of_updates, mode = _SCATTERS[op]
+    at, of_updates, mode = 0, len(site.node.inputs) // 2, _EXACT  # the second, or behind the dims
+    if op == "Segment":
+        at, of_updates, mode = 1, 0, _FROM_ZERO
     indices, updates = site.input(at), site.input(of_updates)
     if indices is None or updates is None or dtype is None or dtype.kind not in "biuf":
+        return None
+    if updates.dtype != dtype:
         return None
     lead, default = indices.dims, site.input(3)
     if op == "ScatterNd" or (op == "SparseToDense" and len(lead) == 2):
@@ -266,10 +265,14 @@ def whole_slices(site: Site) -> NativeCall | None:
     lead, first = rank - (at < rank), [*range(len(axes))]
     if depth != len(axes) or not depth or not sorted(axes) == dropped == first:
         return None
-    whole = moved.dims[lead:] == x.dims[depth:]
-    if not whole or windows != [*range(lead, len(moved.dims))] or moved.dtype != x.dtype:
+    batch = tuple([dim for i, dim in enumerate(indices.dims) if i != at])
+    if moved.dims != (*batch, *x.dims[depth:]) or moved.dtype != x.dtype:
+        return None
+    if windows != [*range(lead, len(moved.dims))]:
         return None
     if gathers:
+        if {*attrs["slice_sizes"][:depth]} != {1}:
+            return None
         slices = _Slices(f"gathernd_{x.dtype.itemsize}", x, axes, (0, 1, None), _NEAREST)
         return _by_slices(site, slices)
     reduction = _REDUCTIONS.get(attrs["reduction"], attrs["reduction"])
@@ -287,7 +290,7 @@ def update_slice(site: Site) -> NativeCall | None:
     rank, fits = len(x.dims), all(map(ge, x.dims, part.dims))
     if not fits or place.dims != (rank,) or len(part.dims) != rank or not 0 < rank <= _MOST_DIMS:
         return None
-    if str_(place.dtype) not in ("int32", "int64"):
+    if str_(place.dtype) not in ("int32", "int64") or part.dtype != x.dtype:
         return None
     dims = np.array([x.dims, part.dims], np.int64)
     words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))

@@ -49,9 +49,17 @@ def resize(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
-@family("Pad", work=by_memory)
+class _Padding(NamedTuple):
+    """Elements that stand before and behind those of each axis, which are ``steps`` apart."""
+
+    widths: Sequence[tuple[int, int]]
+    steps: Sequence[int]
+    value: np.ndarray
+
+
+@family("Pad", "tflite.Spread", work=by_memory)
 def pad(site: Site) -> NativeCall | None:
-    """Pad of constant widths, with a constant or with copies of elements."""
+    """Pad of constant widths, with a constant or with copies of elements; Spread."""
     x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
@@ -61,13 +69,21 @@ def pad(site: Site) -> NativeCall | None:
     if max(x.dims, default=0) >= _MOST_INDEX:
         return None
     if site.attr("mode", "constant") == "constant":
-        value = site.constant(2)
-        value = np.zeros(1, x.dtype) if value is None else value
+        value, steps = site.constant(2), site.constant(1)
+        value = np.zeros(1, x.dtype) if value is None else np.reshape(value, -1)
+        if site.node.op.name == "Spread" and steps is not None:
+            ends = [site.attr(name, ()) or [0] * len(x.dims) for name in ("low", "high")]
+            padding = _Padding([*zip(*ends, strict=False)], steps.reshape(-1).tolist(), value)
+        else:
+            widths = pad_widths(x.dims, site.constants)
+            padding = _Padding(widths, [1] * len(x.dims), value)
         # Negative widths cut elements off, which this kernel does not.
-        widths = pad_widths(x.dims, site.constants)
-        if value.size != 1 or value.dtype != x.dtype or min(map(min, widths), default=0) < 0:
+        cuts = min(map(min, padding.widths), default=0) < 0
+        fits = len(padding.widths) == len(padding.steps) == len(x.dims)
+        if value.size != 1 or value.dtype != x.dtype or cuts or not fits:
             return None
-        padding = _Padding(widths, [1] * len(x.dims), value)
+        if min(padding.steps, default=1) < 1:
+            return None
         return _pad_call(site, padding, (None,) * len(site.tensors))
     tables = []
     for axis, places in enumerate(padded_places(x.dims, site.node.attrs, site.constants)):
@@ -75,28 +91,6 @@ def pad(site: Site) -> NativeCall | None:
             ones = np.ones((1, len(places)))
             tables.append(Table(axis, x.dims[axis], len(places), places[None], ones, None))
     return _by_tables(site, f"resize_nearest_{size}", tables) if tables else None
-
-
-class _Padding(NamedTuple):
-    """Elements that stand before and behind those of each axis, which are ``steps`` apart."""
-
-    widths: Sequence[tuple[int, int]]
-    steps: Sequence[int]
-    value: np.ndarray
-
-
-@family("tflite.Spread", work=by_memory)
-def spread(site: Site) -> NativeCall | None:
-    """Spread of constant steps with a constant, but for borders that cut elements off."""
-    x, y, steps, value = site.input(0), site.output(), site.constant(1), site.constant(2)
-    if x is None or x.dtype is None or steps is None or value is None or value.dtype != x.dtype:
-        return None
-    low, high = (site.attr(name, ()) or [0] * len(x.dims) for name in ("low", "high"))
-    usable = x.dtype.kind in "biuf" and x.dtype.itemsize in (1, 2, 4, 8) and value.size == 1
-    if not usable or 0 in (*x.dims, *y.dims) or min((*low, *high), default=0) < 0:
-        return None
-    padding = _Padding([*zip(low, high, strict=True)], steps.tolist(), value.reshape(1))
-    return _pad_call(site, padding, (None,) * len(site.tensors))
 
 
 def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:

@@ -45,7 +45,9 @@ def reduce_window(site: Site) -> NativeCall | None:
     name = f"window_{site.node.attrs['reduction']}_{y.dtype}"
     if x is None or first is None or sizes is None or strides is None or dilations is None:
         return None
-    if name not in site.library.kernels or first.dtype != y.dtype or not y.elements or not x.dims:
+    if name not in site.library.kernels or first.dtype != y.dtype or not y.elements:
+        return None
+    if first.elements != 1 or not x.dims:
         return None
     pitches = packed_strides(x.dims, 1)
     taps = np.zeros(1, np.int64)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 
@@ -60,8 +60,8 @@ def _read(line: str) -> tuple[str, Plain]:
     )
 
 
-_LINES = Path(__file__).with_name("operators.txt").read_text("ascii").splitlines()
-_PLAIN = dict([_read(line) for line in _LINES if line and line[0] != "#"])
+with open(os.path.join(os.path.dirname(__file__), "operators.txt"), encoding="ascii") as _file:
+    _PLAIN = dict([_read(line) for line in _file if line[0] not in "#\n"])
 
 
 def plain(c: OperatorConversion) -> None:
