@@ -165,11 +165,8 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
         return None
     if not indices.elements or name not in site.library.kernels:
         return None
-    strides, size, count = (
-        _strides(data.dims),
-        math.prod(data.dims[end:]),
-        indices.elements // depth,
-    )
+    strides, size = _strides(data.dims), math.prod(data.dims[end:])
+    count = indices.elements // depth
     places = [np.array([own[i] for i in axes], np.int64) for own in (data.dims, strides)]
     scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
     if scatters:
@@ -219,9 +216,9 @@ def into_filled(site: Site) -> NativeCall | None:
     if op == "Segment":
         at, of_updates, mode = 1, 0, _FROM_ZERO
     indices, updates = site.input(at), site.input(of_updates)
-    if indices is None or updates is None or dtype is None or dtype.kind not in "biuf":
+    if indices is None or updates is None or updates.dtype != dtype:
         return None
-    if updates.dtype != dtype:
+    if dtype is None or dtype.kind not in "biuf":
         return None
     lead, default = indices.dims, site.input(3)
     if op == "ScatterNd" or (op == "SparseToDense" and len(lead) == 2):
@@ -248,16 +245,13 @@ def into_filled(site: Site) -> NativeCall | None:
 def whole_slices(site: Site) -> NativeCall | None:
     """SliceGather and SliceScatter of whole slices behind the first axes."""
     x, indices, attrs = site.input(0), site.input(1), site.node.attrs
-    moved = site.output() if len(site.node.inputs) == 2 else site.input(2)
-    if (
-        x is None
-        or indices is None
-        or moved is None
-        or x.dtype is None
-        or x.dtype.kind not in "biuf"
-    ):
+    gathers = len(site.node.inputs) == 2
+    moved = site.output() if gathers else site.input(2)
+    if x is None or indices is None or moved is None:
         return None
-    gathers, rank, at = len(site.node.inputs) == 2, len(indices.dims), attrs["index_vector_dim"]
+    if x.dtype is None or x.dtype.kind not in "biuf" or x.dtype != moved.dtype:
+        return None
+    rank, at = len(indices.dims), attrs["index_vector_dim"]
     names = _GATHER_DIMS if gathers else _SCATTER_DIMS
     windows, dropped, axes = ([*attrs[name]] for name in names)
     # The indices themselves may be vectors of one.
@@ -266,13 +260,10 @@ def whole_slices(site: Site) -> NativeCall | None:
     if depth != len(axes) or not depth or not sorted(axes) == dropped == first:
         return None
     batch = tuple([dim for i, dim in enumerate(indices.dims) if i != at])
-    if moved.dims != (*batch, *x.dims[depth:]) or moved.dtype != x.dtype:
-        return None
-    if windows != [*range(lead, len(moved.dims))]:
+    whole = moved.dims == (*batch, *x.dims[depth:]) and windows == [*range(lead, len(moved.dims))]
+    if not whole or (gathers and {*attrs["slice_sizes"][:depth]} != {1}):
         return None
     if gathers:
-        if {*attrs["slice_sizes"][:depth]} != {1}:
-            return None
         slices = _Slices(f"gathernd_{x.dtype.itemsize}", x, axes, (0, 1, None), _NEAREST)
         return _by_slices(site, slices)
     reduction = _REDUCTIONS.get(attrs["reduction"], attrs["reduction"])

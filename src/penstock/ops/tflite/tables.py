@@ -55,9 +55,9 @@ def hashtable_lookup(
     """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
-    places = np.searchsorted(keys, query).clip(max=keys.size - 1)
-    hits = keys[places] == query
-    out = values[places]
+    places = np.minimum(keys.searchsorted(query), keys.size - 1)
+    hits = keys.take(places) == query
+    out = values.take(places, 0)
     out[~hits] = "" if values.dtype == STRING else 0
     return out, hits.astype(UINT8)
 
