@@ -1265,17 +1265,102 @@ def _index(rng: Source, name: str) -> Draw:
     return Draw(name, inputs, attrs)
 
 
+@draws("tensorflow.ScatterNd tflite.Segment tflite.SparseToDense")
+def _into_filled(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = _short(full_name), rng.dims(rng.integers(1, 4), 2000)
+    x_type = rng.pick(*FLOATS, *WHOLE, *(() if name == "Segment" else (*CODES, "int16", "bool")))
+    depth = {"Segment": 1, "ScatterNd": int(rng.integers(1, len(dims) + 1))}.get(name, len(dims))
+    lead = rng.dims(1, 60)
+    columns = [_places(rng, lead, dims[i]) for i in range(depth)]
+    columns = [c if name == "Segment" or rng.chance(0.1) else np.abs(c) for c in columns]
+    places = np.stack(columns, -1).astype(rng.pick(*WHOLE))
+    shape = np.array(dims, rng.pick(*WHOLE))
+    x = rng.numbers((*lead, *dims[depth:]), x_type, 0.3)
+    if name == "ScatterNd":
+        return Draw(name, [places, x, shape], {}, None, [2], domain=domain, version=1)
+    if name == "Segment":
+        attrs = {"reduction": rng.pick("sum", "prod", "max", "min")}
+        inputs = [x, places[:, 0], shape[:1].reshape(())]
+        return Draw(name, inputs, attrs, None, [2], domain=domain, version=1)
+    inputs = [places, shape, x, rng.numbers((), x_type)]
+    return Draw(name, inputs, {}, None, [1], domain=domain, version=1)
+
+
+@draws("tflite.SliceGather tflite.SliceScatter")
+def _whole_slices(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = _short(full_name), rng.dims(rng.integers(1, 4), 2000)
+    depth, lead = int(rng.integers(1, len(dims) + 1)), rng.dims(rng.integers(1, 3), 40)
+    axes = rng.permutation(depth).tolist()
+    places = np.stack([_places(rng, lead, dims[axis]) for axis in axes], -1)
+    places, at = (places[..., 0], len(lead)) if depth == 1 and rng.chance(0.5) else (places, -1)
+    attrs: dict[str, Any] = {"index_vector_dim": at % places.ndim if at < 0 else at}
+    windows = [*range(len(lead), len(lead) + len(dims) - depth)]
+    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE), 0.3)
+    if name == "SliceGather":
+        attrs |= {"offset_dims": windows, "collapsed_slice_dims": [*range(depth)]}
+        attrs |= {"start_index_map": axes, "slice_sizes": [*[1] * depth, *dims[depth:]]}
+        return Draw(name, [x, places], attrs, domain=domain, version=1)
+    attrs |= {"update_window_dims": windows, "inserted_window_dims": [*range(depth)]}
+    attrs |= {"scatter_dims_to_operand_dims": axes}
+    attrs["reduction"] = rng.pick("", "add", "multiply", "minimum", "maximum")
+    updates = rng.numbers((*lead, *dims[depth:]), x.dtype.name, 0.3)
+    return Draw(name, [x, places, updates], attrs, domain=domain, version=1)
+
+
+@draws("tflite.DynamicUpdateSlice tflite.Bucketize tflite.Spread")
+def _parts(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = _short(full_name), rng.dims(rng.integers(1, 4), 1500)
+    x = rng.numbers(dims, rng.pick(*(_ALL if name != "Bucketize" else (*FLOATS, *WHOLE))), 0.3)
+    if name == "Bucketize":
+        bounds = np.sort(rng.normal(0, 5, rng.pick(1, 3, 24, 25, 60))).astype(np.float32)
+        return Draw(name, [x], {"boundaries": bounds.tolist()}, domain=domain, version=1)
+    if name == "Spread":
+        steps = np.array([rng.integers(1, 4) for _ in dims], rng.pick(*WHOLE))
+        ends = [[int(rng.pick(0, 0, 1, 3, -1)) for _ in dims] for _ in range(2)]
+        attrs = dict(zip(("low", "high"), ends, strict=True)) if rng.chance(0.7) else {}
+        inputs = [x, steps, rng.numbers((), x.dtype.name)]
+        return Draw(name, inputs, attrs, None, [1, 2], domain=domain, version=1)
+    part = rng.numbers([rng.integers(1, n + 1) for n in dims], x.dtype.name, 0.3)
+    start = np.array([rng.integers(-2, n + 2) for n in dims], rng.pick(*WHOLE))
+    return Draw(name, [x, part, start], domain=domain, version=1)
+
+
+@draws("tflite.ReduceWindow")
+def _windows_of_any_axes(rng: Source, full_name: str) -> Draw:
+    (name, domain), dims = _short(full_name), rng.dims(rng.integers(1, 4), 1500)
+    sizes = [int(rng.integers(1, min(n, 4) + 1)) for n in dims]
+    numbers = [np.array(own) for own in (sizes, rng.integers(1, 3, len(dims)))]
+    numbers.append(rng.integers(1, 3, len(dims)))
+    x_type, reduction = rng.pick(*FLOATS, *WHOLE), rng.pick("add", "maximum", "minimum")
+    reduction = "multiply" if x_type in WHOLE and rng.chance(0.3) else reduction
+    is_sum = x_type in FLOATS and reduction == "add"
+    x, first = rng.numbers(dims, x_type, 0 if is_sum else 0.3), rng.numbers((), x_type)
+    count = math.prod(sizes) + 1
+    bound = (lambda draw: draw.linear(count)) if is_sum else None
+    attrs, inputs = {"reduction": reduction}, [x, first, *numbers]
+    return Draw(name, inputs, attrs, bound, [2, 3, 4], domain=domain, version=1)
+
+
 @draws("TopK")
 def _top(rng: Source, name: str) -> Draw:
     dims = rng.dims(rng.integers(1, 4))
     axis = int(rng.integers(-len(dims), len(dims)))
-    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE, *CODES), 0.5)
+    x = rng.numbers(dims, rng.pick(*FLOATS, *WHOLE, *CODES, "int16"), 0.5)
     if rng.chance(0.3):
         x = np.resize(x, (rng.pick(300, 1030), *x.shape[1:2])).astype(x.dtype)
         axis = 0
     count = np.array([rng.pick(rng.integers(0, x.shape[axis] + 1), x.shape[axis])])
     attrs = {"axis": axis, "largest": int(rng.chance(0.5)), "sorted": int(rng.chance(0.7))}
     return Draw(name, [x, count], attrs, None, [1], 2)
+
+
+@draws("tensorflow.OneHot")
+def _one_hot(rng: Source, full_name: str) -> Draw:
+    dims, dtype = rng.dims(rng.pick(1, 2, 3), 300), rng.pick(*_ALL)
+    picked = rng.integers(-2, 9, dims).astype(rng.pick(*WHOLE))
+    inputs = [picked, np.array(rng.size(9)), rng.numbers((), dtype), rng.numbers((), dtype)]
+    attrs = {"axis": int(rng.integers(-1, len(dims)))}
+    return Draw("OneHot", inputs, attrs, None, [1, 2, 3], domain="tensorflow", version=1)
 
 
 @draws("EyeLike OneHot ReverseSequence Trilu")

@@ -168,7 +168,8 @@ def decompose_einsum() -> type[Pass]:
 
 
 @lazy_pass(
-    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "Fill", "Pack", "Select"),
+    *("All", "Any", "BatchToSpaceND", "DepthToSpace", "FakeQuantWithMinMaxArgs", "Fill"),
+    *("MatrixDiag", "MatrixDiagV3", "MatrixSetDiagV3", "Pack", "Select"),
     *("SpaceToBatchND", "SpaceToDepth"),
 )
 def decompose_moves() -> type[Pass]:

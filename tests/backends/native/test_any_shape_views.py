@@ -104,7 +104,9 @@ def test_integers_are_counted_as_numpy_does():
     for bounds in ((0, 2**40, 2**38), (0, 5, 0)):
         inputs = [np.array(bound) for bound in bounds]
         check(node_of("Range", inputs), inputs, refused=True)
-    inputs = [np.array(bound, np.int32) for bound in (0, 4, 1)]
+    inputs = [np.array(bound, np.int32) for bound in (9, -4, -3)]
+    check(node_of("Range", inputs), inputs)
+    inputs = [np.array(bound, np.int16) for bound in (0, 4, 1)]
     check(node_of("Range", inputs), inputs, refused=True)
 
 

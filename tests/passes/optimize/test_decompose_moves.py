@@ -41,6 +41,8 @@ def int32(*x):
 
 
 PAIRS = int32([1, 1], [0, 2])
+DIAGONAL = int32(0), int32(-1), int32(-1)
+ROUNDING = {"min": -6.0, "max": 11.5, "num_bits": 8, "narrow_range": False}
 CASES = {
     "to batch": (
         "SpaceToBatchND",
@@ -81,6 +83,29 @@ CASES = {
     "pack last": ("Pack", [numbers(3), numbers(3), numbers(3)], [], {"axis": -1}),
     "any": ("Any", [numbers(3, 4, 5) > 1, int32(0, 2)], [1], {"keep_dims": True}),
     "all": ("All", [numbers(3, 4, 5) > -9, int32(-1)], [1], {}),
+    "diagonal": ("MatrixDiag", [numbers(2, 3)], [], {}),
+    "padded diagonal": (
+        "MatrixDiagV3",
+        [numbers(4), *DIAGONAL, np.array(7, np.float32)],
+        [1, 2, 3, 4],
+        {},
+    ),
+    "tall diagonal": (
+        "MatrixDiagV3",
+        [numbers(3), int32(0), int32(4), int32(-1), np.array(7, np.float32)],
+        [1, 2, 3, 4],
+        {},
+    ),
+    **{
+        f"diagonal of {rows} x {columns}": (
+            "MatrixSetDiagV3",
+            [numbers(2, rows, columns, dtype="int8"), numbers(2, 3, dtype="int8"), int32(0)],
+            [2],
+            {},
+        )
+        for rows, columns in ((3, 3), (3, 5), (4, 3))
+    },
+    "rounded": ("FakeQuantWithMinMaxArgs", [numbers(5, 40)], [], ROUNDING),
 }
 
 
@@ -112,6 +137,7 @@ KEPT = {
     "fed dims": ("Fill", [int32(2, 3), numbers()], [], {}),
     "fed axes": ("Any", [numbers(3, 4) > 0, int32(0)], [], {}),
     "no axes": ("All", [numbers(3, 4) > 0, np.zeros(0, np.int32)], [1], {}),
+    "upper diagonal": ("MatrixSetDiagV3", [numbers(4, 4), numbers(3), int32(1)], [2], {}),
 }
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import ge
 
 import numpy as np
 
 from penstock.backends.native import by_memory, by_result, family, rows_ns, str_
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
+from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import normalize_axis
+from penstock.ops.tflite.arrays import IDENTITIES
 
 _MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
 _PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
 _TOP_COLUMNS = 16  # as in c/tables/index.c
 _BLOCK_AXES = "gather_axis", "quantize_axis"
+_BUCKETED, _FEW_BOUNDS, _MOST_DIMS = 1024, 24, 64  # as in c/tables/index.c
 
 
 def _strides(dims: Sequence[int]) -> list[int]:
@@ -127,40 +131,175 @@ def gather_blocks(site: Site) -> NativeCall | None:
     )
 
 
+# What becomes of indices out of range, as in c/tables/index.c.
+_FROM_END, _EXACT, _FROM_ZERO, _INSIDE, _NEAREST = range(5)
+_NAMES = "multiply=mul prod=mul minimum=min maximum=max sum=add =none"
+_REDUCTIONS = dict([pair.split("=") for pair in _NAMES.split()])
+# Sums of small integers wrap, and those of truth values are true if one is.
+_SUMS = {
+    **dict.fromkeys(("add_int8", "add_uint8"), "add_uint8"),
+    **dict.fromkeys(("add_int16", "add_uint16"), "add_uint16"),
+    "add_bool": "max_uint8",
+}
+_GATHER_DIMS = "offset_dims", "collapsed_slice_dims", "start_index_map"
+_SCATTER_DIMS = "update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims"
+
+
+class _Slices(NamedTuple):
+    """Slices of ``data`` at tuples of indices along ``axes``, behind ``batch`` axes of both.
+    ``inputs``: the data, indices and updates; ``fill``: an element in place of the data."""
+
+    name: str
+    data: TensorType
+    axes: Sequence[int]
+    inputs: tuple[int | None, int, int | None]
+    mode: int
+    batch: int = 0
+    fill: Tensor | np.ndarray | None = None
+
+
+def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
+    name, data, axes, (source, at, updates), mode, batch, fill = slices
+    indices, depth, end = site.input(at), len(axes), batch + len(axes)
+    if indices is None or str_(indices.dtype) not in ("int32", "int64") or not data.elements:
+        return None
+    if not indices.elements or name not in site.library.kernels:
+        return None
+    strides, size = _strides(data.dims), math.prod(data.dims[end:])
+    count = indices.elements // depth
+    places = [np.array([own[i] for i in axes], np.int64) for own in (data.dims, strides)]
+    scatters, item_ns = updates is not None, rows_ns(2.5 * size, rows=0.4)
+    if scatters:
+        item_ns = rows_ns(20 * count * size + data.nbytes, rows=0.4 * count)
+    return NativeCall(
+        name,
+        (
+            *(None if source is None else Tensor(source), Tensor(at)),
+            *(None if updates is None else Tensor(updates), site.result()),
+            *places,
+            *(depth, size, count // math.prod(data.dims[:batch]), math.prod(data.dims[batch:])),
+            *(count, data.nbytes),
+            fill,
+            *(int(indices.dtype == INT64), mode),
+        ),
+        # As above: several tuples may name one slice.
+        items=1 if scatters else count,
+        item_ns=item_ns,
+        inplace=(0,) if scatters and source == 0 else (),
+        can_fail=mode not in (_INSIDE, _NEAREST),
+    )
+
+
 @family("GatherND", "ScatterND", work=by_memory)
 def by_tuples(site: Site) -> NativeCall | None:
     """GatherND, ScatterND."""
     x, indices = site.input(0), site.input(1)
     name = None if x is None else _suffix(site, x)
-    if x is None or indices is None or name is None or indices.dtype != INT64:
+    if x is None or indices is None or name is None or not indices.dims or not indices.dims[-1]:
         return None
     batch, depth = site.attr("batch_dims", 0), indices.dims[-1]
-    if x.dims[:batch] != indices.dims[:batch] or not indices.elements or not x.elements:
-        return None
-    scatters = name.startswith("scatter")
     shape = (*indices.dims[:-1], *x.dims[depth:])
-    if scatters and site.input(2) != TensorType(x.dtype, shape):
+    updates = 2 if name.startswith("scatter") else None
+    if x.dims[:batch] != indices.dims[:batch] or batch + depth > len(x.dims):
         return None
-    end = batch + depth
-    dims, strides = x.dims[batch:end], _strides(x.dims)[batch:end]
-    count, size = math.prod(indices.dims[:-1]), math.prod(x.dims[end:])
-    item_ns = rows_ns(2.5 * size, rows=0.4)
-    if scatters:
-        item_ns = rows_ns(20 * count * size + x.nbytes, rows=0.4 * count)
-    return NativeCall(
-        name,
-        (
-            *(Tensor(0), Tensor(1), Tensor(2) if scatters else None, site.result()),
-            *(np.array(dims, np.int64), np.array(strides, np.int64)),
-            *(depth, size, math.prod(indices.dims[batch:-1]), math.prod(x.dims[batch:])),
-            *(count, x.nbytes),
-        ),
-        # As above: several tuples may name one slice.
-        items=1 if scatters else count,
-        item_ns=item_ns,
-        inplace=(0,) if scatters else (),
-        can_fail=True,
-    )
+    if updates and site.input(updates) != TensorType(x.dtype, shape):
+        return None
+    axes = range(batch, batch + depth)
+    return _by_slices(site, _Slices(name, x, axes, (0, 1, updates), _FROM_END, batch))
+
+
+@family("tensorflow.ScatterNd", "tflite.Segment", "tflite.SparseToDense", work=by_result)
+def into_filled(site: Site) -> NativeCall | None:
+    """ScatterNd, SparseToDense and Segment of constant dims, with an update for each place."""
+    op, y, dtype = site.node.op.name, site.output(), site.output().dtype
+    at, of_updates, mode = 0, len(site.node.inputs) // 2, _EXACT  # the second, or behind the dims
+    if op == "Segment":
+        at, of_updates, mode = 1, 0, _FROM_ZERO
+    indices, updates = site.input(at), site.input(of_updates)
+    if indices is None or updates is None or updates.dtype != dtype:
+        return None
+    if dtype is None or dtype.kind not in "biuf":
+        return None
+    lead, default = indices.dims, site.input(3)
+    if op == "ScatterNd" or (op == "SparseToDense" and len(lead) == 2):
+        lead = lead[:-1]
+    depth = math.prod(indices.dims[len(lead) :])
+    if updates.dims != (*lead, *y.dims[depth:]) or not 0 < depth <= len(y.dims):
+        return None
+    reduction = _REDUCTIONS.get(name := site.attr("reduction", "sum"), name)
+    kernel = f"{reduction}_{dtype}"
+    fill: Tensor | np.ndarray = Tensor(3)
+    if default is not None:
+        kernel = f"none_{dtype.itemsize}"
+        plain = default.dtype == dtype and default.elements == 1 and depth == len(y.dims)
+        if not plain or site.attr("sorted", False):
+            return None
+    elif f"scatternd_{_SUMS.get(kernel, kernel)}" in site.library.kernels:
+        fill = np.full(1, IDENTITIES[name](dtype), dtype)
+    kernel = f"scatternd_{_SUMS.get(kernel, kernel)}"
+    inputs = None, at, of_updates
+    return _by_slices(site, _Slices(kernel, y, range(depth), inputs, mode, fill=fill))
+
+
+@family("tflite.SliceGather", "tflite.SliceScatter", work=by_memory)
+def whole_slices(site: Site) -> NativeCall | None:
+    """SliceGather and SliceScatter of whole slices behind the first axes."""
+    x, indices, attrs = site.input(0), site.input(1), site.node.attrs
+    gathers = len(site.node.inputs) == 2
+    moved = site.output() if gathers else site.input(2)
+    if x is None or indices is None or moved is None:
+        return None
+    if x.dtype is None or x.dtype.kind not in "biuf" or x.dtype != moved.dtype:
+        return None
+    rank, at = len(indices.dims), attrs["index_vector_dim"]
+    names = _GATHER_DIMS if gathers else _SCATTER_DIMS
+    windows, dropped, axes = ([*attrs[name]] for name in names)
+    # The indices themselves may be vectors of one.
+    depth = indices.dims[at] if at == rank - 1 else int(at == rank)
+    lead, first = rank - (at < rank), [*range(len(axes))]
+    if depth != len(axes) or not depth or not sorted(axes) == dropped == first:
+        return None
+    batch = tuple([dim for i, dim in enumerate(indices.dims) if i != at])
+    whole = moved.dims == (*batch, *x.dims[depth:]) and windows == [*range(lead, len(moved.dims))]
+    if not whole or (gathers and {*attrs["slice_sizes"][:depth]} != {1}):
+        return None
+    if gathers:
+        slices = _Slices(f"gathernd_{x.dtype.itemsize}", x, axes, (0, 1, None), _NEAREST)
+        return _by_slices(site, slices)
+    reduction = _REDUCTIONS.get(attrs["reduction"], attrs["reduction"])
+    suffix = x.dtype.itemsize if reduction == "none" else x.dtype
+    slices = _Slices(f"scatternd_{reduction}_{suffix}", x, axes, (0, 1, 2), _INSIDE)
+    return _by_slices(site, slices)
+
+
+@family("tflite.DynamicUpdateSlice", work=by_memory)
+def update_slice(site: Site) -> NativeCall | None:
+    """DynamicUpdateSlice."""
+    x, part, place = (site.input(i) for i in range(3))
+    if x is None or part is None or place is None or x.dtype is None or x.dtype.kind not in "biufc":
+        return None
+    rank, fits = len(x.dims), all(map(ge, x.dims, part.dims))
+    if not fits or place.dims != (rank,) or len(part.dims) != rank or not 0 < rank <= _MOST_DIMS:
+        return None
+    if str_(place.dtype) not in ("int32", "int64") or part.dtype != x.dtype:
+        return None
+    dims = np.array([x.dims, part.dims], np.int64)
+    words = (dims, rank, x.dtype.itemsize, x.nbytes, int(place.dtype == INT64))
+    arrays, item_ns = (Tensor(0), Tensor(1), Tensor(2), site.result()), rows_ns(2 * x.nbytes)
+    return NativeCall("update_slice", (*arrays, *words), 1, item_ns, inplace=(0,))
+
+
+@family("tflite.Bucketize", work=by_memory)
+def bucketize(site: Site) -> NativeCall | None:
+    """Bucketize."""
+    x = site.input(0)
+    if x is None or f"buckets_{x.dtype}" not in site.library.kernels:
+        return None
+    bounds = np.array(site.node.attrs["boundaries"], np.result_type(x.dtype, "f"))
+    steps = len(bounds) if len(bounds) <= _FEW_BOUNDS else 20 * math.log2(len(bounds))
+    words = (Tensor(0), site.result(), bounds, len(bounds), x.elements)
+    items, item_ns = math.ceil(x.elements / _BUCKETED), rows_ns(2 * _BUCKETED * steps, rows=1)
+    return NativeCall(f"buckets_{x.dtype}", words, items, item_ns)
 
 
 @family("TopK", work=by_memory)

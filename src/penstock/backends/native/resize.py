@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
+from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
 from penstock.ir.layout import packed_strides
 from penstock.ops.onnx.pad import pad_widths, padded_places
@@ -48,9 +49,17 @@ def resize(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
-@family("Pad", work=by_memory)
+class _Padding(NamedTuple):
+    """Elements that stand before and behind those of each axis, which are ``steps`` apart."""
+
+    widths: Sequence[tuple[int, int]]
+    steps: Sequence[int]
+    value: np.ndarray
+
+
+@family("Pad", "tflite.Spread", work=by_memory)
 def pad(site: Site) -> NativeCall | None:
-    """Pad of constant widths, with a constant or with copies of elements."""
+    """Pad of constant widths, with a constant or with copies of elements; Spread."""
     x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
@@ -60,13 +69,22 @@ def pad(site: Site) -> NativeCall | None:
     if max(x.dims, default=0) >= _MOST_INDEX:
         return None
     if site.attr("mode", "constant") == "constant":
-        value = site.constant(2)
-        value = np.zeros(1, x.dtype) if value is None else value
+        value, steps = site.constant(2), site.constant(1)
+        value = np.zeros(1, x.dtype) if value is None else np.reshape(value, -1)
+        if site.node.op.name == "Spread" and steps is not None:
+            ends = [site.attr(name, ()) or [0] * len(x.dims) for name in ("low", "high")]
+            padding = _Padding([*zip(*ends, strict=False)], steps.reshape(-1).tolist(), value)
+        else:
+            widths = pad_widths(x.dims, site.constants)
+            padding = _Padding(widths, [1] * len(x.dims), value)
         # Negative widths cut elements off, which this kernel does not.
-        widths = pad_widths(x.dims, site.constants)
-        if value.size != 1 or value.dtype != x.dtype or min(map(min, widths), default=0) < 0:
+        cuts = min(map(min, padding.widths), default=0) < 0
+        fits = len(padding.widths) == len(padding.steps) == len(x.dims)
+        if value.size != 1 or value.dtype != x.dtype or cuts or not fits:
             return None
-        return _pad_call(site, f"pad_{size}", widths, value, (None,) * len(site.tensors))
+        if min(padding.steps, default=1) < 1:
+            return None
+        return _pad_call(site, padding, (None,) * len(site.tensors))
     tables = []
     for axis, places in enumerate(padded_places(x.dims, site.node.attrs, site.constants)):
         if not np.array_equal(places, np.arange(x.dims[axis])):
@@ -75,45 +93,47 @@ def pad(site: Site) -> NativeCall | None:
     return _by_tables(site, f"resize_nearest_{size}", tables) if tables else None
 
 
-def _pad_call(
-    site: Site, name: str, widths: Sequence[tuple[int, int]], value: np.ndarray, strides: _Strides
-) -> NativeCall:
+def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     """The call of a Pad with a constant, for tensors of these strides. Raises
     ``UnsupportedError``."""
-    x, y = site.input(0), site.output()
-    assert x is not None
+    x, y, (widths, steps, value) = site.input(0), site.output(), padding
+    assert x is not None and x.dtype is not None
     x_strides = strides[0] or packed_strides(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
     axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
     # By memory, not by number: images may have their channels innermost.
     axes.sort(key=lambda axis: -y_strides[axis])
-    before, length, width = 0, 1, 1
+    before, length, width, step = 0, 1, 1, 1
     # Elements of a row, as long as these are adjacent in both.
     while axes and before == 0 and length == width:
         axis = axes[-1]
         if y_strides[axis] != width or (x.dims[axis] > 1 and x_strides[axis] != length):
             break
+        if steps[axis] > 1 and width > 1:
+            break
+        step = steps[axis] if width == 1 else 1
         before, length, width = (n * width for n in (widths[axis][0], x.dims[axis], y.dims[axis]))
         axes.pop()
     rows: list[tuple[int, ...]] = []
     for i in axes:
-        count, steps = y.dims[i], (x_strides[i], y_strides[i])
+        count, pitches = y.dims[i], (1, x_strides[i], y_strides[i])
         outer = rows[-1] if rows else ()
-        if outer and x.dims[i] == count and outer[3:] == tuple([count * step for step in steps]):
+        around = (1, *[count * pitch for pitch in pitches[1:]])
+        if outer and x.dims[i] == count and outer[3:] == around:
             # All of the axis: those of the one around it follow each other.
-            rows[-1] = tuple([n * count for n in outer[:3]]) + steps
+            rows[-1] = tuple([n * count for n in outer[:3]]) + pitches
         else:
-            rows.append((count, widths[i][0], x.dims[i], *steps))
+            rows.append((count, widths[i][0], x.dims[i], steps[i], *pitches[1:]))
     return NativeCall(
-        name,
+        f"pad_{x.dtype.itemsize}",
         (
             *(Tensor(0), site.result(), value),
-            np.array(rows, np.int64).reshape(-1, 5),
-            *(len(rows), before, length, width),
+            np.array(rows, np.int64).reshape(-1, 6),
+            *(len(rows), before, length, width, step),
         ),
         items=math.prod(y.dims[axis] for axis in axes),
         item_ns=rows_ns(width, rows=1),
-        restrided=partial(_pad_call, site, name, widths, value),
+        restrided=partial(_pad_call, site, padding),
     )
 
 

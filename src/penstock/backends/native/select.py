@@ -47,11 +47,16 @@ def eye_like(site: Site) -> NativeCall | None:
     return NativeCall("diagonal", (site.result(), *words), rows, row_ns)
 
 
-@family("OneHot")
+@family("OneHot", "tensorflow.OneHot")
 def one_hot(site: Site) -> NativeCall | None:
-    """OneHot of integers with a constant depth."""
-    indices, depth, values, y = site.input(0), site.constant(1), site.input(2), site.output()
-    if indices is None or depth is None or values is None or values.dims != (2,):
+    """OneHot of integers with a constant depth; TensorFlow's with constant values, the second
+    first."""
+    indices, depth, y = site.input(0), site.constant(1), site.output()
+    pair, values = [site.constant(i) for i in (3, 2)], site.input(2)
+    if indices is None or depth is None or values is None or values.dtype != y.dtype:
+        return None
+    known = np.array([x.item() for x in pair if x is not None and x.size == 1], y.dtype)
+    if known.size < 2 and values.dims != (2,):
         return None
     if indices.dtype not in (INT32, INT64) or _size(y) not in (1, 2, 4, 8):
         return None
@@ -60,7 +65,7 @@ def one_hot(site: Site) -> NativeCall | None:
     words = (y.dims[axis], inner, int(indices.dtype == INT64), int(from_end))
     return NativeCall(
         f"classes_{_size(y)}",
-        (Tensor(0), Tensor(2), site.result(), *words),
+        (Tensor(0), known if known.size > 1 else Tensor(2), site.result(), *words),
         items=math.prod(y.dims[:axis]),
         item_ns=rows_ns(inner * (40 + y.dims[axis] * _size(y)), rows=0.3),
     )

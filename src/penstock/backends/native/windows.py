@@ -1,4 +1,4 @@
-"""Col2Im over up to three axes."""
+"""Col2Im over up to three axes, and reductions of windows over any."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from penstock.backends.native import family, part_ns, str_
+from penstock.backends.native import by_memory, family, part_ns, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
+from penstock.ir.layout import packed_strides
 from penstock.ops.common.windows import windows
 from penstock.ops.work_estimate import Workload
 
@@ -33,4 +34,33 @@ def col2im(site: Site) -> NativeCall | None:
         item_ns=part_ns(
             Workload(elements=20 * math.prod(a.kernel * a.count for a in axes), items=1)
         ),
+    )
+
+
+@family("tflite.ReduceWindow", work=by_memory)
+def reduce_window(site: Site) -> NativeCall | None:
+    """ReduceWindow with constant windows."""
+    x, first, y = site.input(0), site.input(1), site.output()
+    sizes, strides, dilations = (site.constant(i) for i in (2, 3, 4))
+    name = f"window_{site.node.attrs['reduction']}_{y.dtype}"
+    if x is None or first is None or sizes is None or strides is None or dilations is None:
+        return None
+    if name not in site.library.kernels or first.dtype != y.dtype or not y.elements:
+        return None
+    if first.elements != 1 or not x.dims:
+        return None
+    pitches = packed_strides(x.dims, 1)
+    taps = np.zeros(1, np.int64)
+    for size, dilation, pitch in zip(sizes.tolist(), dilations.tolist(), pitches, strict=True):
+        taps = np.add.outer(taps, np.arange(size) * dilation * pitch).reshape(-1)
+    *steps, step = (strides * pitches).tolist()
+    *dims, length = y.dims
+    return NativeCall(
+        name,
+        (
+            *(Tensor(0), Tensor(1), site.result(), np.array(dims, np.int64)),
+            *(np.array(steps, np.int64), taps, len(dims), len(taps), length, step),
+        ),
+        items=math.prod(dims),
+        item_ns=rows_ns(4 * length * (1 + len(taps)), rows=1),
     )

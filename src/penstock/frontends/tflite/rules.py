@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from functools import reduce
 
@@ -31,117 +32,52 @@ from penstock.ops.registry import MICROSOFT, TENSORFLOW, TFLITE
 
 
 class Plain(NamedTuple):
-    """An operator that becomes one operation with the same inputs, of which there are ``least`` to
-    ``most`` (-1: any number). ``options`` become attributes of the same names, besides ``attrs``;
-    ``table`` names the table of the options where files leave it out. ``vector``: the second input
-    is a vector of int64 in ONNX. The other fields are as of ``operator_rule``."""
+    """An operator that becomes one operation; ``operators.txt`` says what its fields are."""
 
     op: str
-    domain: str = ""
-    least: int = 1
-    most: int = 0
-    options: Sequence[str] = ()
-    table: str = ""
-    attrs: Attrs | None = None
-    vector: bool = False
-    outputs: int = 1
-    moves: bool = False
-    integers: bool = False
+    domain: str
+    inputs: int
+    any_more: bool
+    options: Sequence[str]
+    table: str
+    outputs: int
+    attrs: Attrs
+    flags: frozenset[str]
 
 
-# Operators without options, by their number of inputs.
-_ONNX_1 = """
-    ABS=Abs CEIL=Ceil COS=Cos DENSIFY=Identity ELU=Elu EXP=Exp FLOOR=Floor HARD_SWISH=HardSwish
-    LOG=Log LOGICAL_NOT=Not LOGISTIC=Sigmoid NEG=Neg RELU=Relu ROUND=Round SIGN=Sign SIN=Sin
-    SQRT=Sqrt TANH=Tanh
-"""
-_ONNX_2 = """
-    BITWISE_XOR=BitwiseXor EQUAL=Equal GREATER=Greater GREATER_EQUAL=GreaterOrEqual LESS=Less
-    LESS_EQUAL=LessOrEqual LOGICAL_AND=And LOGICAL_OR=Or POW=Pow PRELU=PRelu
-    STABLEHLO_ADD=Add STABLEHLO_MAXIMUM=Max STABLEHLO_MINIMUM=Min STABLEHLO_MULTIPLY=Mul
-"""
-_ONNX_3 = "RANGE=Range"
-_TENSORFLOW_1 = """
-    COMPLEX_ABS=ComplexAbs IMAG=Imag MATRIX_DIAG=MatrixDiag RANK=Rank REAL=Real RSQRT=Rsqrt
-    WHERE=Where ZEROS_LIKE=ZerosLike
-"""
-_TENSORFLOW_2 = """
-    ATAN2=Atan2 BROADCAST_ARGS=BroadcastArgs FLOOR_DIV=FloorDiv FLOOR_MOD=FloorMod
-    NOT_EQUAL=NotEqual RIGHT_SHIFT=RightShift STABLEHLO_SHIFT_LEFT=LeftShift
-"""
-_TABLES = (
-    ("", (_ONNX_1, _ONNX_2, _ONNX_3)),
-    (TENSORFLOW, (_TENSORFLOW_1, _TENSORFLOW_2)),
-    (TFLITE, ("", "RFFT2D=Rfft2d")),
-)
-_GATHER_OPTIONS = (
-    *("offset_dims", "collapsed_slice_dims", "start_index_map", "index_vector_dim", "slice_sizes"),
-)
-_CUMSUM_OPTIONS = ("exclusive", "reverse")
-_SKIP_GRAM_OPTIONS = ("ngram_size", "max_skip_size", "include_all_ngrams")
-_FAKE_QUANT_OPTIONS = ("min", "max", "num_bits", "narrow_range")
-_NHWC = {"data_format": "NHWC"}
-_PLAIN = {
-    operator: Plain(name, domain, arity)
-    for domain, tables in _TABLES
-    for arity, table in enumerate(tables, 1)
-    for operator, _, name in (entry.partition("=") for entry in table.split())
-} | {
-    "BATCH_TO_SPACE_ND": Plain("BatchToSpaceND", TENSORFLOW, 3, moves=True),
-    "BROADCAST_TO": Plain("Expand", "", 2, vector=True, moves=True),
-    "BUCKETIZE": Plain("Bucketize", TFLITE, options=("boundaries",)),
-    "CUMSUM": Plain("CumSum", "", 2, 0, _CUMSUM_OPTIONS, "CumsumOptions", vector=True),
-    "DEPTH_TO_SPACE": Plain(
-        "DepthToSpace", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
-    ),
-    "DILATE": Plain("Spread", TFLITE, 3, moves=True),
-    "DYNAMIC_UPDATE_SLICE": Plain("DynamicUpdateSlice", TFLITE, 3, moves=True),
-    "EMBEDDING_LOOKUP_SPARSE": Plain(
-        "EmbeddingLookupSparse", TFLITE, 5, 0, ("combiner",), "EmbeddingLookupSparseOptions"
-    ),
-    "EXPAND_DIMS": Plain("Unsqueeze", "", 2, vector=True, moves=True),
-    "FAKE_QUANT": Plain("FakeQuantWithMinMaxArgs", TENSORFLOW, options=_FAKE_QUANT_OPTIONS),
-    "FILL": Plain("Fill", TENSORFLOW, 2, moves=True),
-    "HASHTABLE_LOOKUP": Plain("HashtableLookup", TFLITE, 3, outputs=2, integers=True),
-    "LEAKY_RELU": Plain("LeakyRelu", options=("alpha",), table="LeakyReluOptions"),
-    "LOG_SOFTMAX": Plain("LogSoftmax", attrs={"axis": -1}),
-    "MAXIMUM": Plain("Max", "", 2, moves=True),
-    "MINIMUM": Plain("Min", "", 2, moves=True),
-    "ONE_HOT": Plain("OneHot", TENSORFLOW, 4, 0, ("axis",), "OneHotOptions", integers=True),
-    "PACK": Plain("Pack", TENSORFLOW, 1, -1, ("axis",), moves=True),
-    "REDUCE_ALL": Plain("All", TENSORFLOW, 2, 0, ("keep_dims",), "ReducerOptions"),
-    "REDUCE_ANY": Plain("Any", TENSORFLOW, 2, 0, ("keep_dims",), "ReducerOptions"),
-    "REVERSE_V2": Plain("ReverseV2", TENSORFLOW, 2, moves=True),
-    # Of codes, zero where nothing is: LiteRT's kernel does not ask what they stand for.
-    "SCATTER_ND": Plain("ScatterNd", TENSORFLOW, 3, integers=True),
-    "SELECT": Plain("Select", TENSORFLOW, 3, moves=True),
-    "SELECT_V2": Plain("Where", "", 3, moves=True),
-    "SKIP_GRAM": Plain("SkipGram", TFLITE, options=_SKIP_GRAM_OPTIONS),
-    "SLICE": Plain("Slice", TENSORFLOW, 3, moves=True),
-    "SPACE_TO_DEPTH": Plain(
-        "SpaceToDepth", TENSORFLOW, options=("block_size",), attrs=_NHWC, moves=True
-    ),
-    "SPARSE_TO_DENSE": Plain("SparseToDense", TFLITE, 4, moves=True),
-    "STABLEHLO_GATHER": Plain("SliceGather", TFLITE, 2, options=_GATHER_OPTIONS, moves=True),
-    "TILE": Plain("Tile", "", 2, vector=True, moves=True),
-}
+def _read(line: str) -> tuple[str, Plain]:
+    operator, name, inputs, *words = line.split()
+    domain, _, op = name.rpartition(".")
+    flags = frozenset([word for word in words if "=" not in word])
+    fields = dict([word.split("=") for word in words if "=" in word])
+    options = fields.pop("options", "").split(",")
+    table, outputs = fields.pop("table", ""), int(fields.pop("outputs", 1))
+    attrs = {key: x if x.isupper() else int(x) for key, x in fields.items()}
+    least, dots, _ = inputs.partition("..")
+    options = [name for name in options if name]
+    return operator, Plain(
+        op, domain, int(least), bool(dots), options, table, outputs, attrs, flags
+    )
+
+
+with open(os.path.join(os.path.dirname(__file__), "operators.txt"), encoding="ascii") as _file:
+    _PLAIN = dict([_read(line) for line in _file if line[0] not in "#\n"])
 
 
 def plain(c: OperatorConversion) -> None:
     entry = _PLAIN[c.op]
-    inputs = c.take(entry.least, entry.most)
-    if entry.vector:
+    inputs = c.take(entry.inputs, -1 if entry.any_more else None)
+    if "vector" in entry.flags:
         inputs[1] = c.vector(1)
     attrs = {name: c.option(name, entry.table) for name in entry.options}
     if not entry.domain:  # truth values are integers in ONNX
         attrs = {name: int(x) if isinstance(x, bool) else x for name, x in attrs.items()}
-    c.emit_final(entry.op, inputs, {**(entry.attrs or {}), **attrs}, domain=entry.domain)
+    c.emit_final(entry.op, inputs, {**entry.attrs, **attrs}, domain=entry.domain)
 
 
 for _operator, _entry in _PLAIN.items():
-    operator_rule(_operator, outputs=_entry.outputs, moves=_entry.moves, integers=_entry.integers)(
-        plain
-    )
+    _moves, _integers = (flag in _entry.flags for flag in ("moves", "integers"))
+    operator_rule(_operator, outputs=_entry.outputs, moves=_moves, integers=_integers)(plain)
 
 
 def _is_of_codes(c: OperatorConversion) -> bool:

@@ -193,6 +193,38 @@ def embedding_lookup(c: OperatorConversion) -> None:
     c.emit_final("Gather", [table, indices], {"axis": 0})
 
 
+@operator_rule("EMBEDDING_LOOKUP_SPARSE")
+def embedding_lookup_sparse(c: OperatorConversion) -> None:
+    """Rows by ids, weighted, and added up along the last axis of the sparse array that has them at
+    ``indices``; divided by the sum of weights, or by the root of that of their squares."""
+    ids, indices, shape, weights, table = c.take(5)
+    combiner = c.option("combiner", "EmbeddingLookupSparseOptions")
+    dims = c.cast(c.emit("Slice", [shape, [0], [-1]]), "int64")
+    places = c.cast(c.emit("Slice", [indices, [0], [-1], [1]]), "int64")
+    strides = c.emit("CumProd", [dims, 0], exclusive=1, reverse=1)
+    places = c.emit("ReduceSum", [c.emit("Mul", [places, strides]), [1]], keepdims=0)
+    count = c.emit("ReduceProd", [dims], keepdims=0)
+
+    def summed(x: Value, reduction: str = "sum") -> Value:
+        return c.emit("Segment", [x, places, count], reduction=reduction, domain=TFLITE)
+
+    ids = c.emit("NonNegative", [ids], domain=TENSORFLOW)
+    ones = c.emit("Sub", [c.emit("Shape", [c.emit("Shape", [table])]), [1]])
+    ones = c.emit("Expand", [c.constant(1), ones])
+    column = c.emit("Concat", [[-1], ones], axis=0)
+    rows = c.emit("Gather", [table, ids], axis=0)
+    sums = summed(c.emit("Mul", [rows, c.emit("Reshape", [weights, column])]))
+    if combiner:
+        total = summed(weights if combiner == 1 else c.emit("Mul", [weights, weights]))
+        total = total if combiner == 1 else c.emit("Sqrt", [total])
+        # Rows without ids stay 0, and are not 0 / 0.
+        used = c.emit("GreaterOrEqual", [summed(places, "max"), 0])
+        total = c.emit("Where", [used, total, c.like(1, total)])
+        sums = c.emit("Div", [sums, c.emit("Reshape", [total, column])])
+    whole = c.emit("Concat", [dims, c.emit("Shape", [table], start=1)], axis=0)
+    c.emit_final("Reshape", [sums, whole])
+
+
 @operator_rule("GATHER_ND", moves=True)
 def gather_nd(c: OperatorConversion) -> None:
     x, indices = c.take(2)
@@ -275,13 +307,26 @@ def lsh_projection(c: OperatorConversion) -> None:
     "SEGMENT_SUM", *(f"UNSORTED_SEGMENT_{name}" for name in ("MAX", "MIN", "PROD", "SUM"))
 )
 def segments(c: OperatorConversion) -> None:
-    name = c.op.removeprefix("UNSORTED_")
-    inputs = c.take(2) if name == c.op else c.take(3)
-    attrs = {"reduction": name.removeprefix("SEGMENT_").lower()}
-    c.emit_final("Segment", inputs, attrs, domain=TFLITE)
+    attrs = {"reduction": c.op.rpartition("_")[2].lower()}
+    if c.op != "SEGMENT_SUM":
+        c.emit_final("Segment", c.take(3), attrs, domain=TFLITE)
+        return
+    x, places = c.take(2)
+    # The last segment ends the result, of which there is none without rows.
+    known = c.shape(1) not in (None, (None,), (0,))
+    all_places = places if known else c.emit("Concat", [c.like(-1, places), places], axis=0)
+    count = c.emit("Add", [c.emit("Gather", [all_places, -1]), c.like(1, places)])
+    c.emit_final("Segment", [x, places, count], attrs, domain=TFLITE)
 
 
-@operator_rule("MATRIX_SET_DIAG")
+@operator_rule("MATRIX_DIAG", moves=True)
+def matrix_diag(c: OperatorConversion) -> None:
+    (x,), given = c.take(1), c.quantizations[0]
+    zero = given.zero_points[0] if given is not None and c.moved_as_integers else 0
+    c.emit_tensorflow("MatrixDiagV3", [x, [0], -1, -1, c.like(zero, x)], align="RIGHT_LEFT")
+
+
+@operator_rule("MATRIX_SET_DIAG", moves=True)
 def matrix_set_diag(c: OperatorConversion) -> None:
     x, diagonal = c.take(2)
     c.emit_tensorflow("MatrixSetDiagV3", [x, diagonal, [0]], align="RIGHT_LEFT")

@@ -87,7 +87,7 @@ INLINED void runs_in_parts(const char *from, char *to, int64_t from_step, int64_
                            const int64_t part)
 {
     for (int64_t i = 0; i < rows; i++, from += from_step, to += to_step) {
-        for (int64_t j = 0; j + part <= length; j += part)
+        for (int64_t j = 0; j + part < length; j += part)
             memcpy(to + j, from + j, part);
         memcpy(to + length - part, from + length - part, part);
     }

@@ -237,16 +237,16 @@ def _sliced(dims: Shape, index: rules.Index) -> Shape:
 
 @common.operator("StridedSlice", infer=_infer_strided_slice, strings=True, moves=True)
 def strided_slice(node: Node, types: Types) -> Kernel:
-    attrs = node.attrs
-
-    def function(
-        x: np.ndarray, begin: np.ndarray, end: np.ndarray, strides: np.ndarray
-    ) -> np.ndarray:
+    def index(begin: np.ndarray, end: np.ndarray, strides: np.ndarray) -> rules.Index:
         _check_vectors(begin.ndim, end.ndim, strides.ndim)
-        index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
-        return x[index]
+        return _index(begin.tolist(), end.tolist(), strides.tolist(), node.attrs)
 
-    return Kernel(function, view=True)
+    bounds = [None if value is None else value.const for value in node.inputs[1:]]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) == 3:
+        fixed = index(*known)
+        return Kernel(lambda x, *_: x[fixed], view=True)
+    return Kernel(lambda x, *bounds: x[index(*bounds)], view=True)
 
 
 def _infer_strided_slice_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -376,7 +376,9 @@ def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> common.Outputs:
     place = rules.normalize_axis(axis, x.ndim)
     if x.shape[place] != num:
         raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
-    return common.outputs([x[(slice(None),) * place + (i, ...)] for i in range(num)])
+    moved = np.moveaxis(x, place, 0) if place else x
+    # Elements of a vector are arrays, too, for which NumPy takes longer.
+    return common.outputs([moved[i] if x.ndim > 1 else moved[i, ...] for i in range(num)])
 
 
 def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -582,11 +584,20 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
     return np.argsort(x).astype(x.dtype)
 
 
-common.array_operator(
+@common.array_operator(
     "Where",
     infer=lambda types, attrs, consts: (TensorType(INT64, (None, rules.tensor(types, 0).rank)),),
     strings=True,
-)(np.argwhere)
+)
+def where(x: np.ndarray) -> np.ndarray:
+    """As ``np.argwhere``, which takes longer."""
+    rest: Any = np.flatnonzero(x if x.dtype.kind in "bO" else x != 0)
+    out = np.empty((rest.size, x.ndim), np.int64)
+    for axis in range(x.ndim - 1, -1, -1):
+        outer = rest // x.shape[axis] if axis else 0
+        np.subtract(rest, outer * x.shape[axis], out[:, axis])
+        rest = outer
+    return out
 
 
 def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -11,7 +11,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.types import BOOL, Dim, ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.distinct import distinct_rows, of_equal_bytes
+from penstock.ops.common.distinct import distinct_rows
 from penstock.ops.registry import OUTPUT_COUNT
 from penstock.ops.tensorflow import common
 
@@ -54,10 +54,12 @@ def unique(
     the second input has, if it has one; the number of each element's; with three outputs, how many
     elements are equal. NaNs differ from one another."""
     axis = _slice_axis(x, axes)
-    moved = np.moveaxis(x, axis, 0)
+    moved = np.moveaxis(x, axis, 0) if axis else x
     first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
-    counts = np.bincount(numbers, minlength=len(first)).astype(dtype)
-    return (np.take(x, first, axis), numbers.astype(dtype), counts)[:count]
+    parts = x.take(first, axis), numbers.astype(dtype)
+    if count < 3:
+        return parts[:count]
+    return *parts, np.bincount(numbers, minlength=len(first)).astype(dtype)
 
 
 def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
@@ -73,8 +75,9 @@ def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
 
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of rows that differ from all before them, and for each row which one it equals."""
-    if rows.size and rows.dtype.kind in "biuf" and not (rows != rows).any():
-        return distinct_rows(of_equal_bytes(rows))[:2]
+    real = rows.dtype.kind == "f"
+    if rows.size and (rows.dtype.kind in "biu" or (real and not np.isnan(rows).any())):
+        return distinct_rows(rows + rows.dtype.type(0) if real else rows)[:2]  # -0 becomes 0
     places: dict[tuple[Any, ...], int] = {}
     first: list[int] = []
     numbers = np.empty(len(rows), np.int64)

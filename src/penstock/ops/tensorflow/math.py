@@ -272,7 +272,7 @@ def _summary(x: np.ndarray, shown: int) -> str:
 # 8-bit numbers as floats.
 
 
-def _nudged(
+def nudged(
     low: Numbers, high: Numbers, bits: int, narrow: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Range and step moved so that 0 is one of the numbers."""
@@ -290,7 +290,7 @@ def _nudged(
 def fake_quant(
     x: np.ndarray, low: Numbers, high: Numbers, *, num_bits: int, narrow_range: bool
 ) -> np.ndarray:
-    low, high, step = _nudged(low, high, num_bits, narrow_range)
+    low, high, step = nudged(low, high, num_bits, narrow_range)
     shifted = np.clip(x, low, high) - low
     return (np.floor(shifted / step + np.float32(0.5)) * step + low).astype(np.float32)
 

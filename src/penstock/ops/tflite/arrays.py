@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.types import Dim, RunValue, ShapeError, TensorType, Type
+from penstock.core.types import Dim, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
@@ -191,13 +191,14 @@ def sparse_to_dense(
     return out
 
 
-_Reduce = Callable[..., RunValue]
-_REDUCTIONS: dict[str, tuple[_Reduce, Callable[[np.dtype], Any]]] = {
-    "sum": (np.add, lambda dtype: 0),
-    "prod": (np.multiply, lambda dtype: 1),
-    "max": (np.maximum, lambda dtype: dtype_info(dtype).min),
-    "min": (np.minimum, lambda dtype: dtype_info(dtype).max),
+_REDUCTIONS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+IDENTITIES: dict[str, Callable[[np.dtype], Any]] = {
+    "sum": lambda dtype: 0,
+    "prod": lambda dtype: 1,
+    "max": lambda dtype: dtype_info(dtype).min,
+    "min": lambda dtype: dtype_info(dtype).max,
 }
+"""what a segment without elements has, by the name of the reduction"""
 
 
 def _infer_segment(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -206,7 +207,7 @@ def _infer_segment(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
         return (TensorType(x.dtype),)
     if not rules.fits(x.shape[: len(places)], places):
         raise ShapeError(f"segments of {places} for {x.shape}")
-    counts = rules.ints(types, consts, 2) if len(types) > 2 else None
+    counts = rules.ints(types, consts, 2)
     if counts and isinstance(counts[0], int) and counts[0] < 0:
         raise ShapeError(f"the number of segments must not be negative: {counts[0]}")
     return (TensorType(x.dtype, (counts[0] if counts else None, *x.shape[len(places) :])),)
@@ -214,26 +215,24 @@ def _infer_segment(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @array_operator("Segment", infer=_infer_segment)
 def segment(
-    x: np.ndarray, segments: np.ndarray, count: np.ndarray | None = None, *, reduction: str
+    x: np.ndarray, segments: np.ndarray, count: np.ndarray, *, reduction: str
 ) -> np.ndarray:
-    """Elements of one segment reduced to one; negative numbers stand for none. Without a count the
-    last segment ends the result."""
+    """Elements of one segment reduced to one; negative numbers stand for none."""
     if x.shape[: segments.ndim] != segments.shape:
         raise ShapeError(f"segments of {segments.shape} for {x.shape}")
     places = segments.reshape(-1)
     # Sums and products of 16-bit floats are computed in 32 bits.
     exact = reduction in ("max", "min") or not is_half(x.dtype)
     rows = (x if exact else x.astype(np.float32)).reshape(places.size, -1)
-    size = int(count.item()) if count is not None else int(places.max(initial=-1)) + 1
+    size = int(count.item())
     if size < 0:
         raise ShapeError(f"the number of segments must not be negative: {size}")
-    function, identity = _REDUCTIONS[reduction]
     if places.max(initial=-1) >= size:
         raise ShapeError(f"segments up to {places.max()} are not below {size}")
-    out = np.full((size, rows.shape[1]), identity(x.dtype), rows.dtype)
+    out = np.full((size, rows.shape[1]), IDENTITIES[reduction](x.dtype), rows.dtype)
     used = places >= 0
     # Segments repeat in places: an indexed assignment would count each but once.
-    function.at(out, places[used], rows[used])  # type: ignore[attr-defined]
+    _REDUCTIONS[reduction].at(out, places[used], rows[used])
     return out.reshape(size, *x.shape[segments.ndim :]).astype(x.dtype, copy=False)
 
 

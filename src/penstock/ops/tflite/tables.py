@@ -55,46 +55,11 @@ def hashtable_lookup(
     """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
-    places = np.searchsorted(keys, query).clip(max=keys.size - 1)
-    hits = keys[places] == query
-    out = values[places]
+    places = np.minimum(keys.searchsorted(query), keys.size - 1)
+    hits = keys.take(places) == query
+    out = values.take(places, 0)
     out[~hits] = "" if values.dtype == STRING else 0
     return out, hits.astype(UINT8)
-
-
-@array_operator("EmbeddingLookupSparse", domain=TFLITE)
-def embedding_lookup_sparse(
-    ids: np.ndarray,
-    indices: np.ndarray,
-    shape: np.ndarray,
-    weights: np.ndarray,
-    table: np.ndarray,
-    *,
-    combiner: int,
-) -> np.ndarray:
-    """Rows of ``table`` by ``ids``, weighted, and added up (``combiner`` 0) along the last axis of
-    the sparse array that has them at ``indices``; divided by the sum of weights (1), or by the root
-    of that of their squares (2)."""
-    dims = shape.tolist()[:-1]
-    places = indices[:, :-1].T
-    inside = len(places) == len(dims) and all(
-        d >= 0 and ((p >= 0) & (p < d)).all() for p, d in zip(places, dims, strict=True)
-    )
-    if not inside or ((ids < 0) | (ids >= len(table))).any():
-        raise ShapeError(f"indices are out of bounds for {dims} or for {len(table)} rows")
-    rows = np.ravel_multi_index(tuple(places), dims) if dims else np.zeros(ids.size, np.int64)
-    count = int(np.prod(dims, dtype=np.int64))
-    out = np.zeros((count, *table.shape[1:]), table.dtype)
-    # Several ids may belong to one row, of which ``+=`` would add one alone.
-    np.add.at(out, rows, table[ids] * weights.reshape(-1, *[1] * (table.ndim - 1)))
-    if combiner:
-        totals = np.zeros(count, table.dtype)
-        np.add.at(totals, rows, weights if combiner == 1 else weights * weights)
-        totals = totals if combiner == 1 else np.sqrt(totals)
-        # Rows without ids stay 0, and are not 0 / 0.
-        used = np.unique(rows)
-        out[used] /= totals[used].reshape(-1, *[1] * (table.ndim - 1))
-    return out.reshape([*dims, *table.shape[1:]])
 
 
 @array_operator("SkipGram", domain=TFLITE, strings=True)

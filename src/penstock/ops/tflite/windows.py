@@ -66,7 +66,27 @@ _REDUCTIONS: dict[str, Any] = {
 }
 
 
-@array_operator("ReduceWindow", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype),))
+def _infer_windows(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x = rules.tensor(types, 0)
+    known = (x.shape, *(rules.ints(types, consts, i) for i in (2, 3, 4)))
+    numbers = [dims for dims in map(rules.all_known, known) if dims is not None]
+    return (TensorType(x.dtype, tuple(_counts(*numbers)) if len(numbers) == 4 else None),)
+
+
+def _counts(
+    dims: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[int]:
+    """The number of windows along each axis."""
+    numbers = [sizes, strides, dilations]
+    if any(len(n) != len(dims) or min(n, default=1) < 1 for n in numbers):
+        raise ShapeError(f"windows {sizes} with strides and dilations for {dims}")
+    return [
+        max((dim - (size - 1) * step - 1) // stride + 1, 0)
+        for dim, size, stride, step in zip(dims, *numbers, strict=True)
+    ]
+
+
+@array_operator("ReduceWindow", infer=_infer_windows)
 def reduce_window(
     x: np.ndarray,
     initial: np.ndarray,
@@ -78,16 +98,11 @@ def reduce_window(
 ) -> np.ndarray:
     """``initial`` and the elements of each window, reduced to one."""
     numbers = [sizes.tolist(), strides.tolist(), dilations.tolist()]
-    if any(len(n) != x.ndim or min(n, default=1) < 1 for n in numbers):
-        raise ShapeError(f"windows {numbers[0]} with strides and dilations for {x.shape}")
-    extents = [(size - 1) * step + 1 for size, step in zip(numbers[0], numbers[2], strict=True)]
+    counts = _counts(x.shape, *numbers)
     # NumPy has no view of windows that are larger than the array.
-    outside = any(extent > dim for extent, dim in zip(extents, x.shape, strict=True))
-    if outside:
-        counts = [
-            max((d - e) // s + 1, 0) for d, e, s in zip(x.shape, extents, numbers[1], strict=True)
-        ]
+    if 0 in counts:
         return np.empty(counts, x.dtype)
+    extents = [(size - 1) * step + 1 for size, step in zip(numbers[0], numbers[2], strict=True)]
     windows = sliding_window_view(x, extents)
     ends = [slice(None, None, step) for step in numbers[1] + numbers[2]]
     axes = tuple(range(x.ndim, 2 * x.ndim))
@@ -115,7 +130,19 @@ def _places(starts: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
     ]
 
 
-@array_operator("SliceGather", infer=lambda t, a, c: (TensorType(rules.tensor(t, 0).dtype),))
+def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, indices = rules.tensor(types, 0), rules.tensor(types, 1).shape
+    if indices is None:
+        return (TensorType(x.dtype),)
+    collapsed, offsets = attrs["collapsed_slice_dims"], attrs["offset_dims"]
+    kept = iter([size for i, size in enumerate(attrs["slice_sizes"]) if i not in collapsed])
+    batch = iter([dim for i, dim in enumerate(indices) if i != attrs["index_vector_dim"]])
+    rank = len(offsets) + len(indices) - (attrs["index_vector_dim"] < len(indices))
+    dims = [next(kept, None) if axis in offsets else next(batch, None) for axis in range(rank)]
+    return (TensorType(x.dtype, tuple(dims)),)
+
+
+@array_operator("SliceGather", infer=_infer_gather)
 def gather(
     x: np.ndarray,
     indices: np.ndarray,

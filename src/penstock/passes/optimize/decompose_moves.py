@@ -1,5 +1,5 @@
-"""TensorFlow's operations that move, choose or repeat elements, and tell whether any is true, as
-ONNX's, which have compiled kernels, or are views::
+"""TensorFlow's operations that move, choose, repeat or round elements, and tell whether any is
+true, as ONNX's, which have compiled kernels, or are views::
 
 SpaceToBatchND(x, [2], [[0, 0]])    becomes    Reshape(Transpose(Reshape(x)))
 """
@@ -13,8 +13,11 @@ import numpy as np
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import TENSORFLOW
+from penstock.ops.tensorflow.math import nudged
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
+
+_MOST_PLACES = 1 << 20  # of a mask of a matrix
 
 _Rule = Callable[[Expansion, Sequence[Value], Value], bool]
 
@@ -170,4 +173,37 @@ def _pack(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     axis = parts.node.attrs.get("axis", 0) % len(dims)
     wide = [*dims[:axis], 1, *dims[axis + 1 :]]
     parts.finish("Concat", [parts.reshaped(x, wide) for x in inputs], result, axis=axis)
+    return True
+
+
+@_expresses("MatrixDiag", "MatrixDiagV3", "MatrixSetDiagV3")
+def _main_diagonal(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    """A mask chooses between elements of the diagonal and others: 0, padding or a matrix."""
+    sets, (*_, rows, columns) = "Set" in parts.node.op.name, dims_and_dtype(result)[0]
+    k = inputs[2].const if sets else inputs[1].const if len(inputs) > 1 else np.zeros(1)
+    if k is None or k.any() or k.size != 1 or rows * columns > _MOST_PLACES:
+        return False
+    diagonal = inputs[1] if sets else inputs[0]
+    dims, dtype = dims_and_dtype(diagonal)
+    other = inputs[0] if sets else inputs[4] if len(inputs) > 1 else parts.constant(dtype.type(0))
+    if not dims or dims[-1] != min(rows, columns) or (not sets and dims_and_dtype(other)[0]):
+        return False
+    ends = (1, columns) if columns <= rows else (rows, 1)
+    mask = parts.constant(np.eye(rows, columns, dtype=bool))
+    wide = parts.reshaped(diagonal, [*dims[:-1], *ends])
+    parts.finish("Where", [mask, wide, other], result)
+    return True
+
+
+@_expresses("FakeQuantWithMinMaxArgs")
+def _rounded(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
+    (x,), attrs = inputs, parts.node.attrs
+    dims, dtype = dims_and_dtype(x)
+    numbers = nudged(*(attrs[name] for name in ("min", "max", "num_bits", "narrow_range")))
+    low, high, step = (parts.constant(np.asarray(number, dtype)) for number in numbers)
+    half = parts.constant(dtype.type(0.5))
+    formula = (("Clip", low, high), ("Sub", low), ("Div", step), ("Add", half), ("Floor",))
+    for name, *operands in (*formula, ("Mul", step)):
+        x = parts.emit(name, [x, *operands], dims, dtype)
+    parts.finish("Add", [x, low], result)
     return True

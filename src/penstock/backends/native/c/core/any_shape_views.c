@@ -123,7 +123,7 @@ static PyObject *any_shape_slice(PyObject *module, PyObject *const *arguments, P
 #define NUMBERS_OF(type, first, by)                                                               \
     IVDEP for (int64_t i = 0; i < length; i++) ((type *)data)[i] = (type)((first) + i * (by))
 
-/* Of int64, float32 and float64. */
+/* Of int32, int64, float32 and float64. */
 static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[3][MOST_RANK] = {{0}}, length = 0;
@@ -139,13 +139,13 @@ static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, P
         type = PyArray_TYPE(x);
         if (type == NPY_FLOAT || type == NPY_DOUBLE)
             reals[i] = type == NPY_FLOAT ? *(const float *)PyArray_DATA(x) : *(const double *)PyArray_DATA(x);
-        else if (type != NPY_INT64 || numbers_of(arguments[ARRAYS + i], bounds[i]) != 1 ||
+        else if (numbers_of(arguments[ARRAYS + i], bounds[i]) != 1 ||
                  bounds[i][0] != (int32_t)bounds[i][0])
             return any_shape_otherwise(arguments, count);
     }
     const int64_t first = bounds[0][0], span = bounds[1][0] - first, by = bounds[2][0];
     const double numbers = ceil((reals[1] - reals[0]) / reals[2]);
-    if (type != NPY_INT64)
+    if (type == NPY_FLOAT || type == NPY_DOUBLE)
         length = numbers > -INFINITY && numbers <= MOST_NUMBERS ? numbers > 0 ? (int64_t)numbers : 0 : -1;
     else if (by && (span > 0) == (by > 0) && span)
         length = (span - (by > 0 ? 1 : -1)) / by + 1;
@@ -155,6 +155,8 @@ static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, P
     void *data = y ? PyArray_DATA((PyArrayObject *)y) : NULL;
     if (y && type == NPY_INT64)
         NUMBERS_OF(int64_t, first, by);
+    else if (y && type == NPY_INT32)
+        NUMBERS_OF(int32_t, first, by);
     else if (y && type == NPY_FLOAT)
         NUMBERS_OF(float, reals[0], reals[2]);
     else if (y)

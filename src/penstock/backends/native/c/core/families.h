@@ -16,6 +16,14 @@ static inline int64_t index_at(const void *indices, int64_t wide, int64_t i)
     return wide ? ((const int64_t *)indices)[i] : ((const int32_t *)indices)[i];
 }
 
+/* Elements that are combined. Integers wrap in unsigned types. A NaN is seldom, which branches predict; which of two
+   numbers is higher they do not. */
+#define REPLACED(a, b) (b)
+#define ADDED(a, b) ((a) + (b))
+#define MULTIPLIED(a, b) ((a) * (b))
+#define HIGHER_OF(a, b) ((b) != (b) ? (b) : (b) > (a) ? (b) : (a))
+#define LOWER_OF(a, b) ((b) != (b) ? (b) : (b) < (a) ? (b) : (a))
+
 /* With the type that they are computed in. */
 #define OF_NUMBERS(DEFINE)                                                                       \
     DEFINE(float32, float, float) DEFINE(float64, double, double) DEFINE(int32, int32_t, float)  \

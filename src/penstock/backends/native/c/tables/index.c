@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 #include "arguments.h"
+#include "copies.h"
 #include "families.h"
 
 /* An index of an axis of `dim` elements, counted from the end if it is negative; -1 if out of range. */
@@ -65,13 +66,6 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
     }
 
 OF_SIZES(GATHER_ELEMENTS)
-
-#define REPLACED(a, b) (b)
-#define ADDED(a, b) ((a) + (b))
-#define MULTIPLIED(a, b) ((a) * (b))
-/* A NaN is seldom, which branches predict; which of two numbers is higher they do not. */
-#define HIGHER(a, b) ((b) != (b) ? (b) : (b) > (a) ? (b) : (a))
-#define LOWER(a, b) ((b) != (b) ? (b) : (b) < (a) ? (b) : (a))
 
 static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_t dim)
 {
@@ -184,10 +178,10 @@ ITEMS_OF(gather_blocks, gather_blocks)
     }
 }
 
-/* Slices at tuples of indices, which lead into the first axes of the data, or of each of its batches. */
+/* Slices at tuples of indices, which lead into some axes of the data, or of each of its batches. */
 struct slices {
     const void *x;
-    const int64_t *indices;
+    const void *indices;
     const void *updates;
     void *y;
     const int64_t *dims;    /* of the axes that are indexed */
@@ -196,18 +190,31 @@ struct slices {
     int64_t tuples;         /* in a batch */
     int64_t batch;          /* elements of a batch of the data */
     int64_t count, bytes;   /* tuples in all; of the data, to copy */
+    const void *fill;       /* an element in place of the data, or null */
+    int64_t wide, mode;     /* indices have 64 bits; what becomes of those out of range */
 };
 
-/* The offset of the slice of a tuple; -1 if it is out of range. */
+/* Negative indices count from the end, or are out of range, which is a fault; or are skipped, or all those out of
+   range are, or become the nearest index. */
+enum { FROM_END, EXACT, FROM_ZERO, INSIDE, NEAREST };
+enum { FAULT = -1, SKIPPED = -2 };
+
+/* The offset of the slice of a tuple, or one of the above. */
 static inline int64_t slice_offset(const struct slices *a, int64_t tuple)
 {
-    int64_t offset = 0, bad = 0;
+    int64_t offset = 0, outside = 0;
     for (int64_t d = 0; d < a->depth; d++) {
-        int64_t at = checked(a->indices[tuple * a->depth + d], a->dims[d]);
-        bad |= at;
+        int64_t at = index_at(a->indices, a->wide, tuple * a->depth + d);
+        const int64_t dim = a->dims[d];
+        at += at < 0 && a->mode == FROM_END ? dim : 0;
+        if (at < 0 || at >= dim) {
+            if (a->mode != NEAREST)
+                outside = a->mode == INSIDE || (a->mode == FROM_ZERO && at < 0) ? SKIPPED : FAULT;
+            at = a->mode == NEAREST && at >= dim ? dim - 1 : 0;
+        }
         offset += at * a->strides[d];
     }
-    return bad < 0 ? -1 : offset;
+    return outside ? outside : offset;
 }
 
 #define GATHER_ND(bytes, type)                                                                     \
@@ -233,17 +240,24 @@ OF_SIZES(GATHER_ND)
     CHECKED_ITEMS_OF(name, slices)                                                                 \
     {                                                                                              \
         for (int64_t tuple = 0; tuple < a->count; tuple++)                                         \
-            if (slice_offset(a, tuple) < 0)                                                        \
+            if (slice_offset(a, tuple) == FAULT)                                                   \
                 return 1;                                                                          \
-        if (a->x != a->y)                                                                          \
+        type *restrict all = a->y;                                                                 \
+        const int64_t elements = a->bytes / (int64_t)sizeof(type), size = a->size;                 \
+        const type fill = a->fill ? *(const type *)a->fill : 0;                                    \
+        if (a->fill)                                                                               \
+            FILL(all, elements, fill);                                                             \
+        else if (a->x != a->y)                                                                     \
             memcpy(a->y, a->x, a->bytes);                                                          \
         for (int64_t tuple = 0; tuple < a->count; tuple++) {                                       \
             int64_t offset = slice_offset(a, tuple);                                               \
+            if (offset == SKIPPED)                                                                 \
+                continue;                                                                          \
             if (offset < 0)                                                                        \
                 return 1;                                                                          \
             type *restrict y = (type *)a->y + offset;                                              \
-            const type *restrict updates = (const type *)a->updates + tuple * a->size;             \
-            for (int64_t j = 0; j < a->size; j++)                                                  \
+            const type *restrict updates = (const type *)a->updates + tuple * size;                \
+            for (int64_t j = 0; j < size; j++)                                                     \
                 y[j] = COMBINE(y[j], updates[j]);                                                  \
         }                                                                                          \
         return 0;                                                                                  \
@@ -256,17 +270,81 @@ OF_SIZES(GATHER_ND)
 #define REPLACEMENTS(size, type) SCATTERS(none, size, type, REPLACED)
 OF_SIZES(REPLACEMENTS)
 
-/* Integers wrap. */
 #define REDUCTIONS(suffix, type, sum)                                                              \
     SCATTERS(add, suffix, sum, ADDED)                                                              \
     SCATTERS(mul, suffix, sum, MULTIPLIED)                                                         \
-    SCATTERS(max, suffix, type, HIGHER)                                                            \
-    SCATTERS(min, suffix, type, LOWER)
+    SCATTERS(max, suffix, type, HIGHER_OF)                                                            \
+    SCATTERS(min, suffix, type, LOWER_OF)
 
 REDUCTIONS(float32, float, float)
 REDUCTIONS(float64, double, double)
 REDUCTIONS(int32, int32_t, uint32_t)
 REDUCTIONS(int64, int64_t, uint64_t)
+SCATTER_ND(scatternd_add_uint8, uint8_t, ADDED)
+SCATTER_ND(scatternd_add_uint16, uint16_t, ADDED)
+SCATTER_ND(scatternd_max_uint8, uint8_t, HIGHER_OF)
+
+/* How many of rising bounds are not above each element: an item is a block of these. Of a few bounds each is
+   compared with the whole block. */
+struct buckets {
+    const void *x;
+    int32_t *y;
+    const void *bounds;
+    int64_t count, length; /* of the bounds; of the elements */
+};
+
+enum { BUCKETED = 1024, FEW_BOUNDS = 24 };
+
+#define BUCKETS(suffix, type, of)                                                                  \
+    ITEMS_OF(buckets_##suffix, buckets)                                                            \
+    {                                                                                              \
+        const of *bounds = a->bounds;                                                              \
+        for (int64_t i = begin * BUCKETED; i < smaller(end * BUCKETED, a->length); i += BUCKETED) {\
+            const int64_t count = smaller(BUCKETED, a->length - i);                                \
+            const type *x = (const type *)a->x + i;                                                \
+            int32_t *restrict y = a->y + i;                                                        \
+            if (a->count <= FEW_BOUNDS)                                                            \
+                FILL(y, count, 0);                                                                 \
+            for (int64_t k = 0; a->count <= FEW_BOUNDS && k < a->count; k++)                       \
+                for (int64_t j = 0; j < count; j++)                                                \
+                    y[j] += !((of)x[j] < bounds[k]);                                               \
+            for (int64_t j = 0; a->count > FEW_BOUNDS && j < count; j++) {                         \
+                const of *at = bounds;                                                             \
+                for (int64_t left = a->count; left; left -= (left + 1) / 2)                        \
+                    at += (of)x[j] < at[(left - 1) / 2] ? 0 : (left + 1) / 2;                      \
+                y[j] = (int32_t)(at - bounds);                                                     \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+BUCKETS(float32, float, float)
+BUCKETS(float64, double, double)
+BUCKETS(int32, int32_t, double)
+BUCKETS(int64, int64_t, double)
+
+/* An array with another in it, whose place is moved to where it fits. One item. */
+struct update {
+    const char *x, *part;
+    const void *place;
+    char *y;
+    const int64_t *dims; /* of both */
+    int64_t rank, size, bytes, wide;
+};
+
+ITEMS_OF(update_slice, update)
+{
+    copy_plan plan = {.rank = (int)a->rank, .size = a->size};
+    int64_t offset = 0, stride = a->size, own = a->size;
+    if (a->x != a->y)
+        memcpy(a->y, a->x, a->bytes);
+    for (int64_t i = a->rank - 1; i >= 0; i--) {
+        const int64_t dim = a->dims[i], part = a->dims[a->rank + i];
+        offset += WITHIN(index_at(a->place, a->wide, i), 0, dim - part) * stride;
+        plan.dims[i] = part, plan.from[i] = own, plan.to[i] = stride;
+        stride *= dim, own *= part;
+    }
+    copy_elements(&plan, a->part, a->y + offset);
+}
 
 /* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
    The places of one chain, in the result, are in order, or if they are many a heap whose root is the last of
@@ -286,6 +364,7 @@ KEY(float32, float, int32_t, INT32_MAX)
 KEY(float64, double, int64_t, INT64_MAX)
 #define key_int8(x) (x)
 #define key_uint8(x) (x)
+#define key_int16(x) (x)
 #define key_int32(x) (x)
 #define key_int64(x) (x)
 
@@ -477,6 +556,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
 
 TOP(int8, int8_t, int32_t, uint32_t)
 TOP(uint8, uint8_t, int32_t, uint32_t)
+TOP(int16, int16_t, int32_t, uint32_t)
 TOP(float32, float, int32_t, uint32_t)
 TOP(float64, double, int64_t, uint64_t)
 TOP(int32, int32_t, int32_t, uint32_t)
@@ -489,4 +569,6 @@ KERNELS(index, KERNEL(gather, gather), KERNEL(gather_blocks, gather_blocks),
         SCATTER_ENTRIES(KERNELS_OF_SIZES, none), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, add),
         SCATTER_ENTRIES(KERNELS_OF_NUMBERS, mul), SCATTER_ENTRIES(KERNELS_OF_NUMBERS, max),
         SCATTER_ENTRIES(KERNELS_OF_NUMBERS, min), KERNELS_OF_NUMBERS(topk, top), KERNEL(topk_int8, top),
-        KERNEL(topk_uint8, top))
+        KERNEL(topk_uint8, top), KERNEL(topk_int16, top), KERNEL(scatternd_add_uint8, slices),
+        KERNEL(scatternd_add_uint16, slices), KERNEL(scatternd_max_uint8, slices),
+        KERNELS_OF_NUMBERS(buckets, buckets), KERNEL(update_slice, update))

@@ -58,9 +58,10 @@ struct classes {
     ITEMS_OF(classes_##size, classes)                                                              \
     {                                                                                              \
         const type off = ((const type *)a->values)[0], on = ((const type *)a->values)[1];          \
+        const int64_t elements = a->depth * a->inner;                                              \
         for (int64_t item = begin; item < end; item++) {                                           \
-            type *restrict y = (type *)a->y + item * a->depth * a->inner;                          \
-            FILL(y, a->depth * a->inner, off);                                                     \
+            type *restrict y = (type *)a->y + item * elements;                                     \
+            FILL(y, elements, off);                                                                \
             for (int64_t j = 0; j < a->inner; j++) {                                               \
                 int64_t place = index_at(a->indices, a->wide, item * a->inner + j);                \
                 place += place < 0 && a->from_end ? a->depth : 0;                                  \

@@ -235,45 +235,56 @@ RESIZE(resize_int32, int32_t, double, ROUNDED)
 
 OF_SIZES(NEAREST)
 
-/* A constant tensor with another in it. An item is a row of the result: `width` elements, of which
-   `length` are copied behind `before` others. */
+/* A constant tensor with the elements of another in it, `step` apart along each axis. An item is a row of the
+   result: `width` elements, of which `length` are copied behind `before` others. */
 typedef struct {
-    int64_t count, before, length, x_stride, y_stride;
+    int64_t count, before, length, step, x_stride, y_stride;
 } padded_axis;
+
+/* What of the other stands at a place of an axis; -1 for nothing. */
+static inline int64_t padded_place(const padded_axis *axis, int64_t at)
+{
+    at -= axis->before;
+    if (at >= 0 && axis->step > 1)
+        at = at % axis->step ? -1 : at / axis->step;
+    return at < axis->length ? at : -1;
+}
 
 struct pad {
     const void *x;
     void *y;
     const void *value;
     const padded_axis *axes; /* those of the rows */
-    int64_t n_axes, before, length, width;
+    int64_t n_axes, before, length, width, step;
 };
 
 #define PAD(size, type)                                                                           \
     ITEMS_OF(pad_##size, pad)                                                                     \
     {                                                                                             \
         const type value = *(const type *)a->value;                                               \
-        const padded_axis one = {1, 0, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
+        const int64_t width = a->width, step = a->step, places = a->before;                       \
+        const padded_axis one = {1, 0, 1, 1, 0, 0}, *rows = a->n_axes ? a->axes + a->n_axes - 1 : &one;\
         for (int64_t item = begin; item < end;) {                                                 \
             const type *x = a->x;                                                                 \
             type *y = a->y;                                                                       \
             const int64_t first = item % rows->count, stop = smaller(rows->count, first + end - item);\
             int64_t rest = item / rows->count, inside = 1;                                        \
             for (int64_t i = a->n_axes - 2; i >= 0; rest /= a->axes[i--].count) {                 \
-                const int64_t at = rest % a->axes[i].count, from = at - a->axes[i].before;        \
+                const int64_t at = rest % a->axes[i].count, from = padded_place(a->axes + i, at); \
                 y += at * a->axes[i].y_stride;                                                    \
                 x += from * a->axes[i].x_stride;                                                  \
-                inside &= from >= 0 && from < a->axes[i].length;                                  \
+                inside &= from >= 0;                                                              \
             }                                                                                     \
             for (int64_t r = first; r < stop; r++) {                                              \
-                const int64_t from = r - rows->before, before = a->before;                        \
-                const int64_t length =                                                            \
-                    inside && from >= 0 && from < rows->length ? a->length : 0;                   \
-                type *row = y + r * rows->y_stride;                                               \
+                const int64_t from = padded_place(rows, r), length = inside && from >= 0 ? a->length : 0;\
+                const int64_t copied = step > 1 ? 0 : length, before = step > 1 ? width : places; \
+                type *restrict row = y + r * rows->y_stride;                                      \
                 FILL(row, before, value);                                                         \
-                if (length)                                                                       \
+                if (copied)                                                                       \
                     memcpy(row + before, x + from * rows->x_stride, length * sizeof(type));       \
-                FILL(row + before + length, a->width - before - length, value);                   \
+                FILL(row + before + copied, width - before - copied, value);                      \
+                for (int64_t j = 0; j < length - copied; j++)                                     \
+                    row[places + j * step] = x[from * rows->x_stride + j];                        \
             }                                                                                     \
             item += stop - first;                                                                 \
         }                                                                                         \

@@ -1,7 +1,7 @@
-/* Col2Im. An item is a plane: the elements of one channel of one image. */
+/* Col2Im, of which an item is a plane: the elements of one channel of one image; and windows that are reduced. */
 #include <string.h>
 #include "images.h"
-#include "native.h"
+#include "families.h"
 
 enum { AXES = 3 };
 
@@ -54,4 +54,49 @@ static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *hi
 WINDOWS(float)
 WINDOWS(double)
 
-KERNELS(windows, KERNEL(col2im_float, windows), KERNEL(col2im_double, windows))
+/* Elements of windows over any axes, combined with a first one: an item is a row of the result. */
+struct windowed {
+    const void *x, *first;
+    void *y;
+    const int64_t *dims, *steps; /* of the result but for its rows; from window to window, in elements of x */
+    const int64_t *taps;         /* the elements of a window, from its first one */
+    int64_t rank, count, length, step; /* of dims, of taps, of a row, and from window to window in it */
+};
+
+#define WINDOWED(name, type, COMBINE)                                                             \
+    ITEMS_OF(name, windowed)                                                                      \
+    {                                                                                             \
+        const int64_t length = a->length, step = a->step;                                         \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            const type *x = a->x;                                                                 \
+            type *restrict y = (type *)a->y + item * length;                                      \
+            int64_t rest = item;                                                                  \
+            for (int64_t d = a->rank - 1; d >= 0; rest /= a->dims[d--])                           \
+                x += rest % a->dims[d] * a->steps[d];                                             \
+            FILL(y, length, *(const type *)a->first);                                             \
+            for (int64_t tap = 0; tap < a->count; tap++) {                                        \
+                const type *from = x + a->taps[tap];                                              \
+                if (step == 1)                                                                    \
+                    for (int64_t j = 0; j < length; j++)                                          \
+                        y[j] = COMBINE(y[j], from[j]);                                            \
+                else                                                                              \
+                    for (int64_t j = 0; j < length; j++)                                          \
+                        y[j] = COMBINE(y[j], from[j * step]);                                     \
+            }                                                                                     \
+        }                                                                                         \
+    }
+
+#define WINDOWS_OF(suffix, type, sum)                                                                \
+    WINDOWED(window_add_##suffix, sum, ADDED)                                                     \
+    WINDOWED(window_multiply_##suffix, sum, MULTIPLIED)                                           \
+    WINDOWED(window_maximum_##suffix, type, HIGHER_OF)                                               \
+    WINDOWED(window_minimum_##suffix, type, LOWER_OF)
+
+WINDOWS_OF(float32, float, float)
+WINDOWS_OF(float64, double, double)
+WINDOWS_OF(int32, int32_t, uint32_t)
+WINDOWS_OF(int64, int64_t, uint64_t)
+
+KERNELS(windows, KERNEL(col2im_float, windows), KERNEL(col2im_double, windows),
+        KERNELS_OF_NUMBERS(window_add, windowed), KERNELS_OF_NUMBERS(window_multiply, windowed),
+        KERNELS_OF_NUMBERS(window_maximum, windowed), KERNELS_OF_NUMBERS(window_minimum, windowed))
