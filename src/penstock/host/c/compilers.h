@@ -2,10 +2,6 @@
 #ifndef PENSTOCK_COMPILERS_H
 #define PENSTOCK_COMPILERS_H
 
-/* One name of two, of which either may be a macro. */
-#define JOINED_OF(a, b) a##b
-#define JOINED(a, b) JOINED_OF(a, b)
-
 /* Functions of constants, of which each caller gets a copy of its own. */
 #define INLINED static inline __attribute__((always_inline))
 

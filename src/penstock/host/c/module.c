@@ -17,6 +17,8 @@
 
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
+#define JOINED_OF(a, b) a##b
+#define JOINED(a, b) JOINED_OF(a, b)
 
 #define ADDRESS(table) table,
 static const kernel_entry *const families[] = {KERNEL_TABLES(ADDRESS)};
