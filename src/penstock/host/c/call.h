@@ -20,8 +20,7 @@ typedef union {
 
 typedef struct {
     uint64_t words; /* those that it is: a bit of each, none if the kernel does not look at it */
-    int64_t nbytes;
-    int64_t written;
+    uint64_t nbytes : 63, written : 1;
     uint64_t order; /* the dims in memory, the outermost in the lowest 4 bits; their number in the highest; 0: their own */
 } runtime_array;
 

@@ -211,7 +211,7 @@ static PyArrayObject *usable(PyObject *given, const runtime_array *runtime)
         Py_XDECREF(dense);
     } else
         PyErr_SetString(PyExc_ValueError, "memory for a result is not contiguous, or read-only");
-    if (array && PyArray_NBYTES(array) != runtime->nbytes) {
+    if (array && PyArray_NBYTES(array) != (npy_intp)runtime->nbytes) {
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes is given for one of %lld",
                      (Py_ssize_t)PyArray_NBYTES(array), (long long)runtime->nbytes);
         Py_CLEAR(array);
@@ -338,7 +338,7 @@ static int set_runtime(Call *self, PyObject *runtime)
                          63LL - __builtin_clzll(places));
             return -1;
         }
-        self->runtime[self->n_runtime] = (runtime_array){places, nbytes, written, order};
+        self->runtime[self->n_runtime] = (runtime_array){places, (uint64_t)nbytes, written != 0, order};
     }
     return 0;
 }
