@@ -162,8 +162,12 @@ kernels: setup
 wheels: $(VENV)/.installed-wheels
 	$(RUN) -m tools.wheels
 
+# Kernels are compiled while what Penstock needs is installed.
+NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"])
+
 $(VENV)/.installed: $(VENV)/.builds $(KERNELS)
-	@$(INSTALL) .
+	@$(INSTALL) . --no-deps & kernels=$$!; \
+	$(PIP) $$($(PYTHON) -c '$(NEEDS)'); needs=$$?; wait $$kernels && exit $$needs
 	@touch $@
 
 # Tests run the kernels of all instruction sets that this machine has.
