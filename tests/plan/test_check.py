@@ -137,6 +137,26 @@ def test_buffer_over_the_initial_value_of_a_loop_is_refused() -> None:
         refused(alone, replaced_offset(arena, i, arena.offsets[a]), "reads 'a' .* no value")
 
 
+NESTED = """
+g (int64 n, bool go, float[8] x) => (float[8] y, float[k, 8] z) {
+    y, z = Loop(n, go, x) <body = b (int64 i, bool c, float[8] s) => (bool d, float[8] r, float[8] p) {
+        d = Identity(c)
+        r = Neg(s)
+        q = Loop(n, go, x) <body = e (int64 j, bool f, float[8] t) => (bool h, float[8] r) { h = Identity(f) }>
+        p = Exp(q) }>
+}
+"""
+
+
+def test_loop_may_carry_what_is_in_a_buffer_of_the_loop_around() -> None:
+    plan = compiled(NESTED)
+    check_schedule(plan, plan_arena(plan, "bump"))
+    (outer,) = [step for step in plan.steps if step.blocks]
+    (inner,) = [step for step in outer.blocks[0].steps if step.blocks]
+    (carry,), (kept,) = outer.carries, inner.carries
+    assert carry.direct and carry.updated == kept.updated and not kept.direct
+
+
 SCAN = """
 g (float[2] s, float[3, 2] x) => (float[2] y, float[3, 2] z) {
     a = Exp(x)

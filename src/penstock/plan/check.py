@@ -651,9 +651,9 @@ class _Run:
 
     def hand_on(self, carry: Carry, step: Step) -> None:
         """The end of an iteration: the next one reads what this one has computed."""
-        written = self.in_buffers.pop(carry.updated, None)
-        fits = written == (carry.buffers if carry.direct else None)
-        _require(fits, "{} carries what is not written to its buffers", step)
+        # What is in the buffers of a loop around stays there.
+        written = self.in_buffers.pop(carry.updated, None) if carry.direct else carry.buffers
+        _require(written == carry.buffers, "{} carries what is not written to its buffers", step)
         self.read(carry.updated, step)
         if carry.updated != carry.inside:
             self.define(carry.inside, self.held_in(carry.buffers or ()))
