@@ -309,7 +309,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
 
 
 def _is_copied_at_once(slots: Sequence[Slot], index: int) -> bool:
-    """Whether a value is a tensor of the host's arena that new memory is no question for."""
+    """Whether a value is a tensor in the host's arena, of a size that the allocator uses again."""
     slot, roots = slots[index], memory_of(slots, index)
     in_arena = slot.kind is not SlotKind.DYNAMIC and [slots[i].memory for i in roots] == [HOST]
     return in_arena and is_plannable(slot.type) and slot.type.nbytes <= LARGEST

@@ -201,8 +201,7 @@ class Compiler:
         # The order was chosen before it was saved, so that nothing is scheduled; if it was only
         # estimated, runs of this process still check it.
         if saved.arena is not None:
-            bound = stages.generate_program, _bind_saved
-            line = (stages.plan_slots, stages.schedule_saved, *bound)
+            line = (stages.plan_slots, stages.schedule_saved, stages.generate_program, _bind_saved)
         at = line.index(stages.generate_program)
         line = (*line[:at], stages.generate_saved, *line[at + 1 :])
         return self._through((stages.restore_lowered, *line), saved, Feeds(saved.graph, values))
