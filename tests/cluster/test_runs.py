@@ -12,8 +12,9 @@ import ray
 
 import penstock as ps
 from penstock.cluster.links import Link
+from penstock.cluster.parts import RemotePart
 from penstock.cluster.runs import ClusterRun, Runs, listen
-from penstock.executors.control import begin_run
+from penstock.executors.control import NEVER, begin_run
 from tests.cluster.test_cluster import answer, convnet, halves, images, reference
 from tests.cluster.test_lost_workers import kill, on_workers
 from tests.executors.frames.test_partitioned import endless
@@ -42,6 +43,34 @@ def test_run_that_is_cancelled_before_it_begins_is_not_sent(cluster):
     assert [type(error) for error in errors] == [ps.Cancelled]
     assert run.number == -1
     assert run not in runs._steps.values()
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_parts_that_end_at_the_same_time_all_give_their_outputs(moment):
+    ended = []
+    parts = [RemotePart(i, (), (i,), "a part", passive=False, silent=False) for i in range(2)]
+    run = ClusterRun(0, parts, (), NEVER, lambda *end: ended.append(end), 0)
+    runs = Runs()
+    runs._steps[0], run.number = run, 0
+
+    class Lock:
+        """Lets the other part end behind one of its releases."""
+
+        left = moment
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            self.left -= 1
+            if self.left == -1:
+                runs.take(1, ("done", 0, ("of 1",), None, {}, {}))
+
+    lock = runs._lock = Lock()
+    runs.take(0, ("done", 0, ("of 0",), None, {}, {}))
+    if lock.left >= 0:  # there were fewer releases
+        runs.take(1, ("done", 0, ("of 1",), None, {}, {}))
+    assert ended == [(("of 0", "of 1"), None)]
 
 
 def test_feed_that_ray_has_no_memory_for_is_an_error_of_its_run_alone(cluster, monkeypatch):

@@ -203,14 +203,14 @@ class Runs:
             part = run.parts.pop(worker, None)
             if part is None:
                 return
+            if error is None and outputs is not None:
+                # With the same lock: without its part, a run may end at any time, by another's end.
+                run.outputs.update(zip(part.outputs, outputs, strict=True))
+                run.reports[worker] = counts
+            left = any(not part.silent for part in run.parts.values())
         if error is not None or outputs is None:
             self.stop(run, error or RunError(f"worker {worker} gave no outputs"))
-            return
-        with self._lock:
-            run.reports[worker] = counts
-            run.outputs.update(zip(part.outputs, outputs, strict=True))
-            left = any(not part.silent for part in run.parts.values())
-        if not left:
+        elif not left:
             self._take(run)
             run.end(tuple([run.outputs[i] for i in sorted(run.outputs)]), None)
         else:
