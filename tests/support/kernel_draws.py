@@ -27,6 +27,7 @@ from penstock.ops.internal.attention import ATTENTION, STACKED_ATTENTION
 from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CELL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
+from penstock.ops.internal.packed import PACKED_ATTENTION
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.internal.transfer import REORDER
@@ -1651,6 +1652,56 @@ def _attention(rng: Source, name: str) -> Draw:
         return [_attended(q, keys, v, scale, term)]
 
     return Draw(ATTENTION, inputs, {"scale": scale, "keys_last": keys_last}, bound)
+
+
+@draws("penstock.PackedAttention")
+def _packed_attention(rng: Source, name: str) -> Draw:
+    groups, share, width, out = rng.integers(1, 3), rng.integers(1, 3), rng.size(33), rng.size(33)
+    counts = np.array(
+        [rng.pick(0, rng.size(65), rng.size(65), 257) for _ in range(rng.integers(1, 5))]
+    )
+    starts = rng.integers(0, 3, counts.size)
+    before, total = np.cumsum(counts) - counts, int(counts.sum())
+    whole, rows = (
+        int((starts + counts).max()) + int(rng.integers(0, 3)),
+        total + int(rng.pick(0, 7)),
+    )
+    rows = max(rows, 1)
+    scale, keys_last = float(rng.pick(1.0, 0.25)), int(rng.chance(0.5))
+    q = (rng.normal(size=(1, groups * share, rows, width)) / math.sqrt(width)).astype(np.float32)
+    k = rng.normal(size=(1, groups, rows, width)).astype(np.float32)
+    v = rng.normal(size=(1, groups, rows, out)).astype(np.float32)
+    dims = counts.size, groups * share, max(whole, 1), max(whole, 1)
+    biases = [
+        rng.normal(size=rng.broadcast(dims)).astype(np.float32) for _ in range(rng.integers(0, 3))
+    ]
+    ranges = np.stack((starts, counts, before), 1)
+    keys = np.ascontiguousarray(k.swapaxes(-1, -2)) if keys_last else k
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        result = Rounded.exact(np.zeros((*q.shape[:-1], out), np.float32), draw.dtype)
+        for i, (start, count, first) in enumerate(ranges.tolist()):
+            packed, own = slice(first, first + count), slice(start, start + count)
+            terms = [
+                np.broadcast_to(b, dims)[i : i + 1, :, own, own].astype(np.float64) for b in biases
+            ]
+            of_k, of_v = (
+                Rounded.exact(np.repeat(x, share, 1)[:, :, packed], draw.dtype) for x in (k, v)
+            )
+            of_q = Rounded.exact(q[:, :, packed], draw.dtype)
+            if count:
+                each = _attended(
+                    of_q,
+                    of_k.map(lambda a: a.swapaxes(-1, -2)),
+                    of_v,
+                    scale,
+                    sum(terms) if terms else None,
+                )
+                result.value[:, :, packed], result.error[:, :, packed] = each.value, each.error
+        return [result]
+
+    attrs = {"scale": scale, "keys_last": keys_last}
+    return Draw(PACKED_ATTENTION, [q, keys, v, ranges, *biases], attrs, bound)
 
 
 @draws("Attention com.microsoft.GroupQueryAttention penstock.StackedAttention")

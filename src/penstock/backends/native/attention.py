@@ -184,7 +184,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             *sizes[2:],
             *(parts, math.ceil(sizes.keys / sizes.block)),
             *(site.node.attrs["scale"], site.attr("softcap", 0.0)),
-            _ZEROS.index(site.attr("zeros", "")),
+            *(_ZEROS.index(site.attr("zeros", "")), None, 0),
         ),
         items=sizes.heads * parts,
         item_ns=part_ns(work.part(sizes.heads * parts)),
@@ -288,3 +288,22 @@ def attention_over_any_keys(
     otherwise = node.op.compile(node, types).function
     scale = float(node.attrs["scale"])
     return Kernel(partial(library.functions.attention, otherwise, checkpoint, scale))
+
+
+_PACKED = Struct("=2d2q")  # as in c/attention/attention_functions.c
+
+
+@of_any_shape("penstock.PackedAttention")
+def packed_attention(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """Attention within each sample of packed rows."""
+    read = [t for i, t in enumerate(types) if t is not None and i != 3]
+    if any(not isinstance(t, TensorType) or t.dtype != FLOAT32 for t in read):
+        return None
+    attrs, otherwise = node.attrs, node.op.compile(node, types).function
+    if not _LEAST < abs(attrs["scale"]) < 1 / _LEAST:
+        return None
+    zeros, keys_last = _ZEROS.index(attrs.get("zeros", "")), attrs.get("keys_last", 0)
+    settings = _PACKED.pack(attrs["scale"], attrs.get("softcap", 0.0), zeros, keys_last)
+    return Kernel(partial(library.functions.packed_attention, otherwise, checkpoint, settings))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import RunValues, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
@@ -51,42 +51,42 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
 
 
+def attend(
+    attrs: Attrs, q: np.ndarray, k: np.ndarray, v: np.ndarray, biases: RunValues
+) -> np.ndarray:
+    """The result of an Attention with these attributes."""
+    scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
+    *lead, heads, rows, size = q.shape
+    groups = k.shape[-3]
+    # Heads that share their keys are rows of one product.
+    by_group = q.reshape(*lead, groups, heads // groups * rows, size)
+    scores = by_group @ (k if attrs.get("keys_last", 0) else k.swapaxes(-1, -2))
+    scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
+    if cap:
+        scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
+    for bias in biases:
+        if bias is not None:
+            scores = scores + bias
+    # There may be no positions at all.
+    highest = scores.max(-1, keepdims=True, initial=-np.inf)
+    if zeros == "unseen":
+        unseen = np.isneginf(highest)
+        # Negative infinity less itself would be NaN.
+        highest[unseen] = 0
+    scores = np.exp(scores - highest)
+    total = scores.sum(-1, keepdims=True)
+    if zeros == "unseen":
+        total[unseen] = 1
+    scores /= total
+    if zeros == "nan":
+        np.copyto(scores, 0, where=np.isnan(scores))
+    y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
+    return y.reshape(*q.shape[:-1], v.shape[-1])
+
+
 def _compile(node: Node, types: Types) -> Kernel:
     attrs = node.attrs
-    scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
-    keys_last = attrs.get("keys_last", 0)
-
-    def function(
-        q: np.ndarray, k: np.ndarray, v: np.ndarray, *biases: np.ndarray | None
-    ) -> np.ndarray:
-        *lead, heads, rows, size = q.shape
-        groups = k.shape[-3]
-        # Heads that share their keys are rows of one product.
-        by_group = q.reshape(*lead, groups, heads // groups * rows, size)
-        scores = by_group @ (k if keys_last else k.swapaxes(-1, -2))
-        scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
-        if cap:
-            scores = np.tanh(scores / q.dtype.type(cap)) * q.dtype.type(cap)
-        for bias in biases:
-            if bias is not None:
-                scores = scores + bias
-        # There may be no positions at all.
-        highest = scores.max(-1, keepdims=True, initial=-np.inf)
-        if zeros == "unseen":
-            unseen = np.isneginf(highest)
-            # Negative infinity less itself would be NaN.
-            highest[unseen] = 0
-        scores = np.exp(scores - highest)
-        total = scores.sum(-1, keepdims=True)
-        if zeros == "unseen":
-            total[unseen] = 1
-        scores /= total
-        if zeros == "nan":
-            np.copyto(scores, 0, where=np.isnan(scores))
-        y = scores.reshape(*by_group.shape[:-1], v.shape[-2]) @ v
-        return y.reshape(*q.shape[:-1], v.shape[-1])
-
-    return Kernel(function)
+    return Kernel(lambda q, k, v, *biases: attend(attrs, q, k, v, biases))
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:

@@ -1,17 +1,16 @@
 /* Attention: softmax(scale q k + terms) v for each head, some keys at a time, so that scores stay in the
-   first-level cache. An item is a part of the queries of a head. Compiled with contraction to fused
-   multiply-add. */
+   first-level cache. An item is a part of the queries of a head. Samples may have some rows each of packed queries,
+   keys and values; terms are those of the padded batch then. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include <float.h>
 #include <string.h>
+#include "attention.h"
 #include "copies.h"
 #include "floats.h"
 #include "math32.h"
 
-/* At most: rows of queries that are computed together, keys of a block, also numbers of a result, elements
-   of a copy of keys or of values, and queries of an item. The number of terms. */
-enum { ROWS = 6, KEYS = 256, COPIED = 32768, PART = 768, TERMS = 2 };
+enum { ROWS = 6 }; /* of queries that are computed together, at most */
 
 enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, and those that see no key */
 
@@ -22,21 +21,6 @@ enum { VECTORS = BY_WIDTH(4, 2, 2) };
 #define ALIGNED __attribute__((aligned(64)))
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
-
-struct attention {
-    const float *q, *k, *v;    /* of each head: [queries, width], [width, keys], [keys, out] */
-    const float *terms[TERMS]; /* of each head: [queries, keys]; null: none */
-    float *y;                  /* of each head: [queries, out] */
-    int64_t rank;              /* dims of the heads, ... */
-    const int64_t *dims;       /* ... and what they are */
-    const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
-                             rows, and along columns */
-    int64_t queries, width, keys, out;
-    int64_t parts;  /* of about as many queries, each an item */
-    int64_t blocks; /* of about as many keys */
-    double scale, softcap; /* the highest score before terms are added, or 0 */
-    int64_t zeros;         /* which rows of weights become 0 */
-};
 
 /* The first element of a head of the tensor with these steps. */
 static int64_t first_of(const struct attention *h, const int64_t *steps, int64_t head)
@@ -288,35 +272,44 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     int dense = v_steps[1] == 1 && v_steps[0] == out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
     struct row states[PART];
-    int64_t most = whole_vectors((h->keys + h->blocks - 1) / h->blocks);
+    int64_t heads = 1, most = h->ranges ? h->most : whole_vectors((h->keys + h->blocks - 1) / h->blocks);
+    for (int64_t i = 1; i < rank; i++)
+        heads *= h->dims[i];
     memset(keys, 0, h->width * most * sizeof *keys);
     memset(values, 0, dense ? 0 : most * out * sizeof *values);
     for (int64_t item = begin; item < end; item++) {
         int64_t i = item / h->parts, part = item % h->parts;
-        int64_t first = h->queries * part / h->parts, n = h->queries * (part + 1) / h->parts - first;
+        /* The rows of a sample in the padded batch, and where they begin in the packed one. */
+        const int64_t whole[] = {0, h->keys, 0}, *const range = h->ranges ? h->ranges + i / heads * 3 : whole;
+        const int64_t n_keys = range[1], packed = range[2];
+        const int64_t n_queries = h->ranges ? n_keys : h->queries;
+        const int64_t blocks = h->ranges ? (n_keys + most - 1) / most : h->blocks;
+        int64_t first = n_queries * part / h->parts, n = n_queries * (part + 1) / h->parts - first;
         for (int64_t j = 0; j < n; j++)
             states[j] = (struct row){-FLT_MAX, 0};
-        for (int64_t at = 0; at < h->blocks; at++) {
-            int64_t key = h->keys * at / h->blocks;
-            struct head of = {h->q + first_of(h, steps, i), keys, values, {0}, NULL, 0, 0, 0};
-            const float *k = h->k + first_of(h, steps + each, i) + key * k_steps[1];
-            const float *v = h->v + first_of(h, steps + 2 * each, i) + key * v_steps[0];
-            of.n = h->keys * (at + 1) / h->blocks - key;
+        for (int64_t at = 0; at < blocks; at++) {
+            int64_t key = n_keys * at / blocks, own = i * MOST_BLOCKS + at;
+            struct head of = {h->q + first_of(h, steps, i) + packed * steps[rank], keys, values, {0}, NULL, 0, 0, 0};
+            const float *k = h->k + first_of(h, steps + each, i) + (packed + key) * k_steps[1];
+            const float *v = h->v + first_of(h, steps + 2 * each, i) + (packed + key) * v_steps[0];
+            const int64_t *y_steps = steps + (3 + TERMS) * each;
+            of.n = n_keys * (at + 1) / blocks - key;
             of.first = !at;
-            of.last = at == h->blocks - 1;
-            if (copied != i * h->blocks + at)
+            of.last = at == blocks - 1;
+            if (copied != own)
                 copy(keys, k, h->width, of.n, k_steps);
             if (dense)
                 of.values = v;
-            else if (copied != i * h->blocks + at)
+            else if (copied != own)
                 copy(values, v, of.n, h->out, v_steps);
-            copied = i * h->blocks + at;
+            copied = own;
             for (int t = 0; t < TERMS; t++) {
                 const int64_t *term_steps = steps + (3 + t) * each;
                 if (h->terms[t])
-                    of.terms[t] = h->terms[t] + first_of(h, term_steps, i) + key * term_steps[rank + 1];
+                    of.terms[t] = h->terms[t] + first_of(h, term_steps, i) + range[0] * term_steps[rank] +
+                                  (range[0] + key) * term_steps[rank + 1];
             }
-            of.y = h->y + first_of(h, steps + (3 + TERMS) * each, i);
+            of.y = h->y + first_of(h, y_steps, i) + packed * y_steps[rank];
             for (int64_t j = 0, groups = (n + ROWS - 1) / ROWS; j < groups; j++) {
                 int64_t row = n * j / groups;
                 some[n * (j + 1) / groups - row - 1](h, &of, first + row, states + row);

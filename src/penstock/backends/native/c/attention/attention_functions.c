@@ -1,6 +1,8 @@
 /* Attention over a cache that grows (attention_cache.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
-   of ONNX, and over keys and values that are all there. */
+   of ONNX, over keys and values that are all there, and within each sample of packed rows (attention.c). */
 #include "any_shape.h"
+#include "arguments.h"
+#include "attention.h"
 #include "attention_cache.h"
 #include "growable.h"
 #include <math.h>
@@ -364,11 +366,126 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
     return result;
 }
 
+/* Of packed rows [1, heads, T, size], as ops/internal/packed.py says. */
+
+typedef struct {
+    double scale, softcap;
+    int64_t zeros, keys_last;
+} packed_settings;
+
+enum { RANGES = 3, BIASES, LEAD = 3, STEPS = LEAD + 2 };
+
+/* Ranges of rows, one behind another, of `total` in all and at most `rows`; the rows of a sample that they end
+   before; 0 for others. */
+static int64_t end_of(PyObject *given, int64_t rows, int64_t *total, int64_t *longest)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (!PyArray_Check(given) || PyArray_TYPE(x) != NPY_INT64 || PyArray_NDIM(x) != 2 || PyArray_DIM(x, 1) != 3 ||
+        !PyArray_ISCARRAY_RO(x))
+        return 0;
+    const int64_t *range = PyArray_DATA(x);
+    int64_t end = 0;
+    *total = *longest = 0;
+    for (npy_intp i = 0; i < PyArray_DIM(x, 0); i++, range += 3) {
+        if (range[0] < 0 || range[1] < 0 || range[0] > INT32_MAX || range[1] > rows - *total || range[2] != *total)
+            return 0;
+        *total += range[1];
+        *longest = range[1] > *longest ? range[1] : *longest;
+        end = range[0] + range[1] > end ? range[0] + range[1] : end;
+    }
+    return end;
+}
+
+/* The steps of a bias that broadcasts to [batch, heads, rows, rows]; 0 for another. */
+static int set_bias(struct attention *a, int number, PyObject *given, int64_t *steps, int64_t end)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (given == Py_None)
+        return 1;
+    const int rank = PyArray_Check(given) ? PyArray_NDIM(x) : 5;
+    if (rank > 4 || !is_real(given, rank))
+        return 0;
+    const int64_t group = a->dims[2], heads = a->dims[1] * group, wanted[] = {a->dims[0], heads, end, end};
+    int64_t own[4] = {0};
+    for (int axis = 4 - rank; axis < 4; axis++) {
+        const int64_t size = PyArray_DIM(x, axis - 4 + rank);
+        if (size != 1 && (axis < 2 ? size != wanted[axis] : size < wanted[axis]))
+            return 0;
+        own[axis] = any_shape_step(x, axis - 4 + rank);
+    }
+    const int64_t all[] = {own[0], own[1] * group, own[1], own[2], own[3]};
+    memcpy(steps, all, sizeof all);
+    a->terms[number] = PyArray_DATA(x);
+    return 1;
+}
+
+static PyObject *packed_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *const *x = arguments + ARRAYS;
+    packed_settings settings;
+    int64_t dims[LEAD], steps[4 + TERMS][STEPS] = {0}, total = 0, longest = 0;
+    char *bytes;
+    Py_ssize_t nbytes;
+    if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &bytes, &nbytes) < 0)
+        return NULL;
+    memcpy(&settings, bytes, sizeof settings);
+    if (count < ARRAYS + BIASES || count > ARRAYS + BIASES + TERMS || !is_real(x[Q], 4) || !is_real(x[K], 4) ||
+        !is_real(x[V], 4))
+        return any_shape_otherwise(arguments, count);
+    PyArrayObject *q = (PyArrayObject *)x[Q], *k = (PyArrayObject *)x[K], *v = (PyArrayObject *)x[V];
+    const int last = settings.keys_last != 0, of_key = last ? 3 : 2, of_size = last ? 2 : 3;
+    const int64_t rows = PyArray_DIM(q, 2), heads = PyArray_DIM(q, 1), groups = PyArray_DIM(k, 1);
+    const int64_t end = end_of(x[RANGES], rows, &total, &longest);
+    struct attention a = {
+        .q = PyArray_DATA(q), .k = PyArray_DATA(k), .v = PyArray_DATA(v), .rank = LEAD, .dims = dims,
+        .steps = steps[0], .queries = rows, .keys = rows, .width = PyArray_DIM(q, 3), .out = PyArray_DIM(v, 3),
+        .parts = 1 + longest / PART, .scale = settings.scale, .softcap = settings.softcap, .zeros = settings.zeros,
+    };
+    const int64_t wider = a.width > a.out ? a.width : a.out;
+    a.most = COPIED / ((wider + 15) / 16 * 16) / 16 * 16;
+    a.most = a.most > KEYS ? KEYS : a.most;
+    if (!end || PyArray_DIM(q, 0) != 1 || PyArray_DIM(k, 0) != 1 || PyArray_DIM(v, 0) != 1 || heads % groups ||
+        PyArray_DIM(v, 1) != groups || PyArray_DIM(k, of_key) != rows || PyArray_DIM(v, 2) != rows ||
+        PyArray_DIM(k, of_size) != a.width || !a.most || a.out > KEYS)
+        return any_shape_otherwise(arguments, count);
+    const int64_t group = heads / groups, batch = PyArray_DIM((PyArrayObject *)x[RANGES], 0);
+    dims[0] = batch, dims[1] = groups, dims[2] = group;
+    for (int i = 0; i < count - ARRAYS - BIASES; i++)
+        if (!set_bias(&a, i, x[BIASES + i], steps[3 + i], end))
+            return any_shape_otherwise(arguments, count);
+    npy_intp shape[] = {1, rows, heads, a.out};
+    PyArrayObject *y = (PyArrayObject *)PyArray_EMPTY(4, shape, NPY_FLOAT, 0);
+    if (!y)
+        return NULL;
+    const int64_t own_q = any_shape_step(q, 1), own_y = a.out, row_y = heads * a.out;
+    const int64_t all[][STEPS] = {
+        {0, own_q * group, own_q, any_shape_step(q, 2), any_shape_step(q, 3)},
+        {0, any_shape_step(k, 1), 0, any_shape_step(k, of_size), any_shape_step(k, of_key)}, /* as columns */
+        {0, any_shape_step(v, 1), 0, any_shape_step(v, 2), any_shape_step(v, 3)},
+    };
+    const int64_t result[] = {0, own_y * group, own_y, row_y, 1};
+    memcpy(steps, all, sizeof all);
+    memcpy(steps[3 + TERMS], result, sizeof result);
+    a.y = PyArray_DATA(y);
+    a.ranges = PyArray_DATA((PyArrayObject *)x[RANGES]);
+    /* Rows behind the last range are read by nobody, but must not be subnormal or NaN, which take long. */
+    memset(a.y + total * row_y, 0, (rows - total) * row_y * sizeof *a.y);
+    const double each = (double)total / batch / a.parts;
+    PyObject *done = any_shape_computed("attention", &a, batch * heads * a.parts,
+                                        50 + each * longest * (a.width + a.out) * 0.02, arguments[CHECKPOINT],
+                                        (PyObject *)y);
+    PyObject *heads_first = done ? PyArray_SwapAxes(y, 1, 2) : NULL;
+    Py_XDECREF(done);
+    return heads_first;
+}
+
 PyMethodDef attention_functions[] = {
     {"attention", FAST(over_any_keys),
      "attention(otherwise, checkpoint, scale, q, k, v, bias): attention over any number of keys."},
     {"cached_attention", FAST(cached_attention),
      "cached_attention(otherwise, checkpoint, settings, q, k, v, past_k, past_v, *others): attention "
      "over a cache; the result, and the cache with new keys and values."},
+    {"packed_attention", FAST(packed_attention),
+     "packed_attention(otherwise, checkpoint, settings, q, k, v, ranges, *biases): attention within samples."},
     {NULL, NULL, 0, NULL},
 };

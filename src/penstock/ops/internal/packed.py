@@ -1,0 +1,193 @@
+"""Rows of several samples one behind another, without those that a mask hides.
+
+The pass ``pack_rows`` creates these operations, in no saved plan. A batch of texts is padded to the
+longest one: [batch, rows, ...], and a mask hides the rows behind the end of each. Packed, it is one
+sample of T rows, [1, T, ...], of which each text has some next to one another::
+
+    padded          a b c .    d e . .    f g h i
+    packed          a b c d e f g h i
+
+LiveRows says which rows these are: ``ranges`` [batch, 3], the first row of each sample that is
+packed, their number, and where they begin; ``rows`` [T], the place of each in the batch, and
+``positions`` [T], that in its sample. T is a multiple of a power of two, so that few numbers of
+rows occur: what is behind the last range is never read. Its inputs are guards, which say which rows
+matter to others:
+
+- a bias is added to scores of attention, [batch or 1, heads or 1, rows or 1, rows or 1]: a row
+  matters if some row sees it. Those of one attention have the same number in ``groups``;
+- a factor multiplies rows, [batch or 1, rows, ...]: those matter that it does not make 0. It has
+  ``FACTOR`` in ``groups``;
+- an index says which rows are read: numbers in the batch (``INDEX``), or pairs of a sample and a
+  row [..., 2] (``PAIRS``).
+
+With ``first``, the first row of each sample matters. All rows of a sample matter if one that does
+sees none of them: what it then gets depends on how the mask was written.
+
+UnpackRows puts packed rows where they were, with zeros elsewhere. PackedAttention is Attention
+within each sample: biases are those of the padded batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.types import INT64, TensorType, Type
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Dims, Op, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.products import attention_work
+from penstock.ops.internal.attention import ATTENTION, attend
+
+LOWEST = -9e3
+"""the highest bias of scores that hides a row: exporters write -10000 or the lowest number"""
+
+FACTOR, INDEX, PAIRS = -1, -2, -3  # in ``groups``
+_LEAST_STEP = 3  # T is a multiple of 8, and of a sixteenth to a thirty-second of itself
+
+
+def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    batch, rows = attrs["batch"], attrs["rows"]
+    for i, group in enumerate(attrs["groups"]):
+        shape = rules.tensor(types, i).shape
+        if group >= 0:
+            rules.check_broadcasts("bias", shape, (batch, None, rows, rows))
+        elif group == FACTOR and shape is not None:
+            rules.check_broadcasts("factor", shape[:2], (batch, rows))
+        elif group == PAIRS:
+            rules.check_shape("pairs", shape and shape[-1:], (2,))
+    return TensorType(INT64, (batch, 3)), TensorType(INT64, (None,)), TensorType(INT64, (None,))
+
+
+def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
+    """Which rows each row sees, by the biases of one attention: [batch or 1, rows or 1, rows]."""
+    seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
+    for bias in biases:
+        # The negation lets NaN count as seen: it spoils the scores of the row that sees it.
+        seen = seen & ~(bias.reshape((1,) * (4 - bias.ndim) + bias.shape) <= LOWEST)
+    return np.asarray(seen.any(1))
+
+
+def _compile_live(node: Node, types: Types) -> Kernel:
+    attrs = node.attrs
+    batch, rows, groups, first = attrs["batch"], attrs["rows"], attrs["groups"], attrs["first"]
+
+    def function(*guards: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        live, blind = np.zeros((batch, rows), np.bool_), np.zeros((batch, rows), np.bool_)
+        for group in sorted({*groups}):
+            own = [x for x, of in zip(guards, groups, strict=True) if of == group]
+            if group >= 0:
+                seen = _seen(own)
+                live |= seen.any(1)
+                blind |= ~seen.any(2)
+            elif group == FACTOR:
+                for x in own:
+                    live |= (x != 0).any(tuple(range(2, x.ndim)))
+            else:
+                for x in own:
+                    _note_read(live, x if group == PAIRS else np.divmod(x, rows))
+        if first:
+            live[:, 0] = True
+        start, end = live.argmax(1), rows - live[:, ::-1].argmax(1)
+        places = np.arange(rows)
+        within = (places >= start[:, None]) & (places < end[:, None])
+        whole = ~live.any(1) | (blind & within).any(1)
+        start[whole], end[whole] = 0, rows
+        count = end - start
+        before = np.cumsum(count) - count
+        total = int(count.sum())
+        step = 1 << max(_LEAST_STEP, total.bit_length() - 5)
+        positions = np.zeros(-(-total // step) * step, np.int64)
+        samples = positions.copy()
+        positions[:total] = np.arange(total) - np.repeat(before - start, count)
+        samples[:total] = np.repeat(np.arange(batch), count)
+        return np.stack((start, count, before), 1), samples * rows + positions, positions
+
+    return Kernel(function)
+
+
+def _note_read(live: np.ndarray, index: np.ndarray | tuple[np.ndarray, ...]) -> None:
+    """Note rows that are read by index; those out of range are an error of their reader."""
+    sample, row = index if isinstance(index, tuple) else np.moveaxis(index, -1, 0)
+    batch, rows = live.shape
+    # What counts from the end is negative.
+    sample, row = np.where(sample < 0, sample + batch, sample), np.where(row < 0, row + rows, row)
+    valid = (sample >= 0) & (sample < batch) & (row >= 0) & (row < rows)
+    live[sample[valid], row[valid]] = True
+
+
+LIVE_ROWS = Op("LiveRows", "penstock", 1, 1, _infer_live, _compile_live)
+
+
+def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    x, dims = rules.tensor(types, 0), tuple(attrs["dims"])
+    at = attrs["axis"]
+    rules.check_shape("packed rows", x.shape, (*dims[:at], 1, None, *dims[at + 2 :]))
+    rules.check_shape("ranges", rules.tensor(types, 1).shape, (dims[at], 3))
+    return (TensorType(x.dtype, dims),)
+
+
+def _compile_unpack(node: Node, types: Types) -> Kernel:
+    dims, at = tuple(node.attrs["dims"]), node.attrs["axis"]
+
+    def into(x: np.ndarray, ranges: np.ndarray, out: np.ndarray) -> None:
+        out.fill(0)
+        # Samples first, and rows first: the axes before are few and short.
+        to, packed = np.moveaxis(out, (at, at + 1), (0, 1)), np.moveaxis(x, (at, at + 1), (0, 1))[0]
+        for sample, (start, count, before) in zip(to, ranges.tolist(), strict=True):
+            sample[start : start + count] = packed[before : before + count]
+
+    def function(x: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+        out = np.empty(dims, x.dtype)
+        into(x, ranges, out)
+        return out
+
+    return Kernel(function, into)
+
+
+UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack)
+"""Packed rows [..., 1, T, ...], and ``ranges``, to ``dims``, whose axes ``axis`` and that behind it
+are samples and rows."""
+
+
+def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    rules.check_shape("ranges", rules.tensor(types, 3).shape, (None, 3))
+    return ATTENTION.infer(types[:3], attrs, consts)
+
+
+def _compile_attention(node: Node, types: Types) -> Kernel:
+    attrs, keys_last = node.attrs, node.attrs.get("keys_last", 0)
+
+    def function(
+        q: np.ndarray, k: np.ndarray, v: np.ndarray, ranges: np.ndarray, *biases: np.ndarray | None
+    ) -> np.ndarray:
+        y = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
+        wide = [None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in biases]
+        for sample, (start, count, before) in enumerate(ranges.tolist()):
+            packed, own = slice(before, before + count), slice(start, start + count)
+            keys = k[..., packed] if keys_last else k[..., packed, :]
+            cut = [None if x is None else _cut(x, sample, own) for x in wide]
+            y[..., packed, :] = attend(attrs, q[..., packed, :], keys, v[..., packed, :], cut)
+        return y
+
+    return Kernel(function)
+
+
+def _cut(bias: np.ndarray, sample: int, rows: slice) -> np.ndarray:
+    """The part of a bias [batch or 1, heads or 1, rows or 1, rows or 1] for rows of a sample."""
+    own = bias[min(sample, bias.shape[0] - 1)][None]
+    own = own if own.shape[2] == 1 else own[:, :, rows]
+    return own if own.shape[3] == 1 else own[..., rows]
+
+
+def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
+    return attention_work(attrs, [inputs[0], inputs[2]], output)
+
+
+PACKED_ATTENTION = Op(
+    "PackedAttention", "penstock", 1, 1, _infer_attention, _compile_attention, work=_work
+)
+"""Attention of packed rows: queries, keys and values [1, heads, T, size], ``ranges``, and biases,
+whose rows are those of the padded batch. The attributes are Attention's."""
