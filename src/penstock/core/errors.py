@@ -206,6 +206,10 @@ class QueueFull(PenstockError):  # noqa: N818
     """A request was refused, since as many wait as may."""
 
 
+class RowsStay(Exception):  # noqa: N818 - no error of a user: all rows are computed
+    """Why rows of a graph that a mask hides are computed: what a node does."""
+
+
 class RunError(PenstockError):
     """A run failed. The message names the node, its origin and the shapes of its inputs; so do the
     attributes, as far as one node is at fault."""

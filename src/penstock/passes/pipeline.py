@@ -369,6 +369,13 @@ LOWER: tuple[Pass, ...] = (
 )
 
 
+def packing(which: str) -> tuple[Pass, ...]:
+    """LOWER, with ``PackRows(which)`` in the place of what recognizes attention."""
+    from penstock.passes.lowering.pack_rows import PackRows
+
+    return tuple([PackRows(which) if step is recognize_attention else step for step in LOWER])
+
+
 _INFER_TYPES = InferTypes()
 
 ASSIGN: tuple[Pass, ...] = (assign_devices, _INFER_TYPES)

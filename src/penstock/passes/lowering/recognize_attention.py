@@ -88,14 +88,18 @@ class _Operands:
 
 
 class RecognizeAttention(Pass):
-    """Replace attention by an Attention of Penstock's own."""
+    """Replace attention by an Attention of Penstock's own: where shapes are known, if that is
+    faster, or ``always``."""
+
+    def __init__(self, always: bool = False) -> None:
+        self.always = always
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
         readers = readers_of(graph)
         awaited = {before for node in graph.walk() for before in node.control_inputs}
         for inner in graph.graphs():
-            search = _Search(context, readers, awaited, set(inner.nodes))
+            search = _Search(context, readers, awaited, set(inner.nodes), self.always)
             nodes: list[Node] = []
             for node in with_checkpoints(inner.nodes):
                 replacement = search.replacement(node)
@@ -117,6 +121,7 @@ class _Search:
     readers: Readers
     awaited: Set[Node]
     inside: Set[Node]
+    always: bool = False
     biases: dict[tuple[object, ...], Value] = field(default_factory=dict)
 
     def replacement(self, node: Node) -> Sequence[Node] | None:
@@ -180,10 +185,15 @@ class _Search:
             nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTENTION))
             return nodes
         policy = self.context.fusion
-        if policy is None or not _is_known(operands, scores):
+        if policy is None or not _is_known(operands, scores, self.always):
             return None
         inputs = [q, k, v, *[operand for operand, _, _ in scores.terms]]
         assert y is not None
+        if self.always:
+            if any(number is not None for _, number, _ in scores.terms):
+                bias = _Bias(node, self.biases, nodes).total(scores.terms)
+                inputs[3:] = [bias] if bias is not None else []
+            return [*nodes, node.derived(inputs, [y], attrs, op=ATTENTION)]
         # Whether it has a kernel is asked with an output of its own: ``y`` keeps its producer if
         # not.
         candidate = node.derived(inputs, [Value(y.name, y.type)], attrs, op=ATTENTION)
@@ -221,9 +231,9 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
     return all(_is_bias(operand) for operand, _, _ in scores.terms)
 
 
-def _is_known(operands: _Operands, scores: _Scores) -> bool:
+def _is_known(operands: _Operands, scores: _Scores, replaced: bool = False) -> bool:
     """Whether shapes are known, and scores have no other dims than the product of all queries with
-    all keys; whether biases are only added."""
+    all keys; whether biases are only added, unless scores may be ``replaced``."""
     shapes = operands.shapes()
     if not shapes or any(not dim for shape in shapes for dim in shape):
         return False
@@ -232,7 +242,7 @@ def _is_known(operands: _Operands, scores: _Scores) -> bool:
         return False
     heads, groups = of_q[-3], of_k[-3]
     assert heads is not None and groups is not None
-    if heads % groups or any(number is not None for _, number, _ in scores.terms):
+    if heads % groups or any(n is not None for _, n, _ in scores.terms if not replaced):
         return False
     whole = (*of_q[:-1], of_k[-2])
     return all(_dims(node.outputs[0]) == whole for node in scores.nodes)

@@ -1,0 +1,350 @@
+"""How operations are computed for packed rows, if each row of their results needs one row alone.
+
+It is told by where the axes of samples and rows are. An axis is a tuple of what it has, each with
+its size: samples, rows, or features, which have no name::
+
+    [batch, rows, heads * size]               samples, rows, features
+    Reshape    [batch, rows, heads, size]     samples, rows, features, features
+    Transpose  [batch, heads, rows, size]     samples, features, rows, features
+    Reshape    [batch * heads, rows, size]    samples and features, rows, features
+
+In a packed batch there is one sample, with the rows of all. What an operation does along axes of
+features is the same for it, and needs no more than that its constants name no samples and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ir.op import Attrs
+from penstock.ops.common.shape_rules import normalize_axes
+
+SAMPLES, ROWS = "samples", "rows"
+
+Axis: TypeAlias = "tuple[tuple[str, int], ...]"
+"""samples, rows or features, the last of which change fastest; none for an axis of one element"""
+Axes: TypeAlias = "tuple[Axis, ...]"
+
+
+class Stays(Exception):  # noqa: N818 - no error: all rows are computed
+    """Why a node cannot be computed row by row."""
+
+
+class Packed(NamedTuple):
+    """How a node is computed for packed rows: the axes of its outputs; those of each input that is
+    packed, or None for one that stays; and its operation by name, its attributes and its inputs
+    behind the first one, constants, if they are others."""
+
+    outputs: Sequence[Axes]
+    inputs: Sequence[Axes | None]
+    op: str = ""
+    attrs: Attrs | None = None
+    constants: Sequence[np.ndarray] = ()
+
+
+_Inputs: TypeAlias = "Sequence[Axes | None]"
+_Rule: TypeAlias = "Callable[[Node, _Inputs], Packed]"
+_RULES: dict[str, _Rule] = {}
+
+
+def packed_form(node: Node, inputs: _Inputs) -> Packed:
+    """How a node is computed, some of whose inputs have rows along these axes. Raises ``Stays``."""
+    if not node.op.pure or node.control_inputs or node.graphs or node.op.role is not None:
+        raise Stays("has effects, or waits for others")
+    name = node.op.full_name
+    rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
+    if node.op.elementwise:
+        rule = _of_elementwise
+    if rule is None:
+        raise Stays("reads several rows at a time, as far as is known")
+    found = rule(node, inputs)
+    for axes in found.outputs:
+        if [name for axis in axes for name, _ in axis].count(ROWS) != 1:
+            raise Stays("combines each row with all others")
+    return found
+
+
+def static_dims(value: Value | None) -> tuple[int, ...]:
+    """The dims of a tensor. Raises ``Stays`` where they are unknown."""
+    type_ = None if value is None else value.type
+    if not isinstance(type_, TensorType) or not type_.static:
+        raise Stays("has an input or output of unknown dims")
+    return type_.dims
+
+
+def features(size: int) -> Axis:
+    """An axis of so many features."""
+    return () if size == 1 else (("", size),)
+
+
+def place_of_rows(axes: Axes) -> int:
+    """The axis of rows."""
+    return next(i for i, axis in enumerate(axes) if any(name == ROWS for name, _ in axis))
+
+
+def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
+    """How to pack what is combined with rows along ``axes``; None for what is the same for all."""
+    own: list[Axis] = []
+    for size, axis in zip(reversed(static_dims(value)), reversed(axes), strict=False):
+        own.insert(0, features(size) if size == 1 or _plain([axis]) else axis)
+    if _plain(own):
+        return None
+    if not any(name == ROWS for axis in own for name, _ in axis):
+        raise Stays("combines rows with what each sample has once")
+    return tuple(own)
+
+
+def _rule(*names: str) -> Callable[[_Rule], _Rule]:
+    """Register how operations are computed for packed rows."""
+
+    def registered(rule: _Rule) -> _Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return registered
+
+
+def _plain(axes: Iterable[Axis]) -> bool:
+    """Whether axes have features alone."""
+    return not any(name for axis in axes for name, _ in axis)
+
+
+def _want_plain(axes: Iterable[Axis]) -> None:
+    if not _plain(axes):
+        raise Stays("reads several rows or samples at a time")
+
+
+def _merged(axis: Axis) -> Axis:
+    """An axis with adjacent features as one."""
+    merged: list[tuple[str, int]] = []
+    for name, size in axis:
+        if merged and not name and not merged[-1][0]:
+            merged[-1] = "", merged[-1][1] * size
+        else:
+            merged.append((name, size))
+    return tuple(merged)
+
+
+def _joined(column: Sequence[Axis]) -> Axis:
+    """What axes have that broadcast to each other."""
+    different = {_merged(axis) for axis in column if axis}
+    if len(different) > 1:
+        raise Stays("combines rows with others")
+    return different.pop() if different else ()
+
+
+def _only(inputs: _Inputs, place: int = 0) -> Axes:
+    """The axes of the one input that has rows."""
+    axes = inputs[place] if place < len(inputs) else None
+    if axes is None or sum(a is not None for a in inputs) > 1:
+        raise Stays("combines rows with others")
+    return axes
+
+
+def _of_rank(axes: Axes, rank: int) -> Axes:
+    return ((),) * (rank - len(axes)) + axes
+
+
+def _axis(node: Node, default: int, rank: int) -> int:
+    """The attribute ``axis``."""
+    return normalize_axes([node.attrs.get("axis", default)], rank)[0]
+
+
+def _of_elementwise(node: Node, inputs: _Inputs) -> Packed:
+    rank = len(static_dims(node.outputs[0]))
+    known = [_of_rank(axes, rank) for axes in inputs if axes is not None]
+    joined = [_joined(column) for column in zip(*known, strict=True)]
+    others: list[Axes | None] = []
+    for value, axes in zip(node.inputs, inputs, strict=True):
+        own = None if value is None or axes else beside(value, joined)
+        others.append(axes or own)
+        dims = () if axes or value is None else static_dims(value)
+        for at, size in enumerate(dims, rank - len(dims)):
+            joined[at] = joined[at] or features(size)
+    return Packed([tuple(joined)], others)
+
+
+@_rule("QuantizeLinear", "DequantizeLinear")
+def _of_codes(node: Node, inputs: _Inputs) -> Packed:
+    axes, scale = _only(inputs), static_dims(node.inputs[1])
+    if prod(scale) > 1:  # one for each feature, say
+        at = _axis(node, 1, len(axes))
+        _want_plain(axes if len(scale) > 1 else axes[at : at + 1])
+    return Packed([axes], inputs)
+
+
+@_rule("Gather")
+def _of_gather(node: Node, inputs: _Inputs) -> Packed:
+    if inputs[0] is not None:  # some of the features
+        axes = _only(inputs)
+        at = _axis(node, 0, len(axes))
+        _want_plain(axes[at : at + 1])
+        index = tuple([features(n) for n in static_dims(node.inputs[1])])
+    else:
+        axes = tuple([features(n) for n in static_dims(node.inputs[0])])
+        at, index = _axis(node, 0, len(axes)), _only(inputs, 1)
+    return Packed([axes[:at] + index + axes[at + 1 :]], inputs)
+
+
+@_rule("MatMul")
+def _of_product(node: Node, inputs: _Inputs) -> Packed:
+    a, b = static_dims(node.inputs[0]), static_dims(node.inputs[1])
+    first = inputs[0] is not None
+    axes, other = _only(inputs, 0 if first else 1), b if first else a
+    if prod(other[:-2]) > 1 or not 2 <= len(other) <= len(axes):
+        raise Stays("multiplies rows by several matrices")
+    _want_plain(axes[-1:] if first else axes[-2:-1])
+    ends = (axes[-2], features(b[-1])) if first else (features(a[-2]), axes[-1])
+    return Packed([axes[:-2] + ends], inputs)
+
+
+@_rule("Gemm")
+def _of_gemm(node: Node, inputs: _Inputs) -> Packed:
+    axes = inputs[0]
+    if axes is None or node.attrs.get("transA") or inputs[1] is not None:
+        raise Stays("combines rows with others")
+    _want_plain(axes[1:])
+    result = axes[0], features(static_dims(node.outputs[0])[1])
+    added = node.inputs[2] if len(node.inputs) > 2 else None
+    own = None if added is None else inputs[2] or beside(added, result)
+    return Packed([result], [axes, None, own][: len(node.inputs)])
+
+
+@_rule("LayerNormalization", "RMSNormalization")
+def _of_normalization(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    at = _axis(node, -1, len(axes))
+    _want_plain(axes[at:])
+    single = axes[:at] + ((),) * (len(axes) - at)
+    return Packed([axes, single, single], inputs)
+
+
+@_rule("Softmax", "LogSoftmax")
+def _of_softmax(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    _want_plain(axes[_axis(node, -1, len(axes)) :])
+    return Packed([axes], inputs)
+
+
+@_rule("Reduce")
+def _of_reduction(node: Node, inputs: _Inputs) -> Packed:
+    axes, spelled = _only(inputs), node.attrs.get("axes")
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    if given is not None and given.const is not None:
+        spelled = given.const.reshape(-1).tolist()
+    if not spelled:
+        raise Stays("reads several rows or samples at a time")
+    reduced = normalize_axes(spelled, len(axes))
+    _want_plain(axes[i] for i in reduced)
+    keeps = node.attrs.get("keepdims", 1)
+    kept = [(i, axis) for i, axis in enumerate(axes) if keeps or i not in reduced]
+    return Packed([tuple([() if i in reduced else axis for i, axis in kept])], inputs)
+
+
+@_rule("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
+    left = [part for axis in _only(inputs) for part in axis]
+    result: list[Axis] = []
+    for size in static_dims(node.outputs[0]):
+        axis: list[tuple[str, int]] = []
+        while size > 1:
+            name, number = left[0] if left else ("", 0)
+            if number and size % number == 0:
+                axis.append(left.pop(0))
+                size //= number
+            elif number and not name and number % size == 0:
+                axis.append(("", size))
+                left[0] = "", number // size
+                size = 1
+            else:
+                raise Stays("joins rows with parts of others")
+        result.append(_merged(tuple(axis)))
+    # Rows of a packed batch are as many as there are, of one sample.
+    sizes = [
+        -1 if any(name == ROWS for name, _ in axis) else prod(n for name, n in axis if not name)
+        for axis in result
+    ]
+    return Packed([tuple(result)], inputs[:1], "Reshape", {}, [np.array(sizes)])
+
+
+@_rule("Transpose")
+def _of_transpose(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    perm = node.attrs.get("perm") or range(len(axes))[::-1]
+    return Packed([tuple([axes[i] for i in perm])], inputs)
+
+
+@_rule("Concat")
+def _of_concat(node: Node, inputs: _Inputs) -> Packed:
+    known = [axes for axes in inputs if axes is not None]
+    at = _axis(node, 0, len(known[0]))
+    _want_plain(axes[at] for axes in known)
+    columns = enumerate(zip(*known, strict=True))
+    joined = [() if i == at else _joined(column) for i, column in columns]
+    others = [
+        axes or (None if value is None else beside(value, joined))
+        for value, axes in zip(node.inputs, inputs, strict=True)
+    ]
+    if None in others:
+        raise Stays("joins rows with what is no row")
+    joined[at] = features(static_dims(node.outputs[0])[at])
+    return Packed([tuple(joined)], others)
+
+
+@_rule("Split")
+def _of_split(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    at = _axis(node, 0, len(axes))
+    _want_plain(axes[at : at + 1])
+    sizes = [static_dims(y)[at] for y in node.outputs]
+    return Packed([(*axes[:at], features(n), *axes[at + 1 :]) for n in sizes], inputs)
+
+
+@_rule("Slice")
+def _of_slice(node: Node, inputs: _Inputs) -> Packed:
+    axes, named = _only(inputs), node.inputs[3] if len(node.inputs) > 3 else None
+    if named is None or named.const is None:
+        raise Stays("reads several rows or samples at a time")
+    cut = normalize_axes(named.const.reshape(-1).tolist(), len(axes))
+    _want_plain(axes[i] for i in cut)
+    pairs = enumerate(zip(axes, static_dims(node.outputs[0]), strict=True))
+    return Packed([tuple([features(n) if i in cut else axis for i, (axis, n) in pairs])], inputs)
+
+
+@_rule("Expand")
+def _of_expand(node: Node, inputs: _Inputs) -> Packed:
+    dims = static_dims(node.outputs[0])
+    axes = _of_rank(_only(inputs), len(dims))
+    # Along samples and rows there is nothing to repeat, which a target of 1 says.
+    target = [n if _plain([axis]) else 1 for axis, n in zip(axes, dims, strict=True)]
+    result = tuple([axis or features(n) for axis, n in zip(axes, dims, strict=True)])
+    return Packed([result], inputs[:1], "Expand", {}, [np.array(target)])
+
+
+@_rule("Conv")
+def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
+    axes, sizes = _only(inputs), {*static_dims(node.inputs[1])[2:], *node.attrs.get("strides", ())}
+    if sizes != {1} or any(node.attrs.get("pads", ())):
+        raise Stays("reads several rows at a time")
+    _want_plain(axes[1:2])
+    return Packed([(axes[0], features(static_dims(node.outputs[0])[1]), *axes[2:])], inputs)
+
+
+@_rule("penstock.Attention")
+def _of_attention(node: Node, inputs: _Inputs) -> Packed:
+    q, k, v = inputs[:3]
+    keys = 3 if node.attrs.get("keys_last", 0) else 2
+    rows = [axes[at] if axes else () for axes, at in ((q, 2), (k, keys), (v, 2))]
+    if q is None or k is None or v is None or [name for name, _ in q[2]] != [ROWS]:
+        raise Stays("has queries, keys or values of which no axis is known to be that of rows")
+    samples = {q[0], k[0], v[0]}
+    if {*rows} != {q[2]} or samples not in ({()}, {((SAMPLES, static_dims(node.inputs[0])[0]),)}):
+        raise Stays("has keys or values that are not along the samples and rows of its queries")
+    return Packed([(*q[:3], v[3])], inputs[:3], "PackedAttention")

@@ -1,0 +1,184 @@
+"""What operations do along axes of samples and rows: where these are afterwards, or why it matters
+that there are several."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from penstock.core.types import FLOAT32, INT64, TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.registry import standard
+from penstock.passes.lowering.row_rules import (
+    ROWS,
+    SAMPLES,
+    Stays,
+    beside,
+    packed_form,
+    place_of_rows,
+)
+
+B, S = ((SAMPLES, 3),), ((ROWS, 5),)
+BS = B + S
+NAMES = {"B": B, "S": S, "BS": BS, "1": ()}
+
+
+def axes_of(text: str) -> tuple:
+    """``"B S 8"``: samples, rows, and 8 features."""
+    parts = [
+        tuple(NAMES.get(p) or (("", int(p)),) for p in part.split("*")) for part in text.split()
+    ]
+    single = [tuple(f for x in p for f in x if f != ("", 1)) for p in parts]
+    return tuple(single)
+
+
+def value_of(text: str, dtype: np.dtype = FLOAT32) -> Value:
+    dims = [prod(n for _, n in axis) for axis in axes_of(text)]
+    return Value("x", TensorType(dtype, tuple(dims)))
+
+
+def constant(*numbers: int) -> Value:
+    return Value("c", const=np.array(numbers))
+
+
+def form(
+    name: str, *inputs: str | Value, plain: tuple[int, ...] = (), outputs: int = 1, **attrs: object
+):
+    """How a node is computed whose inputs, but for ``plain`` ones, have rows."""
+    values = [value_of(x) if isinstance(x, str) else x for x in inputs]
+    op = standard(name)
+    types = op.infer([v.type for v in values], attrs, [v.const for v in values])
+    node = Node(op, values, [Value(f"y{i}", types[i]) for i in range(outputs)], attrs)
+    axes = [
+        axes_of(x) if isinstance(x, str) and i not in plain else None for i, x in enumerate(inputs)
+    ]
+    return packed_form(node, axes)
+
+
+def result(*arguments: object, **options: object) -> tuple:
+    return form(*arguments, **options).outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "plain", "attrs", "after"),
+    [
+        ("Add", ["B S 8", "B S 8"], (), {}, "B S 8"),
+        ("Mul", ["B S 8", "8"], (1,), {}, "B S 8"),
+        ("Relu", ["B 2 S 4"], (), {}, "B 2 S 4"),
+        ("MatMul", ["B S 8", "8 6"], (1,), {}, "B S 6"),
+        ("MatMul", ["6 8", "B 8 S"], (0,), {}, "B 6 S"),
+        ("Gemm", ["BS 8", "8 6"], (1,), {}, "BS 6"),
+        ("LayerNormalization", ["B S 8", "8"], (1,), {}, "B S 8"),
+        ("Softmax", ["B S 8"], (), {}, "B S 8"),
+        ("Transpose", ["B S 2 4"], (), {"perm": [0, 2, 1, 3]}, "B 2 S 4"),
+        ("Conv", ["B 8 S", "6 8 1"], (1,), {}, "B 6 S"),
+    ],
+)
+def test_axes_are_afterwards(name, inputs, plain, attrs, after):
+    assert result(name, *inputs, plain=plain, **attrs) == axes_of(after)
+
+
+@pytest.mark.parametrize(
+    ("before", "target", "after", "packed"),
+    [
+        ("B S 8", [3, 5, 2, 4], "B S 2 4", [1, -1, 2, 4]),
+        ("B S 8", [-1, 8], "BS 8", [-1, 8]),
+        ("BS 8", [3, 5, 8], "B S 8", [1, -1, 8]),
+        ("B 2 S 4", [6, 5, 4], "B*2 S 4", [2, -1, 4]),
+        ("B S 1 4", [3, 5, 4], "B S 4", [1, -1, 4]),
+    ],
+)
+def test_reshape_names_packed_rows_by_what_is_left(before, target, after, packed):
+    found = form("Reshape", before, constant(*target))
+    assert found.outputs == [axes_of(after)]
+    assert found.constants[0].tolist() == packed
+
+
+def test_rows_that_are_joined_with_features_of_others_stay():
+    with pytest.raises(Stays, match="joins rows"):
+        form("Reshape", "B S 8", constant(3, 4, 10))
+
+
+def test_gather_takes_rows_as_indices_or_some_features():
+    ids = value_of("B S", INT64)
+    op = standard("Gather")
+    table = value_of("9 8")
+    node = Node(op, [table, ids], [Value("y", TensorType(FLOAT32, (3, 5, 8)))], {"axis": 0})
+    assert packed_form(node, [None, axes_of("B S")]).outputs == [axes_of("B S 8")]
+    assert result("Gather", "B S 8", constant(1, 2), axis=2) == axes_of("B S 2")
+
+
+def test_split_slice_and_concat_along_features_keep_rows():
+    assert (
+        form("Split", "B S 8", outputs=2, axis=-1, num_outputs=2).outputs == [axes_of("B S 4")] * 2
+    )
+    cut = [constant(1), constant(4), constant(2)]
+    assert result("Slice", "B S 8", *cut) == axes_of("B S 3")
+    assert result("Concat", "B S 8", "B S 4", axis=2) == axes_of("B S 12")
+
+
+def test_expand_repeats_features_alone():
+    found = form("Expand", "B S 1", constant(3, 5, 4))
+    assert found.outputs == [axes_of("B S 4")]
+    assert found.constants[0].tolist() == [1, 1, 4]
+
+
+@pytest.mark.parametrize("keeps", [0, 1])
+def test_features_may_be_reduced(keeps):
+    found = result("ReduceMean", "B S 8", constant(-1), keepdims=keeps)
+    assert found == axes_of("B S 1" if keeps else "B S")
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "plain", "attrs"),
+    [
+        ("ReduceMean", ["B S 8", constant(1)], (), {}),
+        ("ReduceMean", ["B S 8"], (), {}),
+        ("Softmax", ["B 8 S"], (), {}),
+        ("LayerNormalization", ["B S 8", "5 8"], (1,), {"axis": 1}),
+        ("MatMul", ["B S 8", "3 8 6"], (1,), {}),
+        ("MatMul", ["B S 8", "B 8 S"], (), {}),
+        ("Gemm", ["BS 8", "15 6"], (1,), {"transA": 1}),
+        ("Concat", ["B S 8", "B S 8"], (), {"axis": 1}),
+        ("Slice", ["B S 8", constant(1), constant(4), constant(1)], (), {}),
+        ("Gather", ["B S 8", constant(1, 2)], (), {"axis": 1}),
+        ("CumSum", ["B S 8", Value("c", const=np.array(1))], (), {}),
+        ("Conv", ["B 8 S", "6 8 3"], (1,), {"pads": [1, 1]}),
+        ("Conv", ["B 8 S", "6 8 1"], (1,), {"pads": [1, 1]}),
+        ("Add", ["B S 8", "B 1 8"], (1,), {}),
+        ("Add", ["B S 1", "B 1 S"], (), {}),
+    ],
+)  # fmt: skip
+def test_what_needs_several_rows_stays(name, inputs, plain, attrs):
+    with pytest.raises(Stays):
+        form(name, *inputs, plain=plain, **attrs)
+
+
+def test_scales_of_codes_are_for_features():
+    zero = Value("z", const=np.zeros(8, np.int8))
+    codes = Value("x", TensorType(np.dtype("int8"), (3, 5, 8)))
+    op = standard("DequantizeLinear")
+
+    def of_axis(axis: int, size: int):
+        inputs = [codes, value_of(str(size)), zero]
+        node = Node(op, inputs, [Value("y", TensorType(FLOAT32, (3, 5, 8)))], {"axis": axis})
+        return packed_form(node, [axes_of("B S 8"), None, None])
+
+    assert of_axis(2, 8).outputs == [axes_of("B S 8")]
+    with pytest.raises(Stays):
+        of_axis(1, 5)
+
+
+def test_what_is_the_same_for_all_is_not_packed():
+    rows = axes_of("B S 8")
+    assert beside(value_of("8"), rows) is None
+    assert beside(value_of("1 1 8"), rows) is None
+    assert beside(value_of("S 8"), rows) == axes_of("S 8")
+    assert beside(value_of("B S 1"), rows) == axes_of("B S 1")
+
+
+def test_place_of_rows_is_found_among_samples():
+    assert place_of_rows(axes_of("B 2 S 4")) == 2
+    assert place_of_rows(axes_of("BS 8")) == 0
