@@ -164,7 +164,11 @@ class _Question:
 @compile_options("memory_planner", "max_streams")
 @MAX_STREAMS
 @planner_option("all", note=' "all": compare the arenas of all.')
-@click.option("--reasons", is_flag=True, help="Also say why each step is on its backend.")
+@click.option(
+    "--reasons",
+    is_flag=True,
+    help="Also say why each step is on its backend, and whether a mask's rows are left out.",
+)
 @click.option("--streams", is_flag=True, help="The plan on streams, with the time line simulated.")
 @file_option("--svg", help="File to draw the streams into.")
 @count_option(

@@ -9,13 +9,20 @@ from functools import wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from penstock.algorithms.arena import MEMORY_PLANNERS
 from penstock.cli.base import EXECUTOR, PLANNER, CompileArguments, Decorator, compile_option
-from penstock.compiler.options import DEFAULT_EXPERT, EXECUTORS, EXPERT, PRECISIONS, ExpertOptions
+from penstock.compiler.options import (
+    DEFAULT_EXPERT,
+    EXECUTORS,
+    EXPERT,
+    PRECISIONS,
+    DeadRows,
+    ExpertOptions,
+)
 from penstock.core.limits import Limits
 from penstock.core.records import fields
 from penstock.peers.engines import PEERS
@@ -104,6 +111,7 @@ _OPTIONS: Mapping[str, Decorator] = {
     "threads": compile_option("threads", type=click.IntRange(min=1)),
     "backends": compile_option("backends", metavar="NAME,NAME", callback=_backends),
     "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
+    "dead_rows": compile_option("dead_rows", type=click.Choice(get_args(DeadRows))),
     "place": compile_option(
         "place",
         multiple=True,

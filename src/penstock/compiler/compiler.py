@@ -218,9 +218,8 @@ class Compiler:
             from penstock.executors.feeds import check_dims
 
             check_dims(subgraph.graph.inputs, values)
-        feeds = Feeds(
-            subgraph.graph, values, subgraph.unraised, open_types=open_types, ports=subgraph.ports
-        )
+        how: dict[str, Any] = {"ports": subgraph.ports, "packs": subgraph.packs}
+        feeds = Feeds(subgraph.graph, values, subgraph.unraised, open_types=open_types, **how)
         return self._through(line, feeds, feeds)
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:

@@ -15,7 +15,7 @@ from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
 from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
-from penstock.passes.pipeline import LOWER, optimize, run_passes
+from penstock.passes.pipeline import LOWER, optimize, packing, run_passes
 from penstock.tuning.kernel_placing import KernelPlacing
 from penstock.tuning.measure import GraphProfiler
 from penstock.tuning.placement import Placement
@@ -45,7 +45,8 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
         _measure_fused(graph, placement, profiler, context)
     places = partial(_places, placement, profiler, context, feeds.ports)
     placing = BackendPlacing(context, places, kernels, layouts, feeds.ports)
-    run_passes(LOWER, graph, pass_context(context, placement, placing))
+    passes = packing(feeds.packs) if feeds.packs else LOWER
+    run_passes(passes, graph, pass_context(context, placement, placing))
     # Passes know places by name; from here on steps belong to backends.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
     return Lowered(graph, placed, kernels, costs, profiler, memory=placing.memory)

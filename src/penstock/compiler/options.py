@@ -80,6 +80,9 @@ EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Returns: TypeAlias = Literal["numpy", "torch"]
 RETURNS: tuple[Returns, ...] = get_args(Returns)
+DeadRows: TypeAlias = Literal["exact", "any"]
+PACKS: Mapping[DeadRows, str] = {"exact": "proven", "any": "any"}
+"""what ``PackRows`` leaves out for ``dead_rows=``"""
 
 
 class SharedVariables(Protocol):
@@ -300,6 +303,13 @@ class CompileOptions:
         'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
         'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
     )
+    dead_rows: DeadRows = option(
+        "exact",
+        "What outputs have in rows that only pad a batch, since a mask hides them from attention. "
+        '"exact": what the model computes; rows that no output depends on are left out. "any": '
+        "nothing that is read, so that they are left out as well, and are 0 where that saved work: "
+        "for encoders whose outputs have all rows, of which the caller reads those of the mask.",
+    )
     devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
@@ -352,6 +362,7 @@ class CompileOptions:
         _check_types(self)
         check_choice("precision", self.precision, PRECISIONS, _PRECISIONS_ELSEWHERE)
         check_choice("executor", self.executor, EXECUTORS)
+        check_choice("dead_rows", self.dead_rows, get_args(DeadRows))
         if self.threads is not None:
             check_count("threads", self.threads)
         check_count("max_pending", self.max_pending, 1_000_000)

@@ -183,6 +183,8 @@ class Feeds:
     """The types of the inputs, if they are not exactly those of the values."""
     ports: Ports | None = None
     """where inputs and outputs are, if on devices"""
+    packs: str = ""
+    """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
 
     @property
     def types(self) -> list[Type]:

@@ -64,6 +64,10 @@ class Subgraph:
     extract: Extract | None = None
     ports: Ports | None = None
     """where inputs and outputs are, if not all of them in the host's memory"""
+    packs = ""
+    """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
+    masks: Sequence[int] | None = None
+    """inputs that are masks (``compiler.padding``); None if that is not known yet"""
 
     def __init__(
         self,
@@ -90,7 +94,13 @@ class Subgraph:
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = True in [dtype is None for dtype in dtypes]
         self.outputs = tuple(outputs)
-        # The same for feeds and results on devices.
+        # Those that may be masks: integers beside other inputs.
+        kinds = [
+            d is not None and d.kind in "biu" and len(getattr(t, "shape", None) or ()) > 1
+            for d, t in zip(dtypes, self.types, strict=True)
+        ]
+        self.integers = tuple([i for i, own in enumerate(kinds) if own and len(kinds) > 1])
+        # The same for feeds and results on devices, and without rows that pad.
         self.variants: dict[Hashable, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
@@ -169,8 +179,8 @@ class Subgraph:
         self.last = LatestPlan(key, executor, self._expected(key))
 
     def _expected(self, key: Hashable) -> ExpectedFeeds | None:
-        if library() is None or not isinstance(key, tuple):
-            return None
+        if library() is None or not isinstance(key, tuple) or self.integers:
+            return None  # contents of masks are looked at, too
         expected: list[Any] = []
         for (name, _, dtype), shape in zip(self._ports, key, strict=True):
             if self.depends_on_dtypes and shape is not None:

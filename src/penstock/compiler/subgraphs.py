@@ -67,6 +67,8 @@ class Subgraphs:
         self._aliases = aliases
         self._compiler = compiler
         self._on_evict = on_evict
+        self.packs = ""
+        """which rows runs leave out that a mask hides, as ``PackRows`` says; empty for none"""
         self.devices: Any = None
         """the ``DevicePorts`` of a session with backends on devices"""
         # Requests by names in the order given, for speed; reading and setting one are atomic.
@@ -152,6 +154,12 @@ class Subgraphs:
             feeds = dict(feeds)  # as they are now: another thread may change them
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
+        if self.packs and request.subgraph.integers:
+            from penstock.compiler.padding import unpadded
+
+            packed = unpadded(request.subgraph, values, self.packs)
+            if packed is not None:
+                request = Request(packed, request.names)
         return request, request.subgraph.key(values), values
 
     def _columns(self, table: DataFrame) -> NamedValues:

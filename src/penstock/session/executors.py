@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakMethod, WeakSet, ref
 
 import numpy as np
@@ -16,7 +16,14 @@ import numpy as np
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
-from penstock.core.errors import InvalidInput, InvalidModel, PenstockError, Unsupported, warn
+from penstock.core.errors import (
+    InvalidInput,
+    InvalidModel,
+    PenstockError,
+    RowsStay,
+    Unsupported,
+    warn,
+)
 from penstock.core.records import cached_property, replace
 from penstock.core.types import RunValue, RunValues, TensorType, Type, type_of
 from penstock.executors.base import CompiledExecutor, Executor
@@ -35,6 +42,7 @@ from penstock.session.plan_cache import PlanCache
 if TYPE_CHECKING:
     from penstock.artifact.container import ArtifactWriter
     from penstock.compiler.options import InputShapes
+    from penstock.compiler.padding import PackedSubgraph
     from penstock.compiler.varying_shapes import OpenShapes
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
@@ -170,6 +178,10 @@ class Executors:
             # A kernel needs the dims that were left open: exact shapes from now on.
             subgraph.varying.fixed = True
             return self.get(subgraph, key, values)
+        except RowsStay as reason:
+            log(INFO, "rows that a mask hides are computed: %s", reason)
+            base = cast("PackedSubgraph", subgraph).refuse()
+            return self.get(base, base.key(values), values)
         if subgraph is not self._subgraphs.main:
             self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
         if self._entry is not None and self._entry.unsaved:

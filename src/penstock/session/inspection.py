@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from penstock.compiler.compiler import Compiler
 from penstock.compiler.options import CompileOptions, InputShapes
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core import capability
 from penstock.core.errors import PenstockError, check_count, wrong_type
 from penstock.core.records import NamedTuple
-from penstock.core.types import Feeds, JsonObject, RunValues
+from penstock.core.types import Feeds, JsonObject, RunValues, TensorType
 from penstock.executors.base import Executor, OnWorkers
 from penstock.host.threads import Places
 from penstock.ir.graph import Model
@@ -56,6 +58,18 @@ class SessionParts(NamedTuple):
 
         context = self.compiler.context
         return Reasons(context.backends, context.options.place or {}, context.costs)
+
+    @property
+    def rows_text(self) -> str:
+        """Whether rows are left out that a mask hides, or why not."""
+        from penstock.compiler.padding import rows_text
+
+        main, plan = self.subgraphs.main, self.executors.latest.table
+        types = [plan.slots[i].type for i in plan.inputs]
+        static = [t for t in types if isinstance(t, TensorType) and t.static]
+        values = [np.broadcast_to(np.zeros((), t.dtype), t.dims) for t in static]
+        packs = self.subgraphs.packs if len(static) == len(main.names) else ""
+        return rows_text(self.compiler, main, values, packs)
 
     def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
@@ -162,7 +176,8 @@ class Inspection:
         """How the last plan will run: its executor, its memory, and its steps with their backends.
 
         Args:
-            reasons: Say also why each step is on its backend, by the costs that are known now.
+            reasons: Say also why each step is on its backend, by the costs that are known now, and
+                whether rows are left out that a mask hides, or which node stands in the way.
         """
         from penstock.inspect.explain import format_plan
 
@@ -173,6 +188,8 @@ class Inspection:
             sequences[name] = graph.steps
             about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
         reason = self.reasons.of if reasons else None
+        if reasons:
+            about += f"\n{self._parts.rows_text}"
         table, arena_plan, tasks = executor.table, executor.arena_plan, executor.tasks
         return format_plan(table, arena_plan, tasks, sequences, about, reason)
 

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.backends.base import TakesTensors
-from penstock.compiler.compiler import Compiler, progress_of
-from penstock.compiler.options import DEFAULTS, EXPERT, CompileOptions, RunOptions, make, with_given
+from penstock.compiler.compiler import AFTER_LOWERING, Compiler, progress_of
+from penstock.compiler.options import (
+    DEFAULTS,
+    EXPERT,
+    PACKS,
+    CompileOptions,
+    RunOptions,
+    make,
+    with_given,
+)
 from penstock.compiler.stages import CompileContext
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core import capability
@@ -66,7 +74,6 @@ def _device_ports(context: CompileContext) -> DevicePorts | None:
     """What finds feeds on devices, if the session has backends that take such."""
     if all(capability(backend, TakesTensors) is None for backend in context.backends):
         return None
-    from penstock.compiler.compiler import AFTER_LOWERING
     from penstock.session.device_ports import DevicePorts, adopting
 
     return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
@@ -104,6 +111,9 @@ class Session:
                 opened.graph, self.model.aliases, self._compiler, self._plans.drop, main
             )
             self._subgraphs.devices = _device_ports(opened.context)
+            # Passes know the graphs of these executors as a whole.
+            if opened.context.executor in AFTER_LOWERING:
+                self._subgraphs.packs = PACKS[options.dead_rows]
             self._executors = Executors(
                 self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry
             )
@@ -363,7 +373,8 @@ class Session:
         """``inspect.explain``: how the last plan will run.
 
         Args:
-            reasons: Say also why each step is on its backend, by the costs that are known now.
+            reasons: Say also why each step is on its backend, by the costs that are known now, and
+                whether rows are left out that a mask hides, or which node stands in the way.
         """
         return self.inspect.explain(reasons=reasons)
 

@@ -1,0 +1,112 @@
+"""Padded batches: which inputs are masks, and the subgraph that leaves out the rows they hide.
+
+A batch of texts of unequal lengths has rows that only pad it. Where a mask hides enough of them, a
+run takes another plan of the same graph, without these rows (``passes.lowering.pack_rows``)::
+
+    ids, mask [32, 109]    1,245 of 3,488 rows matter       a plan for packed rows
+    ids, mask [1, 60]      all rows matter                  the usual plan
+
+Whether it serves is decided by the fed values alone, so that equal feeds always take the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import numpy as np
+
+from penstock.compiler.subgraph import Subgraph
+from penstock.core.errors import RowsStay
+from penstock.core.types import RunValues
+from penstock.ir.graph import Graph, Value
+
+if TYPE_CHECKING:
+    from penstock.compiler.compiler import Compiler
+
+_LEAST_ROWS = 64
+_MOST_LIVE = 0.9
+"""the part of rows that matter, with more of which all are computed: packing takes time, too"""
+_TRIES = 3
+_BIASES = {"Attention": 3, "MultiHeadAttention": 3}
+
+
+class PackedSubgraph(Subgraph):
+    """``base`` without the rows that a mask hides; ``packs`` as ``Subgraph`` has it."""
+
+    def __init__(self, base: Subgraph, packs: str) -> None:
+        super().__init__(base.graph, base.outputs, base.unraised)
+        # Weak: the base has its variants, and subgraphs are freed by their last reference.
+        self._base = ref(base)
+        self.packs = packs
+        self.varying.fixed = True  # rows of unknown number cannot be told from samples
+        self._tries = _TRIES
+
+    @property
+    def base(self) -> Subgraph | None:
+        return self._base()
+
+    def refuse(self) -> Subgraph:
+        """The base, in place of this one, which cannot run; after some tries, from now on."""
+        base = self.base
+        assert base is not None  # whoever runs this holds it
+        self._tries -= 1  # some dims are special, such as those of a single row
+        if not self._tries:
+            base.masks = ()
+        return base
+
+
+def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | None:
+    """The variant of ``subgraph`` for these values, if a mask among them hides rows."""
+    masks = subgraph.integers if subgraph.masks is None else subgraph.masks
+    if not any(_hides(values[i]) for i in masks):
+        return None
+    if subgraph.masks is None:  # asked once, and only where a feed looks like a mask
+        subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
+        return unpadded(subgraph, values, packs)
+    found = subgraph.variants.get(packs)
+    return found or subgraph.variants.setdefault(packs, PackedSubgraph(subgraph, packs))
+
+
+def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: str) -> str:
+    """Whether rows are left out that a mask hides, in batches of the shapes of ``values``; if not,
+    which node stands in the way."""
+    masks = masks_of(subgraph.graph, subgraph.integers)
+    names = " and ".join([repr(subgraph.names[i]) for i in masks])
+    if not packs or not masks:
+        return "no rows are left out: " + (
+            "no input is a mask" if packs else "nodes run as they are"
+        )
+    try:
+        compiler.compile(PackedSubgraph(subgraph, packs), values)
+    except RowsStay as reason:
+        return f"rows that {names} hides are computed: {reason}"
+    return f"rows that {names} hides are left out, where these are a tenth at least"
+
+
+def _hides(mask: object) -> bool:
+    """Whether a feed may be a mask that hides rows, but not all."""
+    if not isinstance(mask, np.ndarray) or mask.size < _LEAST_ROWS:
+        return False
+    return 0 < int(np.count_nonzero(mask)) <= _MOST_LIVE * mask.size
+
+
+def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
+    """The ``inputs`` of which scores of attention are computed element by element."""
+    reached: dict[Value, frozenset[int]] = {graph.inputs[i]: frozenset([i]) for i in inputs}
+    masks: frozenset[int] = frozenset()
+    none: frozenset[int] = frozenset()
+    for node in graph.nodes:
+        of = [none if value is None else reached.get(value, none) for value in node.inputs]
+        if node.op.name == "Softmax":
+            masks |= of[0]
+        elif node.op.name in _BIASES:
+            masks = masks.union(*of[_BIASES[node.op.name] :])
+        elif node.op.elementwise or node.op.moves or node.op.view:
+            # What is moved is the first input; the others say where to.
+            first = len(of) if node.op.elementwise or node.op.name == "Concat" else 1
+            found = none.union(*of[:first])
+            if found:
+                reached.update({value: found for value in node.outputs if value is not None})
+    return tuple(sorted(masks))

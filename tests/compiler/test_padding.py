@@ -1,0 +1,60 @@
+"""Which feeds are masks that hide rows, and when a run takes the plan without these."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.compiler.padding import PackedSubgraph, masks_of, unpadded
+from tests.passes.lowering.test_pack_rows import (
+    ATTEND,
+    EMBED,
+    MASK,
+    MEAN,
+    ROWS,
+    feeds_of,
+    model_of,
+    operations,
+    reference,
+)
+
+MODEL = model_of(EMBED, MASK, ATTEND, MEAN)
+
+
+@pytest.mark.parametrize("lengths", [(ROWS,) * 3, (ROWS, ROWS, ROWS - 5), (0, 0, 0)])
+def test_batch_without_many_rows_that_pad_takes_the_usual_plan(lengths):
+    session, feeds = ps.compile(MODEL, cache=False), feeds_of(*lengths)
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, reference(MODEL, feeds), rtol=1e-5, atol=1e-5)
+    assert operations(session)["LiveRows"] == 0
+
+
+def test_inputs_are_told_for_masks_by_what_is_computed_of_them():
+    assert masks_of(ps.load(MODEL).graph, (0, 1)) == (1,)
+
+
+def test_inputs_that_reach_no_attention_are_no_masks():
+    session = ps.compile(model_of(EMBED, "f = Cast <to = 1> (mask)", MEAN.replace("y", "x")))
+    main = session._subgraphs.main
+    assert main.integers == (0, 1)
+    assert unpadded(main, list(feeds_of().values()), "proven") is None
+    assert main.masks == ()
+
+
+def test_graph_that_cannot_be_packed_is_tried_a_few_times():
+    mean = "z = ReduceMean <keepdims = 0> (y, one)"
+    session = ps.compile(model_of(EMBED, MASK, ATTEND, mean), cache=False)
+    main = session._subgraphs.main
+    for _ in range(3):
+        assert main.masks != ()
+        session.run(feeds_of())
+    assert main.masks == ()
+    assert session.stats.plans_made == 1
+
+
+def test_variant_has_plans_for_exact_shapes_and_goes_with_its_base():
+    main = ps.compile(MODEL, cache=False)._subgraphs.main
+    variant = PackedSubgraph(main, "proven")
+    assert variant.base is main
+    assert variant.varying.open(((3, 40), (3, 40)), 0) is None

@@ -1,0 +1,182 @@
+"""Encoders of many exporters leave out the rows that pad a batch, and answer as ONNX Runtime does.
+
+``python -m bench.zoo.encoders`` makes the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from tests.support.sweeps import sweep
+from tests.support.timing import SOON
+
+FILE = Path(__file__).parents[1] / "models" / "encoders.zip"
+NAMES = sorted(name.removesuffix(".onnx") for name in zipfile.ZipFile(FILE).namelist())
+# Scores of DeBERTa are sums of products with what positions are; windows of ConvBert go over rows.
+PADDED = {"DebertaV2Model_mean_dynamo", "ConvBertModel_dynamo"}
+MOST = 1e-5
+
+
+def model_of(name: str) -> bytes:
+    return zipfile.ZipFile(FILE).read(f"{name}.onnx")
+
+
+@cache
+def session_of(name: str, dead_rows: str = "any") -> ps.Session:
+    return ps.compile(model_of(name), cache=False, dead_rows=dead_rows)
+
+
+@cache
+def reference_of(name: str) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model_of(name), providers=["CPUExecutionProvider"])
+
+
+def feeds_of(session: ps.Session, mask: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ids = np.where(mask, rng.integers(3, 40, mask.shape), 1)
+    given = {"attention_mask": mask, "token_type_ids": rng.integers(0, 2, mask.shape)}
+    return {p.name: given.get(p.name, ids).astype(p.type.dtype) for p in session.inputs}
+
+
+def padded(*lengths: int, rows: int = 24) -> np.ndarray:
+    return np.arange(rows) < np.array(lengths)[:, None]
+
+
+def difference(name: str, dead_rows: str, mask: np.ndarray) -> float:
+    """How far answers are from ONNX Runtime's, in rows that are to be as there."""
+    session = session_of(name, dead_rows)
+    feeds = feeds_of(session, mask)
+    apart = 0.0
+    wanted = reference_of(name).run(None, feeds)
+    for got, want in zip(session.run(feeds).values(), wanted, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        whole = dead_rows == "any" and want.shape[:2] == mask.shape
+        got, want = (got[mask != 0], want[mask != 0]) if whole else (got, want)
+        apart = max(apart, float(np.abs(got - want).max(initial=0)))
+    return apart
+
+
+def leaves_out(session: ps.Session) -> bool:
+    return any(step.node.op.name == "LiveRows" for step in session.inspect.plan.walk())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoders_leave_out_rows_that_pad_and_answer_as_before(name):
+    assert difference(name, "any", padded(24, 3, 11, 1)) < MOST
+    assert leaves_out(session_of(name, "any")) == (name not in PADDED)
+    assert difference(name, "exact", padded(24, 3, 11, 1)) < MOST
+
+
+def test_pooled_encoders_leave_out_rows_without_being_asked():
+    pooled = [n for n in NAMES if "_mean" in n or "_first" in n or "Sequence" in n]
+    for name in sorted({*pooled} - PADDED):
+        difference(name, "exact", padded(24, 3, 11, 1))
+        assert leaves_out(session_of(name, "exact")), name
+
+
+@pytest.mark.parametrize("name", sweep(sorted({*NAMES} - PADDED), 8))
+@given(data=st.data())
+def test_any_mask_gives_the_answers_of_the_padded_batch(name, data):
+    batch, rows = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 30))
+    kind = data.draw(st.sampled_from(["lengths", "left", "any", "empty"]))
+    lengths = data.draw(
+        st.lists(st.integers(kind != "empty" or 0, rows), min_size=batch, max_size=batch)
+    )
+    mask = padded(*lengths, rows=rows)
+    if kind == "left":
+        mask = mask[:, ::-1]
+    if kind == "any":
+        bits = data.draw(st.lists(st.booleans(), min_size=mask.size, max_size=mask.size))
+        mask = np.array(bits).reshape(mask.shape)
+    assert difference(name, data.draw(st.sampled_from(["exact", "any"])), mask) < MOST
+
+
+MEAN = "BertModel_mean_script"
+
+
+@pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "interpret"])
+def test_all_executors_give_the_same_answers(executor):
+    session = ps.compile(model_of(MEAN), executor, cache=False)
+    feeds = feeds_of(session, padded(24, 3, 11, 1))
+    (want,) = reference_of(MEAN).run(None, feeds)
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, want, rtol=MOST, atol=MOST)
+    assert leaves_out(session) == (executor != "interpret")
+
+
+def test_all_ways_to_run_leave_out_rows():
+    session = ps.compile(model_of(MEAN), cache=False)
+    feeds = feeds_of(session, padded(24, 3, 11, 1))
+    (want,) = reference_of(MEAN).run(None, feeds)
+    profile, stream = ps.Profile(), ps.Stream()
+    runs = {
+        "submit": lambda: session.submit(feeds).result(SOON),
+        "arun": lambda: asyncio.run(session.arun(feeds)),
+        "timeout": lambda: session.run(feeds, timeout=SOON),
+        "observed": lambda: session.run(feeds, observers=[profile]),
+        "fetches": lambda: session.run(feeds, list(session.run(feeds))),
+        "stream": lambda: stream.run(session, feeds).result(SOON),
+    }
+    for way, run in runs.items():
+        np.testing.assert_allclose(
+            next(iter(run().values())), want, rtol=MOST, atol=MOST, err_msg=way
+        )
+    assert any(row.step.node.op.name == "LiveRows" for row in profile)
+
+
+def test_batches_of_many_lengths_at_once_answer_as_alone():
+    session = ps.compile(model_of(MEAN), cache=False)
+    rng = np.random.default_rng(0)
+    masks = [padded(*rng.integers(1, 31, 4), rows=int(rng.integers(20, 31))) for _ in range(40)]
+    feeds = [feeds_of(session, mask, i) for i, mask in enumerate(masks)]
+    wanted = [reference_of(MEAN).run(None, each)[0] for each in feeds]
+    with ThreadPoolExecutor(4) as pool:
+        for got, want in zip(pool.map(session.run, feeds), wanted, strict=True):
+            np.testing.assert_allclose(next(iter(got.values())), want, rtol=MOST, atol=MOST)
+
+
+def test_fetched_rows_in_the_middle_are_computed_as_the_model_says():
+    session = ps.compile(model_of(MEAN), cache=False)
+    feeds = feeds_of(session, padded(24, 3, 11, 1))
+    whole = ps.compile(model_of(MEAN), "interpret", cache=False)
+    rows = next(
+        n.outputs[0].name for n in whole.model.graph.nodes if n.op.name == "LayerNormalization"
+    )
+    (got,), (want,) = session.run(feeds, [rows]).values(), whole.run(feeds, [rows]).values()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=MOST)
+
+
+def test_saved_session_leaves_out_rows(tmp_path):
+    ps.compile(model_of(MEAN), cache=False).save(tmp_path / "encoder.penstock")
+    session = ps.open(tmp_path / "encoder.penstock")
+    feeds = feeds_of(session, padded(24, 3, 11, 1))
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, reference_of(MEAN).run(None, feeds)[0], rtol=MOST, atol=MOST)
+    assert leaves_out(session)
+
+
+def test_batches_with_and_without_padding_take_turns():
+    session = ps.compile(model_of(MEAN), cache=False)
+    for mask in [padded(24, 24, 24), padded(24, 3, 3), padded(24, 24, 24), padded(24, 23, 23)]:
+        feeds = feeds_of(session, mask)
+        (got,) = session.run(feeds).values()
+        np.testing.assert_allclose(
+            got, reference_of(MEAN).run(None, feeds)[0], rtol=MOST, atol=MOST
+        )
+    assert session.stats.plans_made == 2
+
+
+def test_unknown_choice_is_refused():
+    with pytest.raises(ValueError, match="dead_rows"):
+        ps.compile(model_of(MEAN), dead_rows="zero")
