@@ -46,11 +46,11 @@ BOUNDS = {
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 41,
-    "compile_options": 19,
+    "compile_options": 20,
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 107_621, "c_lines": 16_041}
+MOST = {"python_lines": 108_800, "c_lines": 16_181}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

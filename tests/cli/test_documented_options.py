@@ -42,6 +42,7 @@ VALUES = {
     "threads": ("1", 1),
     "backends": ("numpy", ["numpy"]),
     "precision": ("strict", "strict"),
+    "dead_rows": ("any", "any"),
     "place": ("Neg=numpy", {"Neg": "numpy"}),
     "limits": ("max_depth=7", ps.Limits(max_depth=7)),
     "devices": ("2", 2),
