@@ -17,7 +17,7 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraph import LEAST_MASK, Subgraph
 from penstock.core.errors import RowsStay
 from penstock.core.types import RunValues
 from penstock.ir.graph import Graph, Value
@@ -25,7 +25,6 @@ from penstock.ir.graph import Graph, Value
 if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
 
-_LEAST_ROWS = 64
 _MOST_LIVE = 0.9
 """the part of rows that matter, with more of which all are computed: packing takes time, too"""
 _TRIES = 3
@@ -62,7 +61,7 @@ def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | No
     masks = subgraph.integers if subgraph.masks is None else subgraph.masks
     if not any(_hides(values[i]) for i in masks):
         return None
-    if subgraph.masks is None:  # asked once, and only where a feed looks like a mask
+    if subgraph.masks is None:  # of a plan that was saved, the graph is read now
         subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
         return unpadded(subgraph, values, packs)
     found = subgraph.variants.get(packs)
@@ -87,7 +86,7 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
 
 def _hides(mask: object) -> bool:
     """Whether a feed may be a mask that hides rows, but not all."""
-    if not isinstance(mask, np.ndarray) or mask.size < _LEAST_ROWS:
+    if not isinstance(mask, np.ndarray) or mask.size < LEAST_MASK:
         return False
     return 0 < int(np.count_nonzero(mask)) <= _MOST_LIVE * mask.size
 

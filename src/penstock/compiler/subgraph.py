@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _ndarray = np.ndarray
 _NO_DTYPE = object()  # unequal to all dtypes
+LEAST_MASK = 64
+"""elements of an input that may be a mask from which on it is looked at"""
 
 
 @dataclass(frozen=True)
@@ -179,14 +182,17 @@ class Subgraph:
         self.last = LatestPlan(key, executor, self._expected(key))
 
     def _expected(self, key: Hashable) -> ExpectedFeeds | None:
-        if library() is None or not isinstance(key, tuple) or self.integers:
-            return None  # contents of masks are looked at, too
+        if library() is None or not isinstance(key, tuple):
+            return None
         expected: list[Any] = []
-        for (name, _, dtype), shape in zip(self._ports, key, strict=True):
+        looked = self.integers if self.masks is None else self.masks
+        for i, ((name, _, dtype), shape) in enumerate(zip(self._ports, key, strict=True)):
             if self.depends_on_dtypes and shape is not None:
                 shape, dtype = shape
             if shape is None or dtype is _NO_DTYPE or dtype == STRING:
                 return None
+            if i in looked and math.prod(shape) >= LEAST_MASK:
+                return None  # its contents matter, too
             expected.append((name, dtype, shape))
         return tuple(expected)
 

@@ -154,7 +154,7 @@ class Subgraphs:
             feeds = dict(feeds)  # as they are now: another thread may change them
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
-        if self.packs and request.subgraph.integers:
+        if self.packs and request.subgraph.integers and request.subgraph.masks != ():
             from penstock.compiler.padding import unpadded
 
             packed = unpadded(request.subgraph, values, self.packs)

@@ -246,6 +246,10 @@ class Executors:
             self.opened += executor is not None
         if executor is None:
             executor = self._compiler.compile(subgraph, values, types)
+            if self._subgraphs.packs and subgraph.integers and subgraph.masks is None:
+                from penstock.compiler.padding import masks_of
+
+                subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
             expects = types is not None and bool(types.later)
             if expects and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
