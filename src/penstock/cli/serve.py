@@ -43,6 +43,7 @@ class _ReplicaOptions:
     replicas: int | None
     queue: int
     max_batch: int
+    max_batch_tokens: int | None
     max_delay: float
     cluster: bool
     retries: int | None
@@ -57,7 +58,8 @@ class _ReplicaOptions:
             options = _on_cluster(count, self.retries, options)
         elif self.retries is not None:
             raise click.UsageError("--retries is for --cluster")
-        queue = {"queue": self.queue, "max_batch": self.max_batch, "max_delay": self.max_delay}
+        queue: dict[str, Any] = {"queue": self.queue, "max_delay": self.max_delay}
+        queue |= {"max_batch": self.max_batch, "max_batch_tokens": self.max_batch_tokens}
         return {**options, **queue, "n": count}
 
 
@@ -120,6 +122,10 @@ def _origins(
     "--queue", default=128, help="Requests of a model that may wait; further ones are refused."
 )
 @count_option("--max-batch", default=1, help="Rows of requests that run together.")
+@count_option(
+    "--max-batch-tokens",
+    help="Tokens that run together, of requests of any lengths; needs a mask among the inputs.",
+)
 @click.option(
     "--max-delay",
     type=click.FloatRange(min=0),

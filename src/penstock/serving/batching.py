@@ -60,7 +60,7 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
         raise ValueError(f"the model does not run on batches that were made up{hint}") from error
     for one, other in zip(alone, together or [{}] * _ROWS, strict=True):
         for name, value in one.items():
-            if name not in other or not _close(value, other[name]):
+            if name not in other or not are_close(value, other[name]):
                 raise ValueError(f"rows of a batch depend on one another in output {name!r}")
 
 
@@ -83,7 +83,8 @@ def made_up(dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) ->
     return rng.standard_normal(dims).astype(dtype)
 
 
-def _close(value: RunValue, other: RunValue) -> bool:
+def are_close(value: RunValue, other: RunValue) -> bool:
+    """Whether two answers are the same but for the order of sums."""
     if not isinstance(value, np.ndarray) or value.shape != other.shape:
         return False
     if value.dtype.kind not in "fcV":

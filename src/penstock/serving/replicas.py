@@ -32,6 +32,7 @@ from penstock.core.errors import (
     InvalidInput,
     PenstockError,
     QueueFull,
+    RunError,
     check_count,
     wrong_type,
 )
@@ -44,6 +45,7 @@ from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.serving.batching import warm_up as run_ahead
 from penstock.serving.histogram import ROWS, Histogram
+from penstock.serving.unequal import UnequalRequests, tried_lengths
 from penstock.session.artifact import has_state
 from penstock.session.session import RunDone, Session, compile
 
@@ -116,9 +118,9 @@ class ReplicaHistograms:
 class _Request:
     """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
     ends then, whether the request is queued or runs. ``future`` is None once the request has ended.
-    ``key`` is None if it is not joined."""
+    ``key`` is None if it is not joined; ``tokens`` are counted where lengths may differ."""
 
-    __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since")
+    __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since", "tokens")
 
     def __init__(
         self, feeds: NamedValues, fetches: tuple[str, ...] | None, future: Future[Any]
@@ -129,7 +131,7 @@ class _Request:
         self.batch: _Batch | None = None
         self.control = NEVER
         self.key: object = None
-        self.rows = 1
+        self.rows, self.tokens = 1, 0
         self.since = monotonic()
 
 
@@ -202,7 +204,9 @@ class Replicas:
     The replicas of a process share one session, with its weights and threads. With ``max_batch``
     above 1, requests whose feeds have the same dtypes, and the same shapes but for the first dim,
     run together. It is tried out when the replicas are made that rows do not depend on one another.
-    If a batch fails, its requests run one by one.
+    With ``max_batch_tokens``, requests of other lengths are joined as well, of models with a mask
+    (``[rows, tokens]``): what pads the shorter ones is not computed, where that is possible, and it
+    is tried out that it changes no answer. If a batch fails, its requests run one by one.
 
     With a ``penstock.Cluster`` as ``cluster=``, each of its workers is a replica, and ``n`` is
     their number. What a worker runs that dies is tried again, or ends with ``WorkerLost``, as the
@@ -217,6 +221,9 @@ class Replicas:
             ``cluster=``.
         queue: Requests that wait at most: a further one is refused with ``QueueFull``.
         max_batch: Rows that run together at most; 1 joins no requests.
+        max_batch_tokens: Tokens that run together at most, of requests of any lengths; their number
+            is that of rows times the length. Needs ``max_batch`` above 1. Sessions are compiled
+            with ``dead_rows="any"`` then, unless that is given.
         max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
             as a replica is free.
         sample: A request to try batches with, by names of inputs; by default one is made up.
@@ -235,6 +242,7 @@ class Replicas:
         *,
         queue: int = 128,
         max_batch: int = 1,
+        max_batch_tokens: int | None = None,
         max_delay: float = 0.0,
         sample: NamedValues | None = None,
         warm_up: bool = False,
@@ -248,12 +256,18 @@ class Replicas:
         # Before anything is compiled or started, which would have to be undone.
         for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):
             check_count(name, count)
+        if max_batch_tokens is not None:
+            check_count("max_batch_tokens", max_batch_tokens)
+            if max_batch == 1:
+                raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
         if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
             raise wrong_type("max_delay", max_delay, "a number of seconds")
         self._own = not isinstance(model, Session)
         if not self._own and (options or cluster is not None):
             names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
             raise TypeError(f"a session has its options: {names} cannot be given")
+        if self._own and max_batch_tokens is not None:
+            options.setdefault("dead_rows", "any")
         self._sessions: list[Session] = [model]
         most = 1
         if self._own and cluster is not None:
@@ -269,13 +283,17 @@ class Replicas:
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
-        if max_batch > 1:
+        self._unequal: UnequalRequests | None = None
+        if max_batch_tokens is not None:
+            self._unequal = tried_lengths(self.session, sample)
+        elif max_batch > 1:
             check_rows(self.session, sample)
         if warm_up:
             run_ahead(self._sessions, max_batch)
         self.count = n
         self._most = queue
         self.max_batch = max_batch
+        self.max_batch_tokens = max_batch_tokens or 0
         self.max_delay = max_delay
         sessions = self._sessions * (n // len(self._sessions))
         self._replicas = [SessionReplica(session, most, workers) for session in sessions]
@@ -537,7 +555,10 @@ class Replicas:
         # A request that fills a batch by itself need not wait for others, and without rows there is
         # nothing to split outputs by.
         if 0 < request.rows < self.max_batch:
-            request.key = (request.fetches, kind(feeds))
+            own = kind(feeds) if self._unequal is None else self._unequal.key(feeds)
+            request.key = own and (request.fetches, own)
+        if request.key is not None and self._unequal is not None:
+            request.tokens = request.rows * next(iter(feeds.values())).shape[1]
 
     def _end(self, request: _Request, outputs: RunValue, error: BaseException | None) -> None:
         """End a request, unless it has ended."""
@@ -623,8 +644,10 @@ class Replicas:
         first = self._queue[0]
         if isinstance(first, _Turn) or first.key is None or not self.max_delay or self._closed:
             return 0.0
-        rows = sum([request.rows for request in self._joinable(first)])
-        return 0.0 if rows >= self.max_batch else first.since + self.max_delay - monotonic()
+        joinable = self._joinable(first)
+        full = sum([request.rows for request in joinable]) >= self.max_batch
+        full |= sum([request.tokens for request in joinable]) > self.max_batch_tokens
+        return 0.0 if full else first.since + self.max_delay - monotonic()
 
     def _waited(self, error: Exception) -> None:
         with self._lock:
@@ -638,12 +661,13 @@ class Replicas:
 
     def _take(self, first: _Request) -> _Batch:
         """Take from the queue what is joined with a request."""
-        requests, rows = [first], first.rows
+        requests, rows, tokens = [first], first.rows, first.tokens
         if first.key is not None:
             for request in self._joinable(first):
-                if rows + request.rows <= self.max_batch:
+                fits = tokens + request.tokens <= self.max_batch_tokens
+                if rows + request.rows <= self.max_batch and fits:
                     requests.append(request)
-                    rows += request.rows
+                    rows, tokens = rows + request.rows, tokens + request.tokens
                     self._queue.remove(request)
                 # One that is too large stays, and later, smaller ones may fill the batch.
         batch = _Batch(requests)
@@ -655,7 +679,8 @@ class Replicas:
         requests, first = batch.requests, batch.requests[0]
         done = partial(self._finished, number, batch)
         try:
-            feeds = first.feeds if len(requests) == 1 else joined([r.feeds for r in requests])
+            join = joined if self._unequal is None else self._unequal.joined
+            feeds = first.feeds if len(requests) == 1 else join([r.feeds for r in requests])
             self._replicas[number].begin(feeds, first.fetches, batch.cancel, done)
         except Exception as error:
             done(None, error)
@@ -670,7 +695,12 @@ class Replicas:
         """A replica has ended a batch."""
         requests = batch.requests
         parts: RunValues | None = [outputs]
-        if len(requests) > 1:
+        if len(requests) > 1 and self._unequal is not None:
+            feeds = [request.feeds for request in requests]
+            parts = None if outputs is None else self._unequal.split(outputs, feeds)
+            if isinstance(error, InvalidInput | RunError) and not isinstance(error, Cancelled):
+                self._unequal.rounds = False  # longer, perhaps, than what the model takes
+        elif len(requests) > 1:
             parts = None if outputs is None else split(outputs, [r.rows for r in requests])
         seconds = monotonic() - batch.since
         with self._lock:

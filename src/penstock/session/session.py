@@ -170,6 +170,13 @@ class Session:
         """``Executors.compile_fixed``, for servers."""
         return self._executors.compile_fixed()
 
+    def _masks(self) -> tuple[str, ...]:
+        """The inputs that say which rows of a batch pad, for servers."""
+        from penstock.compiler.padding import masks_of
+
+        main = self._subgraphs.main
+        return tuple([main.names[i] for i in masks_of(main.graph, main.integers)])
+
     def _values_of(self, shapes: InputShapes) -> dict[str, np.ndarray]:
         """``Executors.values_of`` by name, for servers."""
         return dict(zip(self._subgraphs.main.names, self._executors.values_of(shapes), strict=True))

@@ -1,0 +1,140 @@
+"""Requests of unequal lengths as one run: padded to the longest, whose padding is not computed.
+
+An input has a row for each token, [requests, length, ...], and a mask says which rows pad::
+
+    ids  [1, 5]  mask [1, 5]        ids  [2, 16]    a b c d e . . . . . . . . . . .
+    ids  [1, 9]  mask [1, 9]                        f g h i j k l m n . . . . . . .
+
+The plan leaves out what the mask hides (``compiler.padding``), so that a batch costs what its
+tokens do. Numbers of requests and lengths are rounded up, so that few plans serve all batches. That
+padding changes no answer is tried out: two requests of different lengths must get together what
+they get alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.errors import PenstockError
+from penstock.core.types import NamedValues, RunValue, TensorType
+from penstock.executors.feeds import convert
+from penstock.serving.batching import are_close, made_up
+from penstock.session.session import Session
+
+_LENGTHS = 12, 5
+_STEP, _SHORT = 32, 8
+"""what lengths are multiples of, and shorter ones"""
+
+_Feeds = Mapping[str, np.ndarray]
+
+
+class UnequalRequests:
+    """How requests of unequal lengths are joined. ``masks``: inputs that say which rows pad;
+    ``by_token``: outputs with a row for each token. ``rounds``: whether lengths are rounded up."""
+
+    def __init__(self, masks: Sequence[str], by_token: frozenset[str]) -> None:
+        self.masks = masks
+        self.by_token = by_token
+        self.rounds = True
+
+    @staticmethod
+    def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
+        """The key of requests that may be joined: the dtypes of their feeds, and dims but the
+        first two; None for one whose inputs have no length in common."""
+        lengths = {x.shape[1] if x.ndim > 1 else 0 for x in feeds.values()}
+        if len(lengths) != 1 or 0 in lengths:
+            return None
+        return tuple([(name, x.dtype, x.shape[2:]) for name, x in sorted(feeds.items())])
+
+    def joined(self, requests: Sequence[_Feeds]) -> dict[str, np.ndarray]:
+        """The feeds of several requests as those of one."""
+        sizes = [next(iter(feeds.values())).shape[:2] for feeds in requests]
+        rows, longest = sum(n for n, _ in sizes), max(length for _, length in sizes)
+        step = (_STEP if longest > _STEP else _SHORT) if self.rounds else 1
+        length, count = -(-longest // step) * step, 1 << (rows - 1).bit_length()
+        batch: dict[str, np.ndarray] = {}
+        for name, first in requests[0].items():
+            array = batch[name] = np.zeros((count, length, *first.shape[2:]), first.dtype)
+            at = 0
+            for feeds, (own, tokens) in zip(requests, sizes, strict=True):
+                array[at : at + own, :tokens] = feeds[name]
+                at += own
+            if name in self.masks:
+                array[rows:, 0] = 1  # a request without tokens would see all that pads it
+        return batch
+
+    def split(
+        self, outputs: NamedValues, requests: Sequence[_Feeds]
+    ) -> list[dict[str, RunValue]] | None:
+        """The outputs of each request, as arrays of their own; None if they have too few rows."""
+        parts: list[dict[str, RunValue]] = []
+        at = 0
+        for feeds in requests:
+            rows, length = next(iter(feeds.values())).shape[:2]
+            own: dict[str, RunValue] = {}
+            for name, value in outputs.items():
+                by_token = name in self.by_token
+                if not isinstance(value, np.ndarray) or value.ndim < 1 + by_token:
+                    return None
+                part = value[at : at + rows]
+                if len(part) < rows:
+                    return None
+                own[name] = (part[:, :length] if by_token else part).copy()
+            parts.append(own)
+            at += rows
+        return parts
+
+
+def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalRequests:
+    """How requests of ``session`` are joined, tried with two that are made of the first row of
+    ``sample``, or up. Raises ``ValueError`` if they do not get the same together and alone."""
+    masks = session._masks()
+    if not masks:
+        raise ValueError("no input is a mask that says which rows of a request pad")
+    requests = [_request(session, masks, sample, length) for length in _LENGTHS]
+    try:
+        alone = [session.run(feeds) for feeds in requests]
+        lengths = [next(iter(feeds.values())).shape[1] for feeds in requests]
+        of_outputs = {
+            name: [np.shape(outputs[name])[1:2] for outputs in alone] for name in alone[0]
+        }
+        wanted = [(length,) for length in lengths]
+        by_token = frozenset([name for name, found in of_outputs.items() if found == wanted])
+        unequal = UnequalRequests(masks, by_token)
+        together = unequal.split(session.run(unequal.joined(requests)), requests)
+    except PenstockError as error:
+        hint = "" if sample is not None else "; give a request as sample="
+        message = f"the model does not run on requests of two lengths that were made up{hint}"
+        raise ValueError(message) from error
+    for one, other in zip(alone, together or [{}] * len(alone), strict=True):
+        for name, value in one.items():
+            if name not in other or not are_close(value, other[name]):
+                raise ValueError(f"what pads a request changes output {name!r}")
+    return unequal
+
+
+def _request(
+    session: Session, masks: Sequence[str], sample: NamedValues | None, length: int
+) -> dict[str, np.ndarray]:
+    """A request of one row and at most this length, of which nothing pads."""
+    rng = np.random.default_rng(length)
+    feeds: dict[str, np.ndarray] = {}
+    for port in session.inputs:
+        type_ = port.type
+        dims = type_.shape if isinstance(type_, TensorType) else None
+        if not isinstance(type_, TensorType) or dims is None or any(map(_is_fixed, dims[:2])):
+            raise ValueError(f"input {port} has no two first dims that are open: rows and tokens")
+        if sample is not None:
+            feeds[port.name] = convert(port.name, sample[port.name], type_)[:1, :length]
+        elif len(dims) < 2 or not all(map(_is_fixed, dims[2:])):
+            raise ValueError(f"input {port} has dims that are open: give a request as sample=")
+        else:
+            shape = (1, length, *[dim for dim in dims[2:] if isinstance(dim, int)])
+            feeds[port.name] = made_up(shape, type_.dtype or np.dtype(np.float32), rng)
+    return {name: np.ones_like(x) if name in masks else x for name, x in feeds.items()}
+
+
+def _is_fixed(dim: object) -> bool:
+    return isinstance(dim, int)
