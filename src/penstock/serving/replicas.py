@@ -188,6 +188,30 @@ def _close_later(workers: Workers) -> None:
         pool().submit(workers.close)
 
 
+def _check_sizes(counts: Mapping[str, int], max_batch_tokens: int | None, max_delay: float) -> None:
+    """Raise ``ValueError`` or ``TypeError`` for what is no size of a queue or a batch."""
+    for name, count in counts.items():
+        check_count(name, count)
+    if max_batch_tokens is not None:
+        check_count("max_batch_tokens", max_batch_tokens)
+        if counts["max_batch"] == 1:
+            raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
+    if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
+        raise wrong_type("max_delay", max_delay, "a number of seconds")
+
+
+def _tried(
+    session: Session, sample: NamedValues | None, max_batch: int, max_batch_tokens: int | None
+) -> UnequalRequests | None:
+    """How requests of unequal lengths are joined, if so. Raises ``ValueError`` for a model whose
+    requests cannot be."""
+    if max_batch_tokens is not None:
+        return tried_lengths(session, sample)
+    if max_batch > 1:
+        check_rows(session, sample)
+    return None
+
+
 # One lock for queue, loads and counts, since each decision reads and changes several of them. It is
 # never held while users' code runs: futures end, and replicas begin, after it. Re-entrant, since
 # ``_waited`` may be called where it is registered, if its time is over by then, and a signal
@@ -254,14 +278,8 @@ class Replicas:
         if n is None:
             n = 1 if cluster is None else cluster.workers
         # Before anything is compiled or started, which would have to be undone.
-        for name, count in (("n", n), ("queue", queue), ("max_batch", max_batch)):
-            check_count(name, count)
-        if max_batch_tokens is not None:
-            check_count("max_batch_tokens", max_batch_tokens)
-            if max_batch == 1:
-                raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
-        if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
-            raise wrong_type("max_delay", max_delay, "a number of seconds")
+        sizes = {"n": n, "queue": queue, "max_batch": max_batch}
+        _check_sizes(sizes, max_batch_tokens, max_delay)
         self._own = not isinstance(model, Session)
         if not self._own and (options or cluster is not None):
             names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
@@ -283,11 +301,7 @@ class Replicas:
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
-        self._unequal: UnequalRequests | None = None
-        if max_batch_tokens is not None:
-            self._unequal = tried_lengths(self.session, sample)
-        elif max_batch > 1:
-            check_rows(self.session, sample)
+        self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)
         self.count = n
