@@ -188,13 +188,14 @@ def _close_later(workers: Workers) -> None:
         pool().submit(workers.close)
 
 
-def _check_sizes(counts: Mapping[str, int], max_batch_tokens: int | None, max_delay: float) -> None:
-    """Raise ``ValueError`` or ``TypeError`` for what is no size of a queue or a batch."""
-    for name, count in counts.items():
+def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay: float) -> None:
+    """Raise ``ValueError`` or ``TypeError`` for what is no size of a queue or a batch. ``counts``:
+    replicas, requests that wait, and rows of a batch."""
+    for name, count in zip(("n", "queue", "max_batch"), counts, strict=True):
         check_count(name, count)
     if max_batch_tokens is not None:
         check_count("max_batch_tokens", max_batch_tokens)
-        if counts["max_batch"] == 1:
+        if counts[-1] == 1:
             raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
     if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
         raise wrong_type("max_delay", max_delay, "a number of seconds")
@@ -278,8 +279,7 @@ class Replicas:
         if n is None:
             n = 1 if cluster is None else cluster.workers
         # Before anything is compiled or started, which would have to be undone.
-        sizes = {"n": n, "queue": queue, "max_batch": max_batch}
-        _check_sizes(sizes, max_batch_tokens, max_delay)
+        _check_sizes([n, queue, max_batch], max_batch_tokens, max_delay)
         self._own = not isinstance(model, Session)
         if not self._own and (options or cluster is not None):
             names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
@@ -292,11 +292,10 @@ class Replicas:
             self._sessions, most = _worker_sessions(model, n, cluster, options), _MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
-        workers = None
-        if cluster is None:
-            # A thread for each run. The pool of the process has one for each core, on which the
-            # runs of all other sessions count.
-            workers = Workers("replicas", n)
+        # A thread for each run. The pool of the process has one for each core, on which the runs of
+        # all other sessions count.
+        workers = Workers("replicas", n) if cluster is None else None
+        if workers is not None:
             weakref.finalize(self, _close_later, workers).atexit = False
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
