@@ -46,11 +46,11 @@ BOUNDS = {
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 41,
-    "compile_options": 20,
+    "compile_options": 21,
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 109_006, "c_lines": 16_181}
+MOST = {"python_lines": 109_082, "c_lines": 16_181}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -47,6 +47,7 @@ class _ReplicaOptions:
     max_delay: float
     cluster: bool
     retries: int | None
+    no_compile_in_run: bool
 
     def of(self, options: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of ``Replicas``, with the options of compiling. Starts the cluster."""
@@ -60,6 +61,8 @@ class _ReplicaOptions:
             raise click.UsageError("--retries is for --cluster")
         queue: dict[str, Any] = {"queue": self.queue, "max_delay": self.max_delay}
         queue |= {"max_batch": self.max_batch, "max_batch_tokens": self.max_batch_tokens}
+        if self.no_compile_in_run:
+            queue["compile_in_run"] = False
         return {**options, **queue, "n": count}
 
 
@@ -176,6 +179,11 @@ def _origins(
 @shape_option(
     "A plan for it is compiled before the server is ready, for all models that have the name; "
     "several for one name are for plans each. An unknown first dim counts as 1."
+)
+@click.option(
+    "--no-compile-in-run",
+    is_flag=True,
+    help="Refuse a request of shapes without a plan (400), instead of compiling one for it.",
 )
 @click.option(
     "--warm-up",

@@ -310,6 +310,14 @@ class CompileOptions:
         "nothing that is read, so that they are left out as well, and are 0 where that saved work: "
         "for encoders whose outputs have all rows, of which the caller reads those of the mask.",
     )
+    compile_in_run: bool = option(
+        True,
+        "Compile a plan in a run whose shapes have none. False: such a run ends with InvalidInput, "
+        "which names the shapes to compile ahead (shapes=); a model whose dims are all fixed is "
+        "compiled at once. Plans of a saved session are found as before, if they are for this "
+        "machine.",
+        _is_flag,
+    )
     devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
         None,
         "Virtual devices of this process, their number or their names: the frames executor runs "
@@ -369,6 +377,8 @@ class CompileOptions:
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
             raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
+        if self.cluster is not None and not self.compile_in_run:
+            raise OptionError("compile_in_run=False goes without cluster=, whose workers compile")
         if self.cluster is not None and self.executor != "auto":
             raise OptionError('cluster= goes with executor="auto"')
         if self.cluster is not None and self.cuda_devices:

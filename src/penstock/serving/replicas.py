@@ -201,6 +201,14 @@ def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay:
         raise wrong_type("max_delay", max_delay, "a number of seconds")
 
 
+def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
+    """Take out of ``options`` whether no plan is compiled for requests, which holds from the first
+    one on. Rows that pad requests are read by nobody."""
+    if max_batch_tokens is not None:
+        options.setdefault("dead_rows", "any")
+    return options.pop("compile_in_run", True) is False
+
+
 def _tried(
     session: Session, sample: NamedValues | None, max_batch: int, max_batch_tokens: int | None
 ) -> UnequalRequests | None:
@@ -257,7 +265,8 @@ class Replicas:
             that shape can have together. Raises ``InvalidInput`` if dims of inputs are open and
             ``shapes=`` does not say them.
         options: Those of ``penstock.compile``, for a model that is no session. Replicas of a
-            process that run at the same time divide its ``threads``.
+            process that run at the same time divide its ``threads``. ``compile_in_run=False`` holds
+            from the first request on.
     """
 
     def __init__(
@@ -284,8 +293,7 @@ class Replicas:
         if not self._own and (options or cluster is not None):
             names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
             raise TypeError(f"a session has its options: {names} cannot be given")
-        if self._own and max_batch_tokens is not None:
-            options.setdefault("dead_rows", "any")
+        freezes = _freezes(options, max_batch_tokens)
         self._sessions: list[Session] = [model]
         most = 1
         if self._own and cluster is not None:
@@ -303,6 +311,8 @@ class Replicas:
         self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)
+        if freezes:
+            self.session._freeze()
         self.count = n
         self._most = queue
         self.max_batch = max_batch

@@ -19,6 +19,7 @@ from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import (
     InvalidInput,
     InvalidModel,
+    OptionError,
     PenstockError,
     RowsStay,
     Unsupported,
@@ -83,6 +84,8 @@ class Executors:
         self.opened = 0
         """plans that were restored from what was saved"""
         self._other: ref[Subgraph] | None = None
+        self.compiles = True
+        """whether plans are compiled in runs, too"""
 
     @property
     def stale(self) -> Sequence[str]:
@@ -110,6 +113,14 @@ class Executors:
         """Compile the plans that ``shapes=`` asks for."""
         for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
             self._ahead(wanted)
+
+    def freeze(self, has_plans: bool) -> None:
+        """Compile no plans in runs from now on. Without any yet, that of fixed dims is compiled;
+        raises ``OptionError`` where dims are open."""
+        if not has_plans and self._artifact is None and not self.compile_fixed():
+            reason = "dims of inputs are open: say in shapes= what to compile"
+            raise OptionError(f"compile_in_run=False compiles no plan in a run, and {reason}")
+        self.compiles = False
 
     def compile_fixed(self) -> bool:
         """Compile the plan of the model's outputs now, rather than in the first run. Whether that
@@ -164,10 +175,14 @@ class Executors:
         if self._model.resizable and not _feeds_fit(subgraph.inputs, values):
             feeds = dict(zip(subgraph.names, values, strict=True))
             subgraph = self._resized.resolve(feeds, subgraph.outputs, None)[0].subgraph
+        may_compile = exact or self.compiles
+        if subgraph.packs and not may_compile and not self._plans.has(subgraph, key):
+            subgraph = subgraph.base or subgraph
         # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked
         # for.
-        shapes = None if exact else self._open_shapes(subgraph, key, values)
-        compiled = partial(self._compile, subgraph, values, shapes)
+        may_open = self.compiles and not exact
+        shapes = self._open_shapes(subgraph, key, values) if may_open else None
+        compiled = partial(self._compile, subgraph, values, shapes, may_compile)
         if not exact and self._plans.has(subgraph, shapes or key):
             self._plans.hit()
         try:
@@ -221,7 +236,11 @@ class Executors:
 
     @gc_pause.paused()
     def _compile(
-        self, subgraph: Subgraph, values: Sequence[Any], shapes: OpenShapes | None = None
+        self,
+        subgraph: Subgraph,
+        values: Sequence[Any],
+        shapes: OpenShapes | None = None,
+        may_compile: bool = True,
     ) -> Executor:
         self._compiled += 1
         begin = perf_counter()
@@ -245,11 +264,9 @@ class Executors:
                 self._artifact = None
             self.opened += executor is not None
         if executor is None:
+            if not may_compile:
+                raise self._no_plan(subgraph, values)
             executor = self._compiler.compile(subgraph, values, types)
-            if self._subgraphs.packs and subgraph.integers and subgraph.masks is None:
-                from penstock.compiler.padding import masks_of
-
-                subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
             expects = types is not None and bool(types.later)
             if expects and isinstance(executor, LinearExecutor):
                 executor.sampler = None  # which might choose another executor
@@ -258,13 +275,38 @@ class Executors:
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
+            self._find_masks(subgraph)
         if isinstance(executor, CompiledExecutor) and executor.sampler is not None:
-            # Weak, as executors are kept by plans, which this holds.
-            executor.sampler.owner = ref(self)
+            self._own(executor)
         self._release(executor)
         if is_logged(INFO):
             self._log(executor, perf_counter() - begin)
         return executor
+
+    def _find_masks(self, subgraph: Subgraph) -> None:
+        """Find the inputs of a graph that are masks, while it is at hand."""
+        if self._subgraphs.packs and subgraph.integers and subgraph.masks is None:
+            from penstock.compiler.padding import masks_of
+
+            subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
+
+    def _own(self, executor: CompiledExecutor) -> None:
+        """Let what samples the runs of an executor have its plan compiled anew, if runs may."""
+        if not self.compiles:
+            executor.sampler = None
+        elif executor.sampler is not None:
+            # Weak, as executors are kept by plans, which this holds.
+            executor.sampler.owner = ref(self)
+
+    def _no_plan(self, subgraph: Subgraph, values: RunValues) -> InvalidInput:
+        """The error of a run whose plan is not there, where none is compiled in runs."""
+        named = list(zip(subgraph.names, values, strict=True))
+        fed = ", ".join([f"{name}: {type_of(value)}" for name, value in named])
+        dims = [f"{n!r}: {value.shape}" for n, value in named if isinstance(value, np.ndarray)]
+        ahead = f"compile one ahead, with shapes={{{', '.join(dims)}}}"
+        if subgraph is not self._subgraphs.main:
+            ahead = "plans are compiled ahead for the model's own inputs and outputs alone"
+        return InvalidInput(f"there is no plan for ({fed}), and compile_in_run=False: {ahead}")
 
     def _release(self, executor: Executor) -> None:
         """Let go what only compiling has needed."""

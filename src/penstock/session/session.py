@@ -125,6 +125,8 @@ class Session:
 
                 check_overrides(options.place, self._subgraphs.graph, opened.context.backends)
             self._executors.compile_ahead(options.shapes)
+            if not options.compile_in_run:
+                self._executors.freeze(bool(options.shapes))
         self._places = Places(options.max_pending)
         self._count_run = self._plans.runs.__next__
         for part in (self._places, self._subgraphs):
@@ -169,6 +171,10 @@ class Session:
     def _compile_ahead(self) -> bool:
         """``Executors.compile_fixed``, for servers."""
         return self._executors.compile_fixed()
+
+    def _freeze(self) -> None:
+        """As ``compile_in_run=False``, from now on, for servers."""
+        self._executors.freeze(has_plans=True)
 
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""
