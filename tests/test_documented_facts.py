@@ -65,6 +65,12 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("how-to/reduce-memory.md", r"at least (\d+) MiB", M, "session.plan_cache._LEAST_BYTES"),
     ("how-to/decoding.md", r"grown three times alike", 3, "compiler.varying_shapes.GROWN"),
     ("how-to/several-shapes.md", r"same step three times", 3, "compiler.varying_shapes.GROWN"),
+    (
+        "guarantees.md",
+        r"of (\d+) KiB or more with the same bytes",
+        K,
+        "core.shared_arrays.LEAST_BYTES",
+    ),
     ("guarantees.md", r"A bias of -([\d,]+) or less", -1, "ops.internal.packed.LOWEST"),
     ("how-to/unequal-lengths.md", r"bias of -([\d,]+) or less", -1, "ops.internal.packed.LOWEST"),
     (

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.analysis.schemas import DTYPE_NAMES
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
+from penstock.core.shared_arrays import held_once
 from penstock.core.types import (
     ANY,
     STRING,
@@ -151,7 +152,7 @@ class TensorReader(ConstantBudget):
             raise TensorError(f"{TensorType(dtype, dims)} {fault}") from fault
         array = array.reshape(dims)
         array.flags.writeable = False
-        return array
+        return held_once(array)
 
     def read_sparse(self, proto: SparseTensorProto) -> np.ndarray:
         """The dense form of a sparse tensor, zero (or the empty string) where nothing is stored."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
+from penstock.core.shared_arrays import held_once
 from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import shared_lock
 from penstock.ir.graph import Node, Value
@@ -187,7 +188,8 @@ def reordered(
         arrays = tuple([copies[each] for each in names if each in copies])
         # A file may have anything under these names.
         if not arrays or [(array.dtype, array.shape) for array in arrays] != wanted:
-            arrays = tuple(map(line_aligned, make(constant)))
+            # Of another session of the model, most often.
+            arrays = tuple([held_once(array, line_aligned) for array in make(constant)])
         assert [(array.dtype, array.shape) for array in arrays] == wanted
         entry = Reordered(name, constant, arrays, back)
         with _LOCK:

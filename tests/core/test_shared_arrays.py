@@ -1,0 +1,115 @@
+"""Large arrays with the same contents are held once, and others never are."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.build import GraphBuilder
+from penstock.core import shared_arrays
+from penstock.core.shared_arrays import held_once
+from penstock.ops.common import constant_cache
+
+SIZE = 300
+
+
+def weights(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(SIZE, SIZE)).astype(np.float32)
+
+
+def test_array_with_the_same_contents_is_the_one_that_was_kept():
+    first = held_once(weights())
+    assert held_once(weights()) is first
+    assert held_once(weights(), np.copy) is first
+
+
+def test_what_is_kept_is_what_the_caller_makes_of_it():
+    first, made = weights(1), []
+    kept = held_once(first, lambda array: made.append(array.copy()) or made[0])
+    assert kept is made[0]
+    assert held_once(weights(1)) is kept
+
+
+@pytest.mark.parametrize("place", [0, 1, SIZE * SIZE // 2 + 1, -1])
+def test_array_that_differs_in_one_bit_is_another(place):
+    first = held_once(weights(2))
+    other = weights(2)
+    other.reshape(-1).view(np.uint32)[place] ^= 1
+    assert held_once(other) is other
+    assert held_once(first) is not other
+
+
+def test_dims_and_dtypes_count():
+    first = held_once(weights(3))
+    other = weights(3).reshape(-1)
+    assert held_once(other) is other
+    codes = first.view(np.int32).copy()
+    assert held_once(codes) is codes
+
+
+def test_numbers_that_are_none_are_compared_by_their_bits():
+    first, other = weights(4), weights(4)
+    first[0, 0] = other[0, 0] = np.nan
+    assert held_once(first) is first
+    assert held_once(other) is first
+
+
+def test_array_that_nobody_holds_any_more_is_forgotten():
+    before = len(shared_arrays._KNOWN)
+    first = held_once(weights(5))
+    assert len(shared_arrays._KNOWN) == before + 1
+    del first
+    gc.collect()
+    assert len(shared_arrays._KNOWN) == before
+
+
+def test_small_and_scattered_arrays_and_mapped_files_are_left_alone(tmp_path):
+    small, wide = np.zeros(9), np.zeros((2 * SIZE, SIZE))[::2]
+    assert held_once(small) is small
+    assert held_once(wide) is wide
+    file = tmp_path / "weights"
+    file.write_bytes(weights(6).tobytes())
+    with file.open("rb") as opened:
+        mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = np.frombuffer(mapping, np.float32).reshape(SIZE, SIZE)
+    first = held_once(weights(6))
+    assert held_once(mapped) is mapped
+    assert held_once(weights(6)) is first
+
+
+def model(scale: float = 1.0) -> bytes:
+    b = GraphBuilder()
+    x = b.input("x", np.float32, ["rows", SIZE])
+    b.output("y", b.op("Relu", x @ (weights(7) * np.float32(scale))))
+    return b.model()
+
+
+def packed(session: ps.Session) -> list[int]:
+    """Where the packed weights of a session lie."""
+    session.run({"x": np.ones((4, SIZE), np.float32)})
+    entries = [reference() for reference in constant_cache._REORDERED.valuerefs()]
+    return [
+        e.arrays[0].ctypes.data
+        for e in entries
+        if e is not None and e.arrays[0].size >= SIZE * SIZE
+    ]
+
+
+def test_sessions_of_one_model_share_their_packed_weights():
+    first = ps.compile(model(), cache=False, backends=["native", "numpy"])
+    places = packed(first)
+    if not places:
+        pytest.skip("no kernel packs weights here")
+    second = ps.compile(model(), cache=False, backends=["native", "numpy"])
+    both = packed(second)
+    assert len(both) == 2 * len(places)
+    assert {*both} == {*places}
+    other = ps.compile(model(2.0), cache=False, backends=["native", "numpy"])
+    assert len({*packed(other)}) == 2 * len({*places})
+    feeds = {"x": np.ones((4, SIZE), np.float32)}
+    np.testing.assert_array_equal(first.run(feeds)["y"], second.run(feeds)["y"])
+    np.testing.assert_allclose(other.run(feeds)["y"], 2 * first.run(feeds)["y"], rtol=1e-6)
