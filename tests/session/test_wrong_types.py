@@ -19,6 +19,8 @@ X = np.ones((1, 2), np.float32)
 WRONG = {
     "executor": [1, np.array([1, 2]), ["linear"]],
     "precision": [1, np.array([1, 2])],
+    "dead_rows": [1, ["any"]],
+    "compile_in_run": [1, "no"],
     "backends": ["numpy", 1, {"numpy": 1}, np.array([1, 2])],
     "place": [["Conv"], 1, "Conv", {"Conv": 1}, {1: "numpy"}],
     "shapes": [1, "x", {"x": 1.5}, {"x": True}, {1: [1, 2]}, {"x": "ab"}, [None], [[1, 2]]],
