@@ -34,6 +34,18 @@ def test_inputs_are_told_for_masks_by_what_is_computed_of_them():
     assert masks_of(ps.load(MODEL).graph, (0, 1)) == (1,)
 
 
+def test_masks_whose_lengths_are_compared_with_positions_are_told():
+    lengths = """at = Constant <value_ints = [1]> () n = ReduceSum (mask, at)
+        order = Constant <value_ints = RANGE> () h = Less (order, n) hw = Unsqueeze (h, two)
+        zero = Constant <value_float = 0.0> () bias = Where (hw, zero, low)"""
+    mask = f"f = Cast <to = 1> (mask) {lengths.replace('RANGE', str([*range(ROWS)]))}"
+    model, feeds = model_of(EMBED, mask, ATTEND, MEAN), feeds_of()
+    session = ps.compile(model, cache=False)
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, reference(model, feeds), rtol=1e-5, atol=1e-5)
+    assert operations(session)["LiveRows"] == 1
+
+
 def test_inputs_that_reach_no_attention_are_no_masks():
     session = ps.compile(model_of(EMBED, "f = Cast <to = 1> (mask)", MEAN.replace("y", "x")))
     main = session._subgraphs.main

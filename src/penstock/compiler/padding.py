@@ -20,7 +20,7 @@ import numpy as np
 from penstock.compiler.subgraph import LEAST_MASK, Subgraph
 from penstock.core.errors import RowsStay
 from penstock.core.types import RunValues
-from penstock.ir.graph import Graph, Value
+from penstock.ir.graph import Graph, Node, Value
 
 if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
@@ -91,8 +91,14 @@ def _hides(mask: object) -> bool:
     return 0 < int(np.count_nonzero(mask)) <= _MOST_LIVE * mask.size
 
 
+def _counts(node: Node) -> bool:
+    """Whether a node may count what a mask has: lengths tell as much."""
+    return node.op.name.startswith("Reduce") or node.op.name == "CumSum"
+
+
 def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
-    """The ``inputs`` of which scores of attention are computed element by element."""
+    """The ``inputs`` of which scores of attention are computed element by element, or of their
+    lengths."""
     reached: dict[Value, frozenset[int]] = {graph.inputs[i]: frozenset([i]) for i in inputs}
     masks: frozenset[int] = frozenset()
     none: frozenset[int] = frozenset()
@@ -102,7 +108,7 @@ def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
             masks |= of[0]
         elif node.op.name in _BIASES:
             masks = masks.union(*of[_BIASES[node.op.name] :])
-        elif node.op.elementwise or node.op.moves or node.op.view:
+        elif node.op.elementwise or node.op.moves or node.op.view or _counts(node):
             # What is moved is the first input; the others say where to.
             first = len(of) if node.op.elementwise or node.op.name == "Concat" else 1
             found = none.union(*of[:first])
