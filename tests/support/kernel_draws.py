@@ -1656,7 +1656,8 @@ def _attention(rng: Source, name: str) -> Draw:
 
 @draws("penstock.PackedAttention")
 def _packed_attention(rng: Source, name: str) -> Draw:
-    groups, share, width, out = rng.integers(1, 3), rng.integers(1, 3), rng.size(33), rng.size(33)
+    groups, share = rng.integers(1, 3), rng.integers(1, 3)
+    width, out = rng.size(33), rng.size(33)
     counts = np.array(
         [rng.pick(0, rng.size(65), rng.size(65), 257) for _ in range(rng.integers(1, 5))]
     )
@@ -1677,6 +1678,8 @@ def _packed_attention(rng: Source, name: str) -> Draw:
     ]
     ranges = np.stack((starts, counts, before), 1)
     keys = np.ascontiguousarray(k.swapaxes(-1, -2)) if keys_last else k
+    if rng.chance(0.5):  # heads of a row side by side, as dense layers write them
+        q, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, v))
 
     def bound(draw: Draw) -> list[Rounded | None]:
         result = Rounded.exact(np.zeros((*q.shape[:-1], out), np.float32), draw.dtype)

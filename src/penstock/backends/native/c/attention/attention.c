@@ -269,7 +269,8 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
     const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
     int64_t out = whole_vectors(h->out), copied = -1;
-    int dense = v_steps[1] == 1 && v_steps[0] == out;
+    /* Rows that end in the middle of a vector are copied: what is behind the last one is not ours to read. */
+    int dense = v_steps[1] == 1 && v_steps[0] == out && out == h->out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
     struct row states[PART];
     int64_t heads = 1, most = h->ranges ? h->most : whole_vectors((h->keys + h->blocks - 1) / h->blocks);
