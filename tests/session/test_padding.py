@@ -115,6 +115,15 @@ def test_all_executors_give_the_same_answers(executor):
     assert leaves_out(session) == (executor != "interpret")
 
 
+@pytest.mark.parametrize("backends", [["numpy"], ["torch"], ["torch", "numpy"]])
+def test_backends_of_the_hosts_memory_alone_leave_out_rows(backends):
+    session = ps.compile(model_of(MEAN), backends=backends, cache=False)
+    feeds = feeds_of(session, padded(24, 3, 11, 1))
+    (got,) = session.run(feeds).values()
+    np.testing.assert_allclose(got, reference_of(MEAN).run(None, feeds)[0], rtol=MOST, atol=MOST)
+    assert leaves_out(session) == (backends == ["numpy"])
+
+
 def test_all_ways_to_run_leave_out_rows():
     session = ps.compile(model_of(MEAN), cache=False)
     feeds = feeds_of(session, padded(24, 3, 11, 1))

@@ -111,8 +111,9 @@ class Session:
                 opened.graph, self.model.aliases, self._compiler, self._plans.drop, main
             )
             self._subgraphs.devices = _device_ports(opened.context)
-            # Passes know the graphs of these executors as a whole.
-            if opened.context.executor in AFTER_LOWERING:
+            # Passes know the graphs of these executors as a whole. On devices, the number of rows
+            # would have to be waited for.
+            if opened.context.executor in AFTER_LOWERING and opened.context.one_memory:
                 self._subgraphs.packs = PACKS[options.dead_rows]
             self._executors = Executors(
                 self.model, self._compiler, self._subgraphs, self._plans, artifact, opened.entry

@@ -185,7 +185,7 @@ class _Search:
             nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTENTION))
             return nodes
         policy = self.context.fusion
-        if policy is None or not _is_known(operands, scores, self.always):
+        if not _is_known(operands, scores, self.always):
             return None
         inputs = [q, k, v, *[operand for operand, _, _ in scores.terms]]
         assert y is not None
@@ -194,6 +194,8 @@ class _Search:
                 bias = _Bias(node, self.biases, nodes).total(scores.terms)
                 inputs[3:] = [bias] if bias is not None else []
             return [*nodes, node.derived(inputs, [y], attrs, op=ATTENTION)]
+        if policy is None:
+            return None
         # Whether it has a kernel is asked with an output of its own: ``y`` keeps its producer if
         # not.
         candidate = node.derived(inputs, [Value(y.name, y.type)], attrs, op=ATTENTION)
