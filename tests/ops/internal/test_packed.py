@@ -68,6 +68,14 @@ def test_sample_of_which_a_packed_row_sees_none_is_packed_whole():
     assert ranges.tolist() == [[0, 3, 0], [0, 4, 3]]
 
 
+def test_row_that_sees_none_in_one_head_has_all_of_its_sample_packed():
+    bias = np.zeros((2, 2, 4, 4), np.float32)
+    bias[..., 3] = LOW
+    bias[1, 1, 2] = LOW
+    ranges, *_ = live([bias], [0], 2, 4)
+    assert ranges.tolist() == [[0, 3, 0], [0, 4, 3]]
+
+
 def test_row_must_be_seen_by_all_biases_of_one_attention_and_by_any_attention():
     first, second = bias_of([[1, 1, 0, 0]]), bias_of([[1, 0, 1, 0]])
     assert live([first, second], [0, 0], 1, 4)[0].tolist() == [[0, 1, 0]]

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
 import penstock as ps
 from tests.support.onnx_text import model_from_text
@@ -201,6 +202,16 @@ def test_scale_of_all_rows_together_depends_on_those_that_pad():
     quantized = """u, sc, zp = DynamicQuantizeLinear (y) d = DequantizeLinear (u, sc, zp)
         m = Unsqueeze (f, last) ym = Mul (d, m) z = ReduceSum <keepdims = 0> (ym, one)"""
     assert "reads several rows at a time" in reason(model_of(EMBED, MASK, ATTEND, quantized))
+
+
+@pytest.mark.parametrize("bias", ["", "near"])
+def test_one_attention_without_a_mask_sees_rows_that_pad(bias):
+    more = f"""s1 = MatMul (v, k) s2 = {f"Add (s1, {bias})" if bias else "Identity (s1)"}
+        p2 = Softmax <axis = -1> (s2) yh = Reshape (y, heads) y1 = Transpose <perm = [0, 2, 1, 3]> (yh)
+        c2 = MatMul (p2, y1) t2 = Transpose <perm = [0, 2, 1, 3]> (c2) y2 = Reshape (t2, flat)
+        m = Unsqueeze (f, last) ym = Mul (y2, m) z = ReduceSum <keepdims = 0> (ym, one)"""
+    text = reason(model_of(EMBED, MASK, ATTEND, more))
+    assert "sees all rows" in text
 
 
 def test_mask_that_is_computed_of_rows_behind_attention_stays():

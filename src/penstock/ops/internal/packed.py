@@ -62,12 +62,12 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
-    """Which rows each row sees, by the biases of one attention: [batch or 1, rows or 1, rows]."""
+    """Which rows each row of a head sees, by the biases of one attention, all of four dims."""
     seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
     for bias in biases:
         # The negation lets NaN count as seen: it spoils the scores of the row that sees it.
         seen = seen & ~(bias.reshape((1,) * (4 - bias.ndim) + bias.shape) <= LOWEST)
-    return np.asarray(seen.any(1))
+    return seen
 
 
 def _compile_live(node: Node, types: Types) -> Kernel:
@@ -80,8 +80,9 @@ def _compile_live(node: Node, types: Types) -> Kernel:
             own = [x for x, of in zip(guards, groups, strict=True) if of == group]
             if group >= 0:
                 seen = _seen(own)
-                live |= seen.any(1)
-                blind |= ~seen.any(2)
+                live |= seen.any((1, 2))
+                some: np.ndarray = seen.any(3)
+                blind |= ~some.all(1)
             elif group == FACTOR:
                 for x in own:
                     live |= (x != 0).any(tuple(range(2, x.ndim)))

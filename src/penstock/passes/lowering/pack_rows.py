@@ -135,6 +135,9 @@ class _Packing:
         masks = self._before([v for v in biases if not v.is_constant])
         if not masks:
             raise _stay(self.attention[0], "has no mask that a run gives")
+        for node in self.attention:
+            if not any(v is not None and _may_hide(v) for v in node.inputs[3:]):
+                raise _stay(node, "sees all rows")
         wanted = self._before([v for n in self.attention for v in n.inputs[:3] if v is not None])
         padded = {*masks}
         while early := self._find_among(wanted, padded, masks):
