@@ -81,8 +81,7 @@ def _compile_live(node: Node, types: Types) -> Kernel:
             if group >= 0:
                 seen = _seen(own)
                 live |= seen.any((1, 2))
-                some: np.ndarray = seen.any(3)
-                blind |= ~some.all(1)
+                blind |= np.any(~np.any(seen, axis=3), axis=1)
             elif group == FACTOR:
                 for x in own:
                     live |= (x != 0).any(tuple(range(2, x.ndim)))

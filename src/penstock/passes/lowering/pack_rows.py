@@ -142,15 +142,19 @@ class _Packing:
         padded = {*masks}
         while early := self._find_among(wanted, padded, masks):
             padded |= early
-        # Layers mostly share their biases.
-        for number, own in enumerate({tuple(node.inputs[3:]) for node in self.attention}):
-            for bias in own:
-                if bias is not None and _may_hide(bias):
-                    self.guards[bias, number] = None
+        self._guard_attention()
         for value in [v for node in self.packed for v in node.outputs if v is not None]:
             for reader in self.readers.get(value, ()):
                 if reader not in self.packed:
                     self._check_reader(value, reader, anything)
+
+    def _guard_attention(self) -> None:
+        """Let the biases of attention tell which rows matter: those of each, which layers mostly
+        share."""
+        for number, own in enumerate({tuple(node.inputs[3:]): None for node in self.attention}):
+            for bias in own:
+                if bias is not None and _may_hide(bias):
+                    self.guards[bias, number] = None
 
     def _find_among(
         self, wanted: Container[Node], padded: Container[Node], masks: Container[Node]
