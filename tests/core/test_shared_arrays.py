@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import mmap
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import penstock as ps
 from penstock.build import GraphBuilder
@@ -41,6 +44,32 @@ def test_array_that_differs_in_one_bit_is_another(place):
     other.reshape(-1).view(np.uint32)[place] ^= 1
     assert held_once(other) is other
     assert held_once(first) is not other
+
+
+def save(path: Path, **tables: np.ndarray) -> None:
+    nodes = [helper.make_node("Gather", [name, "i"], [f"of_{name}"]) for name in tables]
+    inputs = [helper.make_tensor_value_info("i", TensorProto.INT64, [1])]
+    outputs = [helper.make_tensor_value_info("of_w", TensorProto.FLOAT, [1, SIZE])]
+    # In a file from 1 MiB on, tensors are read from their places.
+    twice = {name: np.concatenate([array, array]) for name, array in tables.items()}
+    constants = [numpy_helper.from_array(array, name) for name, array in twice.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_kept_session_reads_its_own_file_where_another_had_equal_weights(tmp_path, beside):
+    path, feeds = tmp_path / "model.onnx", {"i": np.array([3])}
+    first = tmp_path / "other.onnx" if beside else path
+    save(first, a=weights(8), w=weights(9))
+    other = ps.compile(first, cache=False)
+    other.run(feeds)
+    save(path, w=weights(9), b=weights(10))
+    for _ in range(2):  # compiled, then opened from the cache
+        with ps.compile(path, cache=tmp_path / "cache") as session:
+            np.testing.assert_array_equal(session.run(feeds)["of_w"], weights(9)[3:4])
+        save(first, b=weights(10), w=weights(9)) if beside else None
+    assert session.stats.plans_opened == 1
 
 
 def test_dims_and_dtypes_count():

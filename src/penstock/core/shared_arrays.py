@@ -12,6 +12,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from penstock.core.origins import origin_of
+
 LEAST_BYTES = 1 << 18
 """bytes of an array from which on it is looked for"""
 _SAMPLES, _PIECE = 64, 1 << 20
@@ -31,7 +33,8 @@ def held_once(
         return keep(array)
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
-    key = array.dtype, array.shape, sample
+    # A saved session refers to a file where an array lies: equal ones elsewhere are others.
+    key = array.dtype, array.shape, origin_of(array), sample
     # Each call is atomic; of two threads that add the same at once, both keep their own.
     known = _KNOWN.get(key)
     if known is not None and known is not array and _equal(known, array):
