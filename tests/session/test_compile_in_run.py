@@ -12,6 +12,8 @@ import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.core.errors import OptionError
 from tests.session.test_padding import MEAN, feeds_of, model_of, padded
+from tests.support.tflite_models import model as tflite_model
+from tests.support.tflite_models import subgraph
 from tests.support.timing import SOON
 
 
@@ -117,6 +119,45 @@ def test_replicas_compile_before_the_first_request():
         assert replicas.run(fed(1))["y"].shape == (1, 3)
         with pytest.raises(ps.InvalidInput, match="compile_in_run=False"):
             replicas.run(fed(7))
+
+
+def test_replicas_of_a_session_compile_before_the_first_request():
+    session = ps.compile(model(), shapes={"x": (1, 3)}, compile_in_run=False, cache=False)
+    with ps.Replicas(session, 1, max_batch=4, warm_up=True) as replicas:
+        assert replicas.run(fed(4))["y"].shape == (4, 3)
+        with pytest.raises(ps.InvalidInput, match="compile_in_run=False"):
+            replicas.run(fed(7))
+
+
+def test_feeds_that_no_plan_takes_are_refused_as_such(session):
+    with pytest.raises(ps.InvalidInput) as caught:
+        session.run({"x": np.ones((2, 4), np.float32)})
+    assert "compile_in_run" not in str(caught.value)
+
+
+def test_other_shapes_than_a_tflite_file_declares_are_named():
+    graph = subgraph({"x": ("float32", [1, 3])}, [("NEG", ["x"], ["y"], None)], ["y"])
+    session = ps.compile(tflite_model([graph]), compile_in_run=False, cache=False)
+    with pytest.raises(ps.InvalidInput, match=r"shapes=\{'x': \(2, 3\)\}"):
+        session.run(fed(2))
+
+
+def test_profile_keeps_the_plans():
+    shapes = [{"x": (2, 3)}, {"x": (4, 3)}]
+    session = ps.compile(model(), shapes=shapes, compile_in_run=False, cache=False)
+    session.profile(fed(2), runs=1)
+    assert session.run(fed(4))["y"].shape == (4, 3)
+
+
+def test_saved_session_whose_plans_cannot_be_used_says_so_when_it_is_opened(tmp_path):
+    path = tmp_path / "m.penstock"
+    ps.compile(model(), shapes={"x": (2, 3)}, cache=False).save(path)
+    with pytest.raises(OptionError, match=r"say in shapes= .*precision 'float32', here 'strict'"):
+        ps.open(path, compile_in_run=False, precision="strict")
+    ps.compile(model(2, 3), shapes={}, cache=False).save(path)
+    with pytest.warns(UserWarning, match="precision"):
+        session = ps.open(path, compile_in_run=False, precision="strict")
+    assert session.run(fed(2))["y"].shape == (2, 3)
 
 
 def test_clusters_are_refused():

@@ -53,8 +53,8 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
                 else rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
             )
     try:
-        alone = [session.run(row) for row in rows]
-        together = split(session.run(joined(rows)), [1] * _ROWS)
+        alone = [session._run_ahead(row) for row in rows]
+        together = split(session._run_ahead(joined(rows)), [1] * _ROWS)
     except PenstockError as error:
         hint = "" if sample is not None else "; give a request as sample="
         raise ValueError(f"the model does not run on batches that were made up{hint}") from error
@@ -131,7 +131,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
         # Replicas of a process share a session, and those of a cluster have one each.
         for session in sessions:
             try:
-                session.run(feeds)
+                session._run_ahead(feeds)
             except RunError as error:
                 raise ValueError(
                     f"the model does not run on values that were made up, to warm it up: {error}"

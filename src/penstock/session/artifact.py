@@ -270,6 +270,11 @@ class Artifact:
         """Stop holding weights that are in the model's files."""
         self._file.release()
 
+    @property
+    def has_plans(self) -> bool:
+        """Whether there are plans that can be used here."""
+        return bool(self._plans)
+
     def has(self, key: Sequence[Any]) -> bool:
         """Whether a plan with this key was saved."""
         return None not in key and str(encode_key(key)) in self._plans

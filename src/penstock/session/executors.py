@@ -117,8 +117,10 @@ class Executors:
     def freeze(self, has_plans: bool) -> None:
         """Compile no plans in runs from now on. Without any yet, that of fixed dims is compiled;
         raises ``OptionError`` where dims are open."""
-        if not has_plans and self._artifact is None and not self.compile_fixed():
+        has_plans = has_plans or (self._artifact is not None and self._artifact.has_plans)
+        if not has_plans and not self.compile_fixed():
             reason = "dims of inputs are open: say in shapes= what to compile"
+            reason = "; ".join([reason, *self.stale])
             raise OptionError(f"compile_in_run=False compiles no plan in a run, and {reason}")
         self.compiles = False
 
@@ -299,12 +301,16 @@ class Executors:
             executor.sampler.owner = ref(self)
 
     def _no_plan(self, subgraph: Subgraph, values: RunValues) -> InvalidInput:
-        """The error of a run whose plan is not there, where none is compiled in runs."""
+        """The error of a run whose plan is not there, where none is compiled in runs. Raises
+        ``InvalidInput`` for values that no plan would take."""
+        _check_dims(subgraph.graph.inputs, values)
+        main = self._subgraphs.main
         named = list(zip(subgraph.names, values, strict=True))
         fed = ", ".join([f"{name}: {type_of(value)}" for name, value in named])
         dims = [f"{n!r}: {value.shape}" for n, value in named if isinstance(value, np.ndarray)]
         ahead = f"compile one ahead, with shapes={{{', '.join(dims)}}}"
-        if subgraph is not self._subgraphs.main:
+        # For other shapes than a TFLite file declares, there is another graph of its ports.
+        if (subgraph.names, subgraph.outputs) != (main.names, main.outputs):
             ahead = "plans are compiled ahead for the model's own inputs and outputs alone"
         return InvalidInput(f"there is no plan for ({fed}), and compile_in_run=False: {ahead}")
 

@@ -36,7 +36,7 @@ from penstock.core.errors import (
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.core.option_records import takes
 from penstock.core.records import fields, replace
-from penstock.core.types import Feeds, RunValue
+from penstock.core.types import Feeds, NamedValues, RunValue
 from penstock.executors.control import NEVER, CancelToken, Control
 from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
@@ -172,6 +172,13 @@ class Session:
     def _compile_ahead(self) -> bool:
         """``Executors.compile_fixed``, for servers."""
         return self._executors.compile_fixed()
+
+    def _run_ahead(self, feeds: NamedValues) -> dict[str, RunValue]:
+        """``run``, for servers that take no requests yet: its plan is compiled in any case."""
+        if not self._executors.compiles:
+            request, key, values = self._subgraphs.resolve(feeds, None, None)
+            self._executors.get(request.subgraph, key, values, exact=True)
+        return self.run(feeds)
 
     def _freeze(self) -> None:
         """As ``compile_in_run=False``, from now on, for servers."""
@@ -359,7 +366,8 @@ class Session:
                 return self._parts().profile(feeds, runs)
             if not request.subgraph.framed:
                 self._compiler.measure(request.subgraph, values, runs)
-                self._plans.drop(request.subgraph)
+                if self._executors.compiles:
+                    self._plans.drop(request.subgraph)
             with self.variables.unchanged():
                 return self._parts().profile(feeds, runs)
 
