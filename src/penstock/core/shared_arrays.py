@@ -1,7 +1,8 @@
 """Large arrays with the same contents are held once in a process, whoever made them.
 
 Two sessions of one model have the same weights, and kernels have packed them in the same forms.
-Contents are compared, not names or times of files: what differs in one bit is never shared.
+Contents are compared, not times of files: what differs in one bit, or lies elsewhere in a file, is
+never shared.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         raise ValueError("no input is a mask that says which rows of a request pad")
     requests = [_request(session, masks, sample, length) for length in _LENGTHS]
     try:
-        alone = [session.run(feeds) for feeds in requests]
+        alone = [session._run_ahead(feeds) for feeds in requests]
         lengths = [next(iter(feeds.values())).shape[1] for feeds in requests]
         of_outputs = {
             name: [np.shape(outputs[name])[1:2] for outputs in alone] for name in alone[0]
@@ -103,7 +103,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         wanted = [(length,) for length in lengths]
         by_token = frozenset([name for name, found in of_outputs.items() if found == wanted])
         unequal = UnequalRequests(masks, by_token)
-        together = unequal.split(session.run(unequal.joined(requests)), requests)
+        together = unequal.split(session._run_ahead(unequal.joined(requests)), requests)
     except PenstockError as error:
         hint = "" if sample is not None else "; give a request as sample="
         message = f"the model does not run on requests of two lengths that were made up{hint}"
