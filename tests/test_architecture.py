@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 18,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 109_177, "c_lines": 16_182}
+MOST = {"python_lines": 109_217, "c_lines": 16_218}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -256,12 +256,18 @@ def _zero_nan(rng: Source, name: str) -> Draw:
     return Draw(ZERO_NAN, [rng.numbers(rng.dims(2), rng.pick(*FLOATS), 0.8)])
 
 
-@draws("Add Sub Mul Div Max Min Mean Sum Mod Equal Greater GreaterOrEqual Less LessOrEqual PRelu")
+@draws(
+    "Add Sub Mul Div Max Min Mean Sum Mod Equal Greater GreaterOrEqual Less LessOrEqual PRelu "
+    "tensorflow.Div tensorflow.FloorDiv tensorflow.FloorMod tensorflow.TruncateMod"
+)
 def _binary(rng: Source, name: str) -> Draw:
     dims = rng.dims(rng.integers(1, 5), least=0)
     kinds = [*FLOATS, "float16", *WHOLE, *CODES, "int16", "uint16"]
-    if name in ("Mod", "Mean", "PRelu", "Sum"):
-        kinds = ["float32"] if name == "Mod" else [*FLOATS, "float16"]
+    if name in ("Mean", "PRelu", "Sum"):
+        kinds = [*FLOATS, "float16"]
+    domain, _, name = name.rpartition(".")
+    if domain or name == "Mod":
+        kinds = ["float32", *WHOLE, *CODES, "int16"]
     dtype, count = rng.pick(*kinds), 2
     if name in ("Max", "Min", "Mean", "Sum"):
         count = rng.integers(1, 4)
@@ -269,8 +275,11 @@ def _binary(rng: Source, name: str) -> Draw:
     if name != "PRelu" and rng.chance(0.5):
         shapes.reverse()
     inputs = [rng.numbers(shape, dtype, 0.5) for shape in shapes]
-    attrs = {"fmod": 1} if name == "Mod" else {}
+    attrs = {"fmod": int(rng.chance(0.5))} if name == "Mod" else {}
     constants = [1] if len(inputs) > 1 and rng.chance(0.2) else []
+    if domain:
+        inputs[1] = np.where(inputs[1] == 0, np.array(3, dtype), inputs[1])
+        return Draw(name, inputs, constants=constants, domain=domain, version=1)
     return Draw(name, inputs, attrs, None if dtype != "float16" else _in_half, constants)
 
 
@@ -1332,14 +1341,21 @@ def _windows_of_any_axes(rng: Source, full_name: str) -> Draw:
     sizes = [int(rng.integers(1, min(n, 4) + 1)) for n in dims]
     numbers = [np.array(own) for own in (sizes, rng.integers(1, 3, len(dims)))]
     numbers.append(rng.integers(1, 3, len(dims)))
-    x_type, reduction = rng.pick(*FLOATS, *WHOLE), rng.pick("add", "maximum", "minimum")
-    reduction = "multiply" if x_type in WHOLE and rng.chance(0.3) else reduction
-    is_sum = x_type in FLOATS and reduction == "add"
-    x, first = rng.numbers(dims, x_type, 0 if is_sum else 0.3), rng.numbers((), x_type)
+    x_type = rng.pick(*FLOATS, *WHOLE)
+    reduction = rng.pick("add", "maximum", "minimum", "multiply")
+    is_rounded = x_type in FLOATS and reduction in ("add", "multiply")
+    x, first = rng.numbers(dims, x_type, 0 if is_rounded else 0.3), rng.numbers((), x_type)
     count = math.prod(sizes) + 1
-    bound = (lambda draw: draw.linear(count)) if is_sum else None
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        if reduction == "add":
+            return draw.linear(count)
+        (value,) = draw.wide()
+        return [Rounded.exact(value, draw.dtype).rounded(value, 0, count)]
+
     attrs, inputs = {"reduction": reduction}, [x, first, *numbers]
-    return Draw(name, inputs, attrs, bound, [2, 3, 4], domain=domain, version=1)
+    own = bound if is_rounded else None
+    return Draw(name, inputs, attrs, own, [2, 3, 4], domain=domain, version=1)
 
 
 @draws("TopK")

@@ -51,7 +51,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.layout import is_plannable
 from penstock.ops.internal.transfer import HOST
 from penstock.plan.arena_layout import ArenaPlan
-from penstock.plan.plan import Plan, Slot, SlotKind, Step, memory_of
+from penstock.plan.plan import Plan, SlotKind, Step, memory_of
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -308,11 +308,20 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
     return [*(f"t{number}" for number in range(len(tasks.tasks))), "results"]
 
 
-def _is_copied_at_once(slots: Sequence[Slot], index: int) -> bool:
-    """Whether a value is a tensor in the host's arena, of a size that the allocator uses again."""
-    slot, roots = slots[index], memory_of(slots, index)
-    in_arena = slot.kind is not SlotKind.DYNAMIC and [slots[i].memory for i in roots] == [HOST]
-    return in_arena and is_plannable(slot.type) and slot.type.nbytes <= LARGEST
+def _copied_at_once(writer: StepWriter) -> set[int]:
+    """The outputs that are arrays of the host, of a size that the allocator uses again."""
+    steps = [step for step in writer.plan.steps if step.backend in ("native", "numpy")]
+    results = {i for step in steps for i in step.outputs}
+    found = set()
+    for i in writer.plan.outputs:
+        slot, roots = writer.slots[i], memory_of(writer.slots, i)
+        if not is_plannable(slot.type) or slot.type.nbytes > LARGEST:
+            continue
+        in_arena = [writer.slots[root].memory for root in roots] == [HOST]
+        # NumPy has scalars that are no arrays.
+        if (in_arena and slot.kind is not SlotKind.DYNAMIC) or (i in results and slot.type.dims):
+            found.add(i)
+    return found
 
 
 def _write_return(writer: StepWriter) -> None:
@@ -324,7 +333,7 @@ def _write_return(writer: StepWriter) -> None:
     kernels = [(step, step.kernel) for step in steps if step.kernel is not None]
     grown = {i for step, kernel in kernels if kernel.memory.capacity_bytes for i in step.outputs}
     returned: set[int] = set()
-    texts = []
+    texts, at_once = [], _copied_at_once(writer)
     for number, i in enumerate(writer.plan.outputs):
         slot = writer.slots[i]
         resident_in = slot.base if slot.base >= 0 else i
@@ -339,7 +348,7 @@ def _write_return(writer: StepWriter) -> None:
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         returned.add(resident_in)
-        if not kept and _is_copied_at_once(writer.slots, i):
+        if not kept and i in at_once:
             texts.append(f"copy({writer.name[i]})")
             continue
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"

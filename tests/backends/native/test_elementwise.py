@@ -9,7 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.build import GraphBuilder
-from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
+from penstock.core.types import ShapeError
+from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 RANDOM = np.random.default_rng(11)
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.8, -104.5, 3e38]
@@ -90,17 +91,45 @@ def test_power_of_integers_by_a_constant_equals_numpy(power, dtype):
     check(node_of("Pow", inputs, [1]), inputs)
 
 
+QUOTIENTS = ["Div", "Mod", "tensorflow.Div", "tensorflow.FloorDiv", "tensorflow.FloorMod"]
+
+
+@pytest.mark.parametrize("name", [*QUOTIENTS, "tensorflow.TruncateMod"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_integers_are_divided_towards_zero(dtype):
+def test_quotients_and_remainders_of_integers_equal_numpy(dtype, name):
     info = np.iinfo(dtype)
     edges = np.array([info.min, info.max, 0, 1, 7, info.max // 2, info.min // 3], dtype)
     x = np.concatenate([edges, RANDOM.integers(info.min, info.max, 600, dtype)])
     divisors = np.array([0, 1, 2, 3, 7, info.max, info.min], dtype)
     if info.min:
         divisors = np.concatenate([divisors, np.array([-1, -2, -3, -7], dtype)])
-    inputs = [x, divisors[:, None]]
-    check(node_of("Div", inputs), inputs)
+    domain, _, name = name.rpartition(".")
+    options = {"domain": domain, "version": 1 if domain else 26}
+    inputs = [x, divisors[divisors != 0 if domain else ...][:, None]]
+    check(node_of(name, inputs, **options), inputs)
+    if name == "Mod":
+        check(node_of(name, inputs, fmod=1), inputs)
+
+
+@pytest.mark.parametrize("name", ["FloorDiv", "FloorMod"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_quotients_and_remainders_of_floats_are_rounded_down(name):
+    x, divisors = values(), np.float32([*EDGES, 0.3, -2.5, 7])[:, None, None]
+    check(node_of(name, [x, divisors], domain="tensorflow", version=1), [x, divisors])
+
+
+@pytest.mark.parametrize("name", ["Div", "FloorDiv", "FloorMod", "TruncateMod"])
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+@pytest.mark.parametrize("dims", [(5000,), (5000, 1)])
+def test_divisor_of_zero_is_an_error(name, dtype, dims):
+    x, divisors = np.ones(dims, dtype), np.ones(5000, dtype)
+    divisors[4321] = 0
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of(name, [x, divisors], domain="tensorflow", version=1), library)
+        with pytest.raises(ShapeError, match="Integer division by zero"):
+            kernel.function(x, divisors)
+        assert not kernel.inplace
 
 
 @pytest.mark.parametrize("name", ["Max", "Min", "Sum", "Mean"])

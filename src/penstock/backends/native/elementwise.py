@@ -77,10 +77,10 @@ _ADDITIONS = {
     "cos_f4": 4,
     **dict.fromkeys(("asin_f4", "acos_f4"), 8),
     "div_f4": 3,
-    "div_i4": 10,
-    "div_i8": 80,
+    **dict.fromkeys(("div_i4", "floordiv_i4", "fmod_i4", "mod_i4"), 10),
+    **dict.fromkeys(("div_i8", "floordiv_i8", "fmod_i8", "mod_i8"), 80),
     "sqrt_f4": 3,
-    "fmod_f4": 20,
+    **dict.fromkeys(("fmod_f4", "mod_f4"), 20),
     "pow_f4": 300,
     "pow_f8": 300,
     **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 2.6),
@@ -88,7 +88,8 @@ _ADDITIONS = {
     **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 120),
     **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 120),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 8),
-    "Mod": 20,
+    # As little as lets rates of NumPy, which know no divisions, choose compiled kernels.
+    **dict.fromkeys(("FloorDiv", "FloorMod", "Mod", "TruncateMod"), 4),
     "IntegerArithmetic": 4,
     "QuantizeLinear": 2.6,
     "Swish": 7,
@@ -344,6 +345,7 @@ class _Program:
         constants = _constants(order, registers)
         cost = sum([_ADDITIONS.get(value.operation, 1) for value in order if value.operation])
         cost += (2 if row else 20) * modes.count(_GATHERED)
+        can_fail = _can_fail(order)
         pointers: list[Any] = [Tensor(i) for i in operands]
         call = NativeCall(
             "elementwise",
@@ -362,7 +364,11 @@ class _Program:
             # One thread would fetch what others have computed from the caches of their cores, which
             # takes 0.15 ns for each element, as three additions do.
             item_ns=rows_ns(tile * (cost + 3 * modes.count(_DIRECT)), rows=len(instructions)),
-            inplace=tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
+            # The error is found again in operands as they were.
+            inplace=()
+            if can_fail
+            else tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
+            can_fail=can_fail,
             restrided=partial(_Program.call, self, result, output) if strides is None else None,
         )
         return self._by_kernel(call, result, held, (dims, steps), modes, cost)
@@ -380,7 +386,7 @@ class _Program:
         size = self.site.output().elements
         # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
         bytes_only = [_SIZES[value.kind] for value in (*held, result)] == [1, 1]
-        if bytes_only and modes == [_DIRECT] and size > 256 and cost > _TABLE:
+        if bytes_only and call.inplace and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
         if len(held) != 2 or result.kind not in QUANTIZED_KINDS.values():
             return call
@@ -413,7 +419,13 @@ class _Program:
         """As ``call``, without the shapes of tensors."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
-        if len(held) > _MOST_INPUTS or self.dims or output.dtype is None or output.shape is None:
+        if (
+            len(held) > _MOST_INPUTS
+            or self.dims
+            or _can_fail(order)
+            or output.dtype is None
+            or output.shape is None
+        ):
             raise UnsupportedError
         if not output.dtype.isbuiltin:
             raise UnsupportedError
@@ -551,6 +563,10 @@ def _in_order(result: Term) -> dict[Term, None]:
             stack.append((value, True))
             stack += zip(value.arguments, repeat(False))
     return _in_order(result) if _join_products(order) else order
+
+
+def _can_fail(order: Iterable[Term]) -> bool:
+    return True in [value.operation.startswith("divisor_") for value in order]
 
 
 def _join_products(order: Iterable[Term]) -> bool:

@@ -29,6 +29,9 @@ KINDS = {
 """how elements are held in registers, by dtype"""
 
 
+_WIDENING = ("half_", "bfloat_")  # operations that make float32 of 16 bits
+
+
 class Term:
     """A value of a program: an input, a constant, or the result of an operation on others; ``kind``
     is one of ``KINDS``."""
@@ -168,7 +171,7 @@ def _hard_sigmoid(x: Term, alpha: float, beta: float) -> Term:
 
 def _above(bound: float, x: Term) -> Term:
     """Whether elements are above a number, which is of their own dtype."""
-    if x.kind[0] != "f" or x.operation.startswith(("half_", "bfloat_")):
+    if x.kind[0] != "f" or x.operation.startswith(_WIDENING):
         raise UnsupportedError
     return _typed("lt", Term(x.kind, constant=bound), x, kind="b1")
 
@@ -213,12 +216,22 @@ def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
     return _typed("pow", x, converted(exponent, x.kind))
 
 
-def _mod(attrs: Attrs, x: Term, divisor: Term) -> Term:
-    # No instruction gives remainders the sign of the divisor, or divides integers, which may be by
-    # 0.
-    if not attrs.get("fmod") or x.kind != "f4":
+def _checked(formula: Formula) -> Formula:
+    """A quotient or remainder as TensorFlow's: 0 as the divisor of integers is an error."""
+
+    def quotient(attrs: Attrs, x: Term, divisor: Term) -> Term:
+        if x.kind[0] == "i" and not divisor.constant:
+            divisor = _typed("divisor", divisor)
+        return formula(attrs, x, divisor)
+
+    return quotient
+
+
+def _floor_div(attrs: Attrs, x: Term, divisor: Term) -> Term:
+    # The quotient of 16-bit floats is rounded before.
+    if x.operation.startswith(_WIDENING):
         raise UnsupportedError
-    return _typed("fmod", x, divisor)
+    return _typed("floordiv", x, divisor) if x.kind[0] == "i" else _typed("floor", x / divisor)
 
 
 def _mean(attrs: Attrs, *values: Term) -> Term:
@@ -284,7 +297,7 @@ FORMULAS: dict[str, Formula] = {
     "Round": _call("rint"),
     "Sum": _folded("add"),
     "Mean": _mean,
-    "Mod": _mod,
+    "Mod": lambda attrs, x, by: _typed("fmod" if attrs.get("fmod") else "mod", x, by),
     "Div": lambda attrs, a, b: a / b,
     "Pow": _pow,
     "Reciprocal": lambda attrs, x: 1.0 / x,
@@ -314,6 +327,10 @@ FORMULAS: dict[str, Formula] = {
     "Mish": _mish,
     "Gelu": _gelu,
     "penstock.ZeroNaN": _zero_nan,
+    "tensorflow.Div": _checked(lambda attrs, x, by: x / by),
+    "tensorflow.FloorDiv": _checked(_floor_div),
+    "tensorflow.FloorMod": _checked(_call("mod")),
+    "tensorflow.TruncateMod": _checked(_call("fmod")),
     "tflite.IntegerArithmetic": _integer_arithmetic,
 }
 """by operation, what it computes, given its attributes and its inputs"""

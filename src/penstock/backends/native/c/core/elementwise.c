@@ -37,7 +37,15 @@
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
     X(div_i4, int32_t, int32_t, b == 0 ? 0 : b == -1 ? 0 - a : (int32_t)((double)a / b))          \
-    X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)
+    X(div_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b)                             \
+    X(floordiv_i4, int32_t, int32_t, b == -1 ? 0 - a : (int32_t)floor((double)a / b))             \
+    X(floordiv_i8, int64_t, int64_t, b == 0 ? 0 : b == -1 ? 0 - a : a / b - (a % b != 0 && (a ^ b) < 0)) \
+    X(mod_i4, int32_t, int32_t, b == 0 ? 0 : (int32_t)(a - floor((double)a / b) * b))             \
+    X(mod_i8, int64_t, int64_t, b == 0 || b == -1 ? 0 : a % b + (a % b != 0 && (a ^ b) < 0 ? b : 0)) \
+    X(fmod_i4, int32_t, int32_t, b == 0 ? 0 : (int32_t)(a - trunc((double)a / b) * b))            \
+    X(fmod_i8, int64_t, int64_t, b == 0 || b == -1 ? 0 : a % b)                                   \
+    X(divisor_i4, int32_t, int32_t, (failed |= a == 0, a))                                        \
+    X(divisor_i8, int64_t, int64_t, (failed |= a == 0, a))
 
 /* A function of both types of floats, and what it is for each. */
 #define BOTH(X, name, single, twice)                                                              \
@@ -111,7 +119,8 @@
 
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
-    X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(muladd_f4) X(half_f4) X(f4_half)         \
+    X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(mod_f4)          \
+    X(muladd_f4) X(half_f4) X(f4_half) \
     X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
@@ -122,33 +131,37 @@ const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
 #define LOOP(...)                                                                                 \
     IVDEP for (int64_t i = 0; i < n; i++) __VA_ARGS__
 
+/* Instructions return whether operands are at fault. */
+#define INSTRUCTION(name) static int name(void *to, const void *x, const void *y, const void *z, int64_t n)
+
 /* Floats beyond the range of integers become what the processor makes of them, as NumPy's do. */
 #define DEFINE(name, to_type, type, expression)                                                   \
-    __attribute__((no_sanitize("float-cast-overflow"))) static void name(                         \
-        void *to, const void *x, const void *y, const void *z, int64_t n)                         \
+    __attribute__((no_sanitize("float-cast-overflow"))) INSTRUCTION(name)                         \
     {                                                                                             \
-        to_type *d = to;                                                                          \
+        to_type *d = to, failed = 0;                                                              \
         const type *xs = x, *ys = y;                                                              \
         LOOP({                                                                                    \
             type a = xs[i], b = ys[i];                                                            \
             (void)a, (void)b;                                                                     \
             d[i] = expression;                                                                    \
         });                                                                                       \
+        return failed != 0;                                                                       \
     }
 SIMPLE(DEFINE)
 
 #define DEFINE_WHERE(size, type)                                                                  \
-    static void where_##size(void *to, const void *x, const void *y, const void *z, int64_t n)    \
+    INSTRUCTION(where_##size)                                                                     \
     {                                                                                             \
         type *d = to;                                                                             \
         const uint8_t *condition = x;                                                             \
         const type *a = y, *b = z;                                                                \
         LOOP(d[i] = condition[i] ? a[i] : b[i];);                                                 \
+        return 0;                                                                                 \
     }
 OF_SIZES(DEFINE_WHERE)
 
 #define DEFINE_ANGLE(name, libm, shift)                                                           \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    INSTRUCTION(name)                                                                             \
     {                                                                                             \
         float *d = to;                                                                            \
         const float *a = x;                                                                       \
@@ -160,12 +173,13 @@ OF_SIZES(DEFINE_WHERE)
                 d[i] = libm(a[i]);                                                                \
         else                                                                                      \
             LOOP(d[i] = sincos32(a[i], shift););                                                  \
+        return 0;                                                                                 \
     }
 DEFINE_ANGLE(sin_f4, sinf, 0)
 DEFINE_ANGLE(cos_f4, cosf, 1)
 
 /* Quotients below 2^28 and their products with y are exact enough in float64 for the exact remainder. */
-static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+INSTRUCTION(fmod_f4)
 {
     float *d = to, remainders[REGISTER_BYTES / sizeof(float)];
     const float *a = x, *b = y;
@@ -180,32 +194,49 @@ static void fmod_f4(void *to, const void *x, const void *y, const void *z, int64
             d[i] = fmodf(a[i], b[i]);
     else
         memcpy(d, remainders, n * sizeof(float));
+    return 0;
+}
+
+/* Of the sign of the divisor. */
+INSTRUCTION(mod_f4)
+{
+    float *d = to, remainders[REGISTER_BYTES / sizeof(float)];
+    const float *b = y;
+    fmod_f4(remainders, x, y, z, n);
+    LOOP({
+        const float rest = remainders[i];
+        d[i] = rest == 0 ? copysignf(0, b[i]) : (rest < 0) != (b[i] < 0) ? rest + b[i] : rest;
+    });
+    return 0;
 }
 
 /* In two roundings, as a product and a sum. */
-static void muladd_f4(void *to, const void *x, const void *y, const void *z, int64_t n)
+INSTRUCTION(muladd_f4)
 {
     float *d = to;
     const float *a = x, *b = y, *c = z;
     LOOP(d[i] = a[i] * b[i] + c[i];);
+    return 0;
 }
 
 #define DEFINE_HALVES(name, converted)                                                            \
-    static void name(void *to, const void *x, const void *y, const void *z, int64_t n)            \
+    INSTRUCTION(name)                                                                             \
     {                                                                                             \
         converted(to, x, n);                                                                      \
+        return 0;                                                                                 \
     }
 DEFINE_HALVES(half_f4, floats_of_halves)
 DEFINE_HALVES(f4_half, halves_of_floats)
 
 /* (x - zero point) * scale */
 #define DEFINE_DEQUANTIZE(suffix, type, ...)                                                      \
-    static void dequantize_##suffix(void *to, const void *x, const void *y, const void *z, int64_t n) \
+    INSTRUCTION(dequantize_##suffix)                                                              \
     {                                                                                             \
         float *d = to;                                                                            \
         const type *code = x;                                                                     \
         const float *scale = y, *zero = z;                                                        \
         LOOP(d[i] = ((float)code[i] - zero[i]) * scale[i];);                                      \
+        return 0;                                                                                 \
     }
 OF_CODES(DEFINE_DEQUANTIZE)
 DEFINE_DEQUANTIZE(i4, int32_t)
@@ -226,7 +257,7 @@ static inline float quotient(float a, float b, float inverse)
    before, so that they fit integers. */
 #define LARGEST_CODE 262144.0f
 #define DEFINE_QUANTIZE(suffix, type, lowest, highest)                                            \
-    static void quantize_##suffix(void *to, const void *x, const void *y, const void *z, int64_t n) \
+    INSTRUCTION(quantize_##suffix)                                                                \
     {                                                                                             \
         type *d = to;                                                                             \
         const float *a = x, *zero = z, scale = *(const float *)y, inverse = 1 / scale;            \
@@ -242,10 +273,11 @@ static inline float quotient(float a, float b, float inverse)
                 const int32_t code = TO_INT(quotient(real, scale, inverse)) + (int32_t)zero[i];   \
                 d[i] = (type)WITHIN(code, lowest, highest);                                       \
             });                                                                                   \
+        return 0;                                                                                 \
     }
 OF_CODES(DEFINE_QUANTIZE)
 
-typedef void (*loop)(void *, const void *, const void *, const void *, int64_t);
+typedef int (*loop)(void *, const void *, const void *, const void *, int64_t);
 #define ITSELF(name, ...) name,
 static const loop loops[] = {SIMPLE(ITSELF) SPECIAL(ITSELF)};
 
@@ -352,8 +384,9 @@ static void begin_program(const struct elementwise *a, registers *r)
 }
 
 /* Compute n elements from element `at` of the result on, which is `index` where tiles end with rows. */
-static void run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at, int64_t n)
+static int run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at, int64_t n)
 {
+    int failed = 0;
     r->of[0] = (char *)a->output + at * a->output_size;
     for (int64_t i = 0; i < a->n_inputs; i++) {
         const operand *input = &a->operands[i];
@@ -366,8 +399,9 @@ static void run_tile(const struct elementwise *a, registers *r, const int64_t *i
     }
     for (int64_t i = 0; i < a->n_instructions; i++) {
         const instruction *next = &a->instructions[i];
-        loops[next->operation](r->of[next->to], r->of[next->a], r->of[next->b], r->of[next->c], n);
+        failed |= loops[next->operation](r->of[next->to], r->of[next->a], r->of[next->b], r->of[next->c], n);
     }
+    return failed;
 }
 
 /* Set the index of the first element of a row. */
@@ -378,7 +412,7 @@ static void find_row(const struct elementwise *a, int64_t row, int64_t *index)
     index[a->rank - 1] = 0;
 }
 
-ITEMS_OF(elementwise, elementwise)
+CHECKED_ITEMS_OF(elementwise, elementwise)
 {
     const int64_t tile = a->tile, last = a->rank - 1;
     const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0;
@@ -392,7 +426,8 @@ ITEMS_OF(elementwise, elementwise)
     for (int64_t item = begin; item < end; item++) {
         int64_t at = parts ? item / parts * a->row + index[last] : item * tile;
         int64_t left = parts ? a->row - index[last] : a->size - at;
-        run_tile(a, &r, index, at, left < tile ? left : tile);
+        if (run_tile(a, &r, index, at, left < tile ? left : tile))
+            return 1;
         if (!parts)
             continue;
         index[last] += tile;
@@ -401,6 +436,7 @@ ITEMS_OF(elementwise, elementwise)
             index[axis - 1]++;
         }
     }
+    return 0;
 }
 
 void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end)
