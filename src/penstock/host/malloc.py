@@ -45,6 +45,7 @@ _kept: list[mmap.mmap] = []
 _LINE, _PAGE, _SLAB, _SMALL, _FIRST, _MOST = 64, 2 << 20, 16 << 20, 1 << 16, 8 << 20, 128 << 20
 _LOCK = shared_lock()
 _packed, _room = 0, np.empty(0, np.uint8)
+_freed = 0
 _slabs: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
@@ -132,8 +133,19 @@ def kept_bytes() -> int:
     return sum(map(len, tuple(_kept)))
 
 
+def note_freed(nbytes: int, most: int = _SLAB) -> None:
+    """Note that ``nbytes`` of weights were freed, which those that are written next do not reuse:
+    beyond ``most`` bytes in all, free memory is given back to the system."""
+    global _freed
+    _freed += nbytes
+    if _freed > most:
+        give_back_memory()
+
+
 def give_back_memory() -> None:
     """Give free memory back to the system. With glibc; other libraries do so by themselves."""
+    global _freed
+    _freed = 0
     _kept.clear()
     trim = _libc_function("malloc_trim")
     if trim is not None:

@@ -19,6 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.shared_arrays import held_once
 from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import shared_lock
+from penstock.host.malloc import note_freed
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.layout import line_aligned
@@ -155,6 +156,8 @@ def weights_of(value: Value | None) -> ConstantRef | None:
     return ConstantRef(value, value.type.dims, value.type.dtype)
 
 
+_LARGE = 1 << 16
+"""bytes of a constant from which on it is let go as soon as it is there in another order"""
 _REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered] = WeakValueDictionary()
 
 
@@ -194,6 +197,12 @@ def reordered(
         entry = Reordered(name, constant, arrays, back)
         with _LOCK:
             _REORDERED[id(constant), name] = entry
+        nbytes = constant.nbytes
+        if isinstance(weights, ConstantRef) and back is not None and nbytes >= _LARGE:
+            # At once, and not when all is packed: most weights are never held twice.
+            weights.value.release(entry.release())
+            del constant
+            note_freed(nbytes)
     return entry
 
 
