@@ -43,6 +43,7 @@ VALUES = {
     "backends": ("numpy", ["numpy"]),
     "precision": ("strict", "strict"),
     "dead_rows": ("any", "any"),
+    "memory": ("1GB", "1GB"),
     "place": ("Neg=numpy", {"Neg": "numpy"}),
     "limits": ("max_depth=7", ps.Limits(max_depth=7)),
     "devices": ("2", 2),

@@ -22,14 +22,14 @@ def allocations_of(text: str, limits: Limits, **options: bool) -> tuple[bool, in
     graph = load(model_from_text(text)).graph
     infer_types(graph)
     plan = compile_plan(graph, [NumpyBackend()], **options)
-    counts, taken, steps = allocations(plan, 100, limits)
-    return counts, taken, sorted(step.node.op.name for step in steps)
+    found = allocations(plan, 100, limits)
+    return found.counts, found.taken, sorted(step.node.op.name for step in found.steps)
 
 
 @pytest.mark.parametrize("text", [STATIC, DYNAMIC])
 def test_allocations_by_default_limits_are_not_counted(text):
     assert allocations_of(text, DEFAULT_LIMITS) == (False, 0, [])
-    assert Allocations() == (False, 0, frozenset())
+    assert Allocations() == (False, 0, frozenset(), 0, True)
 
 
 def test_allocations_of_known_size_are_added_up_before_the_run():

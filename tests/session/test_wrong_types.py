@@ -25,6 +25,7 @@ WRONG = {
     "place": [["Conv"], 1, "Conv", {"Conv": 1}, {1: "numpy"}],
     "shapes": [1, "x", {"x": 1.5}, {"x": True}, {1: [1, 2]}, {"x": "ab"}, [None], [[1, 2]]],
     "limits": [1, {}, "x", object()],
+    "memory": [1.5, True, ["2GB"], "much", 0],
     "map_weights": [1, "yes", np.array([1, 2])],
     "signature": [1, ["s"], {}],
     "cache": [1, 1.5, ["x"]],

@@ -112,6 +112,7 @@ _OPTIONS: Mapping[str, Decorator] = {
     "backends": compile_option("backends", metavar="NAME,NAME", callback=_backends),
     "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
     "dead_rows": compile_option("dead_rows", type=click.Choice(get_args(DeadRows))),
+    "memory": compile_option("memory", metavar="BYTES"),
     "place": compile_option(
         "place",
         multiple=True,

@@ -78,11 +78,14 @@ def local_outputs(slots: Sequence[Slot], step: Step) -> list[int]:
 
 class Allocations(NamedTuple):
     """If ``counts``, runs count what they allocate, from ``taken`` bytes on: the results of
-    ``steps``, and all copies."""
+    ``steps``, and all copies. ``known``: the bytes of the arena, and of all results and copies
+    whose size is known; ``complete``: there are no others."""
 
     counts: bool = False
     taken: int = 0
     steps: frozenset[Step] = frozenset()
+    known: int = 0
+    complete: bool = True
 
 
 def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
@@ -108,9 +111,11 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     copies = [plan.slots[i] for i in plan.outputs if not plan.slots[i].owned]
     total = taken + sum(slot.nbytes for slot in copies if is_plannable(slot.type))
     fits = limits.max_bytes is None or total <= limits.max_bytes
-    if fits and not unknown and all(is_plannable(slot.type) for slot in copies):
-        return Allocations()
+    complete = not unknown and all(is_plannable(slot.type) for slot in copies)
+    if fits and complete:
+        return Allocations(known=total)
     # What is known is added up already, so that runs count only the rest.
     if fits:
-        return Allocations(True, taken, frozenset(unknown))
-    return Allocations(True, arena_bytes, frozenset(unknown.union(known)))
+        return Allocations(True, taken, frozenset(unknown), total, complete)
+    steps = frozenset(unknown.union(known))
+    return Allocations(True, arena_bytes, steps, total, complete)

@@ -173,6 +173,11 @@ class Compiler:
             line = (stages.specialize, *_SPREAD)
         return self._run(line, subgraph, values, open_types)
 
+    def specialized(self, subgraph: Subgraph, values: RunValues) -> Graph:
+        """The graph of ``subgraph`` for values of these shapes, before its nodes have places."""
+        feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
+        return feeds.graph
+
     def reschedule(self, measured: MeasuredRuns) -> Executor | None:
         """The executor of a plan on tasks or streams, if that should be faster than the order that
         was measured in runs."""

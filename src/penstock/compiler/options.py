@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from sys import maxsize
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,7 +22,7 @@ from typing import (
 import numpy as np
 
 from penstock.core.errors import OptionError, check_choice, check_count, wrong_type
-from penstock.core.limits import Limits
+from penstock.core.limits import Limits, parse_bytes
 from penstock.core.option_records import option, option_names
 from penstock.core.records import KW_ONLY, dataclass, fields, replace
 from penstock.core.types import Feeds, NamedValues
@@ -266,6 +267,14 @@ class CompileOptions:
     limits: Limits | None = option(
         None, "Bounds on what the model may ask for.", lambda value: isinstance(value, Limits)
     )
+    memory: int | str | None = option(
+        None,
+        'Bytes that the session may hold, or a text such as "512MB" or "2GiB": its weights, plans, '
+        "the arenas of its runs, and their results until they are returned. Runs wait for others "
+        "to give memory back; a plan that needs more is refused with LimitExceeded, which says the "
+        "least that would do. What Python and libraries take is not counted.",
+        lambda value: isinstance(value, str) or _is_size(value),
+    )
     map_weights: bool = option(
         False,
         "Map files of weights beside the model (ONNX's external data, the shards of a SavedModel) "
@@ -374,6 +383,8 @@ class CompileOptions:
         if self.threads is not None:
             check_count("threads", self.threads)
         check_count("max_pending", self.max_pending, 1_000_000)
+        if self.memory is not None:
+            self._check_memory()
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
             raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
@@ -388,6 +399,22 @@ class CompileOptions:
             )
         if self.cluster is not None and self.variables is not None:
             raise OptionError("variables= goes without cluster=, whose workers have the variables")
+
+    def _check_memory(self) -> None:
+        try:
+            if self.memory_bytes is not None:
+                check_count("memory", self.memory_bytes, maxsize)
+        except ValueError as error:
+            raise OptionError(f"memory={error}") from None
+        if self.executor in ("frames", "interpret") or self.devices is not None:
+            raise OptionError("memory= is for plans, which frames and executor='interpret' lack")
+        if self.cluster is not None:
+            raise OptionError("memory= goes without cluster=, whose workers have their own memory")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes that the session may hold, None for no bound."""
+        return parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory
 
     def check_use(self, given: Collection[str]) -> None:
         """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and

@@ -11,7 +11,7 @@ Whether it serves is decided by the fed values alone, so that equal feeds always
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -41,10 +41,22 @@ class PackedSubgraph(Subgraph):
         self.packs = packs
         self.varying.fixed = True  # rows of unknown number cannot be told from samples
         self._tries = _TRIES
+        self._fitting: list[
+            Sequence[Hashable]
+        ] = []  # keys of batches whose padded plans fit into memory
 
     @property
     def base(self) -> Subgraph | None:
         return self._base()
+
+    def fits(self, key: Sequence[Hashable]) -> None:
+        """Note that the padded plan of a batch fits into the memory of the session."""
+        if not self.depends_on_dtypes:
+            self._fitting = [*[k for k in self._fitting if not _is_within(k, key)], key]
+
+    def has_fit(self, key: Sequence[Hashable]) -> bool:
+        """Whether a padded plan has fitted of a batch that is no smaller in any dim."""
+        return any(_is_within(key, other) for other in self._fitting)
 
     def refuse(self) -> Subgraph:
         """The base, in place of this one, which cannot run; after some tries, from now on."""
@@ -82,6 +94,16 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
     except RowsStay as reason:
         return f"rows that {names} hides are computed: {reason}"
     return f"rows that {names} hides are left out, where these are a tenth at least"
+
+
+def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:
+    """Whether no dim of the shapes of a key is larger than that of another one."""
+    for a, b in zip(key, other, strict=True):
+        if not isinstance(a, tuple) or not isinstance(b, tuple) or len(a) != len(b):
+            return False
+        if any(n > m for n, m in zip(a, b, strict=True)):
+            return False
+    return True
 
 
 def _hides(mask: object) -> bool:

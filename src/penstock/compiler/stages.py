@@ -419,8 +419,11 @@ def generate_program(
 
         check_schedule(schedule.plan, schedule.arena_plan, schedule.tasks)
     form = ProgramForm(observed=observed, capture=context.options.expert.capture)
+    limits, memory = context.limits, context.options.memory_bytes
+    if memory is not None:
+        limits = limits.within(memory - schedule.plan.constant_bytes)
     program = write_program(
-        schedule.plan, schedule.arena_plan, context.limits, tasks=schedule.tasks, form=form
+        schedule.plan, schedule.arena_plan, limits, tasks=schedule.tasks, form=form
     )
     # Text first, memory last: what is bound holds an arena.
     rival = None if schedule.rival is None else generate_program(schedule.rival, context)

@@ -154,13 +154,19 @@ class Subgraphs:
             feeds = dict(feeds)  # as they are now: another thread may change them
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
-        if self.packs and request.subgraph.integers and request.subgraph.masks != ():
-            from penstock.compiler.padding import unpadded
-
-            packed = unpadded(request.subgraph, values, self.packs)
-            if packed is not None:
-                request = Request(packed, request.names)
+        packed = self.packed(request.subgraph, values)
+        if packed is not request.subgraph:
+            request = Request(packed, request.names)
         return request, request.subgraph.key(values), values
+
+    def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
+        """What leaves out the rows that a mask among the values hides; ``subgraph``, if none
+        does."""
+        if not self.packs or not subgraph.integers or subgraph.masks == ():
+            return subgraph
+        from penstock.compiler.padding import unpadded
+
+        return unpadded(subgraph, values, self.packs) or subgraph
 
     def _columns(self, table: DataFrame) -> NamedValues:
         """The columns of a table (a DataFrame of pandas or polars) that are inputs of the model.

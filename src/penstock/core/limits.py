@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from penstock.core.records import changed_fields, dataclass, field, fields
+from penstock.core.records import changed_fields, dataclass, field, fields, replace
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -20,6 +20,21 @@ def machine_bytes() -> int | None:
         with suppress(OSError, ValueError), open(path) as file:  # no such file, or "max"
             sizes.append(int(file.read()))
     return min(sizes, default=None)
+
+
+_UNITS = {"": 1, **{f"{c}B": 1000**i for i, c in enumerate("KMGT", 1)}}
+_UNITS |= {"B": 1, **{f"{c}IB": 1024**i for i, c in enumerate("KMGT", 1)}}
+
+
+def parse_bytes(text: str) -> int:
+    """The bytes of a size as "512MB" (of 1000**2 bytes) or "1.5GiB" (of 1024**3). Raises
+    ``ValueError`` for another text."""
+    number = text.rstrip("kKmMgGtTiIbB ")
+    unit = _UNITS.get(text[len(number) :].strip().upper())
+    with suppress(ValueError, OverflowError):
+        if unit is not None and float(number) > 0:
+            return int(float(number) * unit)
+    raise ValueError(f'{text!r} is no size: write "512MB" (1000**2 bytes), "2GiB" (1024**3) or so')
 
 
 FREE_NODES = 20_000
@@ -81,6 +96,12 @@ class Limits:
         if most is None or amount <= most:
             return ""
         return f"than Limits.{name} = {most}; raise the limit if you trust the model"
+
+    def within(self, memory: int) -> Limits:
+        """These limits for runs that allocate at most ``memory`` bytes, and count them."""
+        machine = DEFAULT_LIMITS.max_bytes
+        most = [n for n in (self.max_bytes, memory, machine and machine - 1) if n is not None]
+        return replace(self, max_bytes=max(min(most), 0))
 
     @property
     def count_runs(self) -> bool:

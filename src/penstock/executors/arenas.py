@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -21,8 +22,12 @@ from penstock.core.errors import ExtensionError, LimitExceeded, PenstockError, R
 from penstock.core.limits import Limits
 from penstock.executors.control import Control
 from penstock.host.fork import renewed, shared_lock
+from penstock.host.malloc import give_back_memory
 from penstock.ir.layout import ALIGNMENT, address
 from penstock.ops.internal.transfer import HOST
+
+if TYPE_CHECKING:
+    from penstock.executors.session_memory import SessionMemory, Waiting
 
 T = TypeVar("T")
 
@@ -47,7 +52,10 @@ class Arenas(Generic[T]):
         self.each = sum(memories.values())
         self._host = host
         self._bind = bind
-        self.waiting: deque[Callable[[T | None], None]] = deque()
+        self.waiting: deque[Waiting] = deque()
+        self.needs, self.alone = self.each, False
+        """bytes that a run takes of the memory of the session, and whether it is to have all"""
+        self._memory: SessionMemory | None = None
         most = limits.max_bytes
         largest = max(memories, key=memories.__getitem__)
         if most is not None and memories[largest] > most:
@@ -61,16 +69,34 @@ class Arenas(Generic[T]):
         self.free: deque[T] = deque()
         """arenas that no run holds; ``pop`` is the fast path of ``take``, and ``append``, with
         ``serve`` if there are ``waiting`` runs, is ``give``"""
-        self._count = 0
+        self.count = 0
+        """arenas, free and held by runs"""
         renewed(self)
+
+    def share(self, memory: SessionMemory, needs: int, alone: bool) -> None:
+        """Take arenas from the memory of a session from now on, before the first run: ``needs``
+        bytes with what a run allocates beside its arena, or all of it for one run ``alone``. Raises
+        ``LimitExceeded`` if that cannot be."""
+        memory.check(needs)
+        self._memory, self.needs, self.alone = memory, needs, alone
+        self.waiting = memory.waiting
+        with _LOCK:
+            count, self.count = self.count, 0
+            fits = memory.makes_room(self)
+            self.count = count
+            if not fits:
+                self.forget_free()
 
     def make(self) -> T:
         """A new arena, to be returned by ``give``."""
         with _LOCK:
-            self._count += 1
+            self.count += 1
         return self._new()
 
     def _new(self) -> T:
+        if self._memory is not None and self._memory.freed:
+            self._memory.freed = False
+            give_back_memory()
         try:
             return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
         except BaseException as error:
@@ -117,11 +143,12 @@ class Arenas(Generic[T]):
         callback of it has interrupted, has an arena: it would never give it back."""
         frame = sys._getframe(2).f_back  # the caller of the run that wants an arena
         while frame is not None:
-            if frame.f_locals.get("arenas") is self:
+            held = frame.f_locals.get("arenas")
+            if isinstance(held, Arenas) and held.waiting is self.waiting:
                 raise PenstockError(
                     "the session is called by a signal handler, a finalizer or a callback of a "
-                    "run that has the only memory that Limits.max_bytes allows; raise the limit, "
-                    "or call the session when the run has returned"
+                    "run that has the only memory that Limits.max_bytes or memory= allows; raise "
+                    "the limit, or call the session when the run has returned"
                 )
             frame = frame.f_back
 
@@ -129,18 +156,30 @@ class Arenas(Generic[T]):
         """A free or new arena; None if there can be none now. Then ``receive`` is called when
         another run gives one, on that run's thread, with a value for ``accept``."""
         with _LOCK:
-            with suppress(IndexError):
-                return self.free.pop()
-            if self._most is not None and self._count >= self._most:
-                self.waiting.append(receive)
+            found = () if self.waiting and not self.free else self._obtain()
+            if not found:
+                self.waiting.append((self, receive))
                 # A run may have given one meanwhile without seeing that we wait.
-                with suppress(IndexError):
-                    arena = self.free.pop()
-                    self.waiting.pop()
-                    return arena
-                return None
-            self._count += 1
-        return self._new()
+                found = self._obtain() if len(self.waiting) == 1 else ()
+                if not found:
+                    return None
+                self.waiting.popleft()
+        return self.accept(found[0])
+
+    def _obtain(self) -> tuple[T | None, ...]:
+        """A free arena, or None in place of one that may be made; nothing if there is neither."""
+        with suppress(IndexError):
+            return (self.free.pop(),)
+        if not self._may_make():
+            return ()
+        self.count += 1
+        return (None,)
+
+    def _may_make(self) -> bool:
+        """Whether there may be one more arena."""
+        if self._most is not None and self.count >= self._most:
+            return False
+        return self._memory is None or self._memory.makes_room(self)
 
     def accept(self, received: T | None) -> T:
         """The arena that ``receive`` was called with, or a new one in place of one that was
@@ -150,10 +189,11 @@ class Arenas(Generic[T]):
     def forget(self, receive: Callable[[T | None], None]) -> bool:
         """Stop waiting for an arena; False if ``receive`` has been called, or is about to be."""
         with _LOCK:
-            if receive not in self.waiting:
+            if (self, receive) not in self.waiting:
                 return False
-            self.waiting.remove(receive)
-            return True
+            self.waiting.remove((self, receive))
+        self.serve()  # one that needs less may have been behind it
+        return True
 
     def give(self, arena: T) -> None:
         """Return an arena: the next run that waits gets it."""
@@ -162,26 +202,31 @@ class Arenas(Generic[T]):
             self.serve()
 
     def serve(self) -> None:
-        """Hand a free arena to the next run that waits for one."""
-        with _LOCK:
-            if not self.waiting:
-                return
-            try:
-                arena = self.free.pop()
-            except IndexError:
-                return  # a run that has just begun has taken it, and will give it
-            receive = self.waiting.popleft()
-        # Without the lock: what receives the arena may ask for another one.
-        receive(arena)
+        """Hand arenas to the runs that wait for one, as long as there are any."""
+        while self.waiting:
+            with _LOCK:
+                if not self.waiting:
+                    return
+                pool, receive = self.waiting[0]
+                # A run that has just begun may have taken it, and will give it.
+                found = pool._obtain()
+                if not found:
+                    return
+                self.waiting.popleft()
+            # Without the lock: what receives the arena may ask for another one.
+            receive(found[0])
 
     def drop(self) -> None:
         """Drop an arena instead of returning it: the next run that waits may allocate one."""
         with _LOCK:
-            if not self.waiting:
-                self._count -= 1
-                return
-            receive = self.waiting.popleft()
-        receive(None)
+            self.count -= 1
+        self.serve()
+
+    def forget_free(self) -> None:
+        """Drop a free arena, if there is one, for another pool. To be called with the lock."""
+        with suppress(IndexError):
+            self.free.pop()
+            self.count -= 1
 
     def trim(self) -> None:
         """Drop the arenas that no run holds."""
@@ -195,12 +240,23 @@ class Arenas(Generic[T]):
     @property
     def nbytes(self) -> int:
         """Bytes of all arenas, and of what is allocated beside them."""
-        return self._count * self.each
+        return self.count * self.each
 
     def forked(self) -> None:
         """In a forked child: arenas that runs of the parent's threads hold never come back."""
         self.waiting.clear()
-        self._count = len(self.free)
+        self.count = len(self.free)
+
+
+def hold_results(memory: SessionMemory, nbytes: int, control: Control) -> None:
+    """Wait until ``nbytes`` of results fit into the memory of a session beside what runs hold."""
+    while True:
+        with _LOCK:
+            if memory.holds_results(nbytes):
+                return
+        if control.stopped:
+            control.stop()
+        time.sleep(LOOK_S)
 
 
 def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:

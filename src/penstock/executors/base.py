@@ -27,6 +27,7 @@ from penstock.plan.plan import Plan, StepTable
 from penstock.plan.tasks import Tasks
 
 if TYPE_CHECKING:
+    from penstock.executors.session_memory import SessionMemory
     from penstock.host.thread_tuner import ThreadTuner
     from penstock.observers.profile import Profile
 
@@ -158,6 +159,7 @@ class CompiledExecutor:
     _arenas: Arenas[Any]
     _arguments: tuple[RunValue, ...]
     """what it was made with, beside the program"""
+    _memory: SessionMemory | None = None
     sampler: Sampler | None = None
     """what runs it in its own way, if anything"""
 
@@ -231,7 +233,12 @@ class CompiledExecutor:
         """The control of a run, with a budget if the run must count what it allocates."""
         if self._counts and control.budget is None:
             control, limits = control.own(), self._program.limits
-            control.budget = budget_of(limits, self._program.allocations.taken)
+            taken, memory = self._program.allocations.taken, self._memory
+            if memory is None:
+                control.budget = budget_of(limits, taken)
+            else:
+                name = "memory= less weights and plans"
+                control.budget = Budget(memory.left, taken, limits.max_dims, name)
         return control
 
     @property
@@ -244,6 +251,18 @@ class CompiledExecutor:
 
     def trim(self) -> None:
         self._arenas.trim()
+
+    @property
+    def needs_bytes(self) -> int:
+        """Bytes of the memory of a session that a run takes, as far as they are known before."""
+        return self._arenas.needs
+
+    def share_memory(self, memory: SessionMemory) -> None:
+        """Take what runs need of the memory of a session."""
+        self._memory, found = memory, self._program.allocations
+        # Values that have no place in an arena do not all live at once.
+        complete = found.complete and (self.name != "dataflow" or not found.counts)
+        self._arenas.share(memory, found.known if complete else found.taken, not complete)
 
 
 def _made_again(

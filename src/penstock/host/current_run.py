@@ -57,7 +57,8 @@ def keep(value: T, nbytes: int = -1) -> T:
 
 
 class Budget:
-    """The bytes that one run may allocate: ``limit``, of which ``taken`` are known before.
+    """The bytes that one run may allocate: ``limit``, of which ``taken`` are known before. Errors
+    call them by ``name``.
 
     Arrays count from ``keep`` until they are freed. That is not noticed at once: ``left`` is what
     would be left if none had been freed since the last look, and only where that is not enough, or
@@ -74,9 +75,12 @@ class Budget:
         1000
     """
 
-    __slots__ = ("_arrays", "_lock", "_most", "_taken", "left", "limit", "max_dims")
+    __slots__ = ("_arrays", "_lock", "_most", "_taken", "left", "limit", "max_dims", "name")
 
-    def __init__(self, limit: int, taken: int = 0, max_dims: int = 64) -> None:
+    def __init__(
+        self, limit: int, taken: int = 0, max_dims: int = 64, name: str = "Limits.max_bytes"
+    ) -> None:
+        self.name = name
         self.limit = limit
         self.max_dims = max_dims
         self.left = limit - taken
@@ -91,7 +95,7 @@ class Budget:
             self._look()
             if nbytes > self.left:
                 raise BudgetError(
-                    f"the run needs {nbytes} bytes more, but of Limits.max_bytes = {self.limit} "
+                    f"the run needs {nbytes} bytes more, but of {self.name} = {self.limit} "
                     f"only {max(self.left, 0)} are left; raise the limit if you trust the model "
                     "and have the memory"
                 )

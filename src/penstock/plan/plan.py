@@ -237,6 +237,10 @@ class StepTable:
     @property
     def constant_bytes(self) -> int:
         """Bytes of the memory behind the constants, each piece of memory counted once."""
+        return sum(self.constant_memory().values())
+
+    def constant_memory(self) -> dict[int, int]:
+        """The bytes of each piece of memory behind the constants, by what tells it apart."""
         seen: dict[int, int] = {}
         constants = [x for step in self.walk() for x in step.node.attrs.values()]
         constants += [slot.constant for slot in self.slots]
@@ -253,7 +257,7 @@ class StepTable:
                 seen[address(array)] = array.nbytes
             elif (nbytes := getattr(array, "nbytes", None)) is not None:  # on a device
                 seen[-1 - id(array)] = nbytes
-        return sum(seen.values())
+        return seen
 
     @property
     def capacity_bytes(self) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakMethod, WeakSet, ref
@@ -19,6 +20,7 @@ from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import (
     InvalidInput,
     InvalidModel,
+    LimitExceeded,
     OptionError,
     PenstockError,
     RowsStay,
@@ -33,7 +35,7 @@ from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
 from penstock.host.fork import refuse_reentry
 from penstock.host.log import DEBUG, INFO, is_logged, log
-from penstock.host.malloc import give_back_memory
+from penstock.host.malloc import give_back_memory, note_freed
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.compiler.options import InputShapes
     from penstock.compiler.padding import PackedSubgraph
     from penstock.compiler.varying_shapes import OpenShapes
+    from penstock.executors.session_memory import PlanTooLarge
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
     from penstock.tuning.run_sampler import MeasuredRuns
@@ -168,9 +171,42 @@ class Executors:
         return values
 
     def get(
-        self, subgraph: Subgraph, key: tuple[Any, ...], values: RunValues, exact: bool = False
+        self, subgraph: Subgraph, key: tuple[Hashable, ...], values: RunValues, exact: bool = False
     ) -> Executor:
-        """The executor for these values, compiled if it is new; if ``exact``, one for no others."""
+        """The executor for these values, compiled if it is new; if ``exact``, one for no others. A
+        batch for which the memory of the session is too small runs in parts."""
+        if self._plans.memory is None:
+            return self._whole(subgraph, key, values, exact)
+        from penstock.executors.session_memory import PlanTooLarge
+
+        base = subgraph.base or subgraph
+        try:
+            # What is packed has dims that only runs know, but never more than the whole.
+            if base is not subgraph and cast("PackedSubgraph", subgraph).has_fit(key):
+                return self._whole(subgraph, key, values, exact)
+            found = self._parts(base, values) or self._whole(base, key, values, exact)
+            if base is subgraph or found.name == "parts":
+                return found
+            cast("PackedSubgraph", subgraph).fits(key)
+            return self._whole(subgraph, key, values, exact)
+        except PlanTooLarge as error:
+            return self._in_parts(base, values, error, exact)
+
+    def _parts(self, subgraph: Subgraph, values: RunValues) -> Executor | None:
+        """What runs these values in parts, if anything."""
+        return self._plans.find(subgraph, _parts_key(subgraph, values))
+
+    def _part(self, subgraph: Subgraph, values: RunValues) -> Executor:
+        """The executor of a part of a batch, without rows that a mask hides."""
+        own, last = self._subgraphs.packed(subgraph, values), subgraph.last
+        executor = self.get(own, own.key(values), values)
+        subgraph.last = last  # the whole is what the session ran last
+        return executor
+
+    def _whole(
+        self, subgraph: Subgraph, key: tuple[Hashable, ...], values: RunValues, exact: bool = False
+    ) -> Executor:
+        """``get``, for all of the values at once."""
         values = subgraph.placeholders(values)
         # TFLite's dims are those of the converter's example, and its runtime lets callers change
         # them.
@@ -182,7 +218,7 @@ class Executors:
             subgraph = subgraph.base or subgraph
         # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked
         # for.
-        may_open = self.compiles and not exact
+        may_open = self.compiles and not exact and self._plans.memory is None
         shapes = self._open_shapes(subgraph, key, values) if may_open else None
         compiled = partial(self._compile, subgraph, values, shapes, may_compile)
         if not exact and self._plans.has(subgraph, shapes or key):
@@ -194,11 +230,11 @@ class Executors:
                 raise
             # A kernel needs the dims that were left open: exact shapes from now on.
             subgraph.varying.fixed = True
-            return self.get(subgraph, key, values)
+            return self._whole(subgraph, key, values)
         except RowsStay as reason:
             log(INFO, "rows that a mask hides are computed: %s", reason)
             base = cast("PackedSubgraph", subgraph).refuse()
-            return self.get(base, base.key(values), values)
+            return self._whole(base, base.key(values), values)
         if subgraph is not self._subgraphs.main:
             self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
         if self._entry is not None and self._entry.unsaved:
@@ -207,6 +243,44 @@ class Executors:
             elif self._compiled.bit_count() == 1:  # ever more seldom, as each time all is written
                 self.keep()
         return executor
+
+    def _in_parts(
+        self, subgraph: Subgraph, values: RunValues, error: PlanTooLarge, exact: bool
+    ) -> Executor:
+        """What runs a batch in parts that fit. Raises ``LimitExceeded`` if none does, or if it is
+        not proven that they give what the batch gives."""
+        from penstock.compiler.parts import batch_of, check_parts, part_of
+        from penstock.executors.session_memory import PlanTooLarge
+        from penstock.session.parts import PartsExecutor
+
+        batch, samples = batch_of(subgraph, values)
+        memory, found = self._plans.memory, None
+        assert memory is not None
+        find = partial(_anew, WeakMethod(self._part), ref(subgraph))
+        rows = int(samples * error.left / error.needed)
+        while found is None:
+            # Parts of one row would be other graphs: dims of 1 are special.
+            if rows < 2:
+                raise LimitExceeded(f"{error}, and for parts of a batch as well") from None
+            rows = ceil(samples / ceil(samples / rows))
+            some = part_of(values, batch, 0, rows)
+            try:
+                parts = check_parts(self._compiler, subgraph, values, batch, rows)
+                part = self._whole(subgraph, subgraph.key(some), some, exact)
+                assert isinstance(part, CompiledExecutor)  # others are refused
+                found = PartsExecutor(part, find, memory, parts)
+                self._plans.check(part, found.needs_bytes)
+            except PlanTooLarge as larger:
+                # Results of all rows take the same, however many rows a part has.
+                results = 0 if found is None else found.run_bytes
+                self._plans.forget(subgraph, subgraph.key(some))
+                most = rows * (larger.left - results) / max(larger.needed - results, 1)
+                rows, error, found = min(rows - 1, int(most)), larger, None
+            except RowsStay as reason:
+                message = f"{error}. The batch is not run in parts: {reason}"
+                raise LimitExceeded(message) from None
+        executor: Executor = found
+        return self._plans.get(subgraph, _parts_key(subgraph, values), False, lambda: executor)
 
     def _open_shapes(
         self, subgraph: Subgraph, key: tuple[Any, ...], values: RunValues
@@ -294,7 +368,8 @@ class Executors:
 
     def _own(self, executor: CompiledExecutor) -> None:
         """Let what samples the runs of an executor have its plan compiled anew, if runs may."""
-        if not self.compiles:
+        # Plans that are tried beside the one in use would hold arenas of their own.
+        if not self.compiles or self._plans.memory is not None:
             executor.sampler = None
         elif executor.sampler is not None:
             # Weak, as executors are kept by plans, which this holds.
@@ -320,8 +395,9 @@ class Executors:
         # let go ever more seldom.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
-        if once and self._release_constants(executor) > _MANY_BYTES:
-            give_back_memory()
+        once |= self._plans.memory is not None
+        if once:
+            note_freed(self._release_constants(executor), _MANY_BYTES)
         # Most sessions have one plan, at whose end all that was imported for it is young as well.
         if count > 1 and self._may_untrack(executor):
             from penstock.host.collector import untrack
@@ -451,15 +527,17 @@ class Executors:
         give_back_memory()
 
 
-def _anew(
-    method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: RunValue
-) -> tuple[RunValue, ...]:
+def _parts_key(subgraph: Subgraph, values: RunValues) -> str:
+    """The key of what runs a batch in parts; no tuple, as it is not saved."""
+    return f"parts of {subgraph.key(values)}"
+
+
+def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: RunValue) -> Any:
     """Call a method of a session that still exists, as all sessions with runs do."""
     begin, own = method(), subgraph()
     if begin is None or own is None:
         raise PenstockError("the session is closed")
-    outputs: tuple[RunValue, ...] = begin(own, *arguments)
-    return outputs
+    return begin(own, *arguments)
 
 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:

@@ -19,6 +19,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import Feeds, JsonObject, RunValues, TensorType
 from penstock.executors.base import Executor, OnWorkers
 from penstock.host.threads import Places
+from penstock.ir.describe import format_bytes
 from penstock.ir.graph import Model
 from penstock.plan.plan import Step, StepTable
 from penstock.session.executors import Executors
@@ -70,6 +71,17 @@ class SessionParts(NamedTuple):
         values = [np.broadcast_to(np.zeros((), t.dtype), t.dims) for t in static]
         packs = self.subgraphs.packs if len(static) == len(main.names) else ""
         return rows_text(self.compiler, main, values, packs)
+
+    def memory_text(self, executor: Executor) -> str:
+        """What the session may hold (``memory=``), and what a run of a plan takes of it."""
+        assert self.plans.memory is not None
+        limit, held = self.plans.memory.limit, self.plans.memory.held
+        needs: int = getattr(executor, "needs_bytes", executor.run_bytes)
+        allowed = f"memory= {format_bytes(limit)}: {format_bytes(held)} for weights and plans, "
+        rows = getattr(executor, "rows", 0)
+        return (
+            f"{allowed}{format_bytes(needs)} for a run{f' of {rows} rows at a time' * bool(rows)}"
+        )
 
     def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
         """The executor for these feeds, one of the same plan that tells observers of its steps, and
@@ -187,6 +199,8 @@ class Inspection:
         for name, graph in getattr(executor, "captures", {}).items():
             sequences[name] = graph.steps
             about += f"\n{name}: {len(graph.steps)} steps, {graph.told}"
+        if self._parts.plans.memory is not None:
+            about += f"\n{self._parts.memory_text(executor)}"
         reason = self.reasons.of if reasons else None
         if reasons:
             about += f"\n{self._parts.rows_text}"

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from itertools import count
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
-from penstock.core.errors import PenstockError
+from penstock.core.errors import OptionError, PenstockError
 from penstock.core.records import dataclass
-from penstock.executors.base import Executor
+from penstock.executors.base import CompiledExecutor, Executor
 from penstock.host.fork import refuse_reentry, shared_lock
 from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
+
+if TYPE_CHECKING:
+    from penstock.executors.session_memory import SessionMemory
 
 _LOCK = shared_lock()  # of all sessions: to keep and drop plans
 
@@ -45,11 +49,13 @@ class PlanCache:
     Each is kept under its subgraph, the key of what was fed (``Subgraph.key``) and whether it tells
     observers of its steps. Those not used for longest first lose the arenas that no run holds,
     which takes a few milliseconds to undo, and then are dropped. The one used last is always kept,
-    whatever it holds. ``max_bytes`` is ``Limits.max_plans_bytes``.
+    whatever it holds. ``max_bytes`` is ``Limits.max_plans_bytes``; ``memory`` what the session may
+    hold in all (``memory=``), of which a plan that can never run is refused with ``LimitExceeded``.
     """
 
-    def __init__(self, max_bytes: int | None) -> None:
+    def __init__(self, max_bytes: int | None, memory: SessionMemory | None = None) -> None:
         self._max_bytes = max_bytes
+        self.memory = memory
         self.closed = False
         self._dropped = 0
         self.made = self.evicted = 0
@@ -105,6 +111,10 @@ class PlanCache:
         """Whether there is a plan of a subgraph under this key."""
         return (subgraph, key, False) in self._kept
 
+    def find(self, subgraph: Subgraph, key: Hashable) -> Executor | None:
+        """The plan of a subgraph under this key, if there is one."""
+        return self._lookup((subgraph, key, False))
+
     def refuse_reentry(self) -> None:
         """Raise ``PenstockError`` on a thread that compiles a plan, or has a lock that others need:
         what it is called from, such as a signal handler, would wait for itself."""
@@ -139,6 +149,12 @@ class PlanCache:
         """The subgraph that an executor is kept for."""
         with _LOCK:
             return next((k.place[0] for k in self._by_use() if k.executor is executor), None)
+
+    def forget(self, subgraph: Subgraph, key: Hashable) -> None:
+        """Drop one plan, if it is there."""
+        self._kept.pop((subgraph, key, False), None)
+        if subgraph.last.key == key:
+            subgraph.last = NO_PLAN
 
     def drop(self, subgraph: Subgraph) -> None:
         """Forget the plans of a subgraph, and of its variants."""
@@ -176,11 +192,40 @@ class PlanCache:
             self.made += 1
             if self.closed:
                 return
+            if self.memory is not None:  # before others make room for it, as it may be refused
+                self._share(executor, self.memory)
             self._kept[place] = _Kept(place, executor, self._use())
             self._make_room(executor)
-            if self._dropped > _MANY_BYTES:
+            if self._dropped > _MANY_BYTES or self.memory is not None:
                 self._dropped = 0
                 give_back_memory()
+
+    def _share(self, executor: Executor, memory: SessionMemory) -> None:
+        """Let the runs of a plan that is kept have what the session may hold."""
+        if not isinstance(executor, CompiledExecutor):
+            if executor.name == "parts":  # each of which has a plan
+                return
+            raise OptionError(f"memory= is for plans, and {executor.table.name!r} runs by frames")
+        memory.held = self._weights(executor) + executor.plan_bytes
+        executor.share_memory(memory)
+
+    def check(self, executor: Executor, needed: int) -> None:
+        """Raise ``LimitExceeded`` if a run of a plan that needs so many bytes in all does not fit
+        into the memory of the session, whatever others give up."""
+        assert self.memory is not None
+        with _LOCK:
+            held, self.memory.held = self.memory.held, self._weights(executor) + executor.plan_bytes
+            try:
+                self.memory.check(needed)
+            finally:
+                self.memory.held = held
+
+    def _weights(self, last: Executor) -> int:
+        """Bytes of the constants of all plans, each counted once."""
+        held = last.table.constant_memory()
+        for executor in [kept.executor for kept in self._by_use()]:
+            held |= executor.table.constant_memory()
+        return sum(held.values())
 
     def _make_room(self, last: Executor) -> None:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
@@ -190,7 +235,11 @@ class PlanCache:
         # The run that comes allocates its arenas again.
         if not last.arena_bytes:
             held += last.run_bytes
-        if most is None:  # to count constants takes longer than a small run
+        weights, memory = 0, self.memory
+        if memory is not None:
+            weights = self._weights(last)
+            most = min(memory.limit if most is None else most, memory.limit - weights)
+        elif most is None:  # to count constants takes longer than a small run
             most = _LEAST_BYTES
             most = most if held <= most else max(most, last.table.constant_bytes)
         for executor in [kept.executor for kept in by_use]:
@@ -201,7 +250,7 @@ class PlanCache:
                 held -= before - executor.arena_bytes
         for kept in by_use[:-1]:
             if held <= most:
-                return
+                break
             self._kept.pop(kept.place, None)
             subgraph, freed = kept.place[0], _nbytes(kept.executor)
             held -= freed
@@ -211,6 +260,8 @@ class PlanCache:
                 log(INFO, "dropped a plan of %d bytes: plans may have %d", freed, most)
             if subgraph.last.executor is kept.executor:
                 subgraph.last = NO_PLAN
+        if memory is not None:
+            memory.held = weights + sum([own.executor.plan_bytes for own in self._by_use()])
 
 
 def _nbytes(executor: Executor) -> int:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.compiler.options import InputShapes
+    from penstock.executors.session_memory import SessionMemory
     from penstock.executors.variables import Variables
     from penstock.ir.tables import DisplayTable
     from penstock.observers.profile import Profile
@@ -79,6 +80,15 @@ def _device_ports(context: CompileContext) -> DevicePorts | None:
     return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
 
 
+def _memory_of(options: CompileOptions) -> SessionMemory | None:
+    """What the session may hold, if that is bounded."""
+    if options.memory_bytes is None:
+        return None
+    from penstock.executors.session_memory import SessionMemory
+
+    return SessionMemory(options.memory_bytes)
+
+
 class Session:
     """A compiled model; made by ``penstock.compile``.
 
@@ -98,7 +108,7 @@ class Session:
         self._closed = False
         self._variables: Variables | None = None
         self._traced = trace() is not None
-        self._plans = PlanCache(self.limits.max_plans_bytes)
+        self._plans = PlanCache(self.limits.max_plans_bytes, _memory_of(options))
         with cancelled_by(stop), gc_pause.paused(), reporting(progress_of(options.progress)):
             report_progress("read the model", 0, 1)
             opened = open_model(model, options, self.limits)

@@ -189,13 +189,13 @@ def test_window_of_rows_behind_attention_reads_those_that_pad():
     inner = """yt = Transpose <perm = [0, 2, 1]> (y) cv = Conv <pads = [1, 1]> (yt, wide)
         yc = Transpose <perm = [0, 2, 1]> (cv) m = Unsqueeze (f, last) ym = Mul (yc, m)
         z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "reads several rows at a time" in reason(model_of(EMBED, MASK, ATTEND, inner))
+    assert "reads several rows or samples" in reason(model_of(EMBED, MASK, ATTEND, inner))
 
 
 def test_product_of_rows_with_rows_is_no_attention_without_a_softmax():
     more = """yt = Transpose <perm = [0, 2, 1]> (y) g = MatMul (y, yt) h = MatMul (g, y)
         m = Unsqueeze (f, last) ym = Mul (h, m) z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "combines rows with others" in reason(model_of(EMBED, MASK, ATTEND, more))
+    assert "reads several rows or samples" in reason(model_of(EMBED, MASK, ATTEND, more))
 
 
 def test_scale_of_all_rows_together_depends_on_those_that_pad():

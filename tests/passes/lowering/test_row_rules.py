@@ -44,12 +44,16 @@ def constant(*numbers: int) -> Value:
 
 
 def form(
-    name: str, *inputs: str | Value, plain: tuple[int, ...] = (), outputs: int = 1, **attrs: object
+    name: str,
+    *inputs: str | Value | None,
+    plain: tuple[int, ...] = (),
+    outputs: int = 1,
+    **attrs: object,
 ):
     """How a node is computed whose inputs, but for ``plain`` ones, have rows."""
     values = [value_of(x) if isinstance(x, str) else x for x in inputs]
     op = standard(name)
-    types = op.infer([v.type for v in values], attrs, [v.const for v in values])
+    types = op.infer([v and v.type for v in values], attrs, [v and v.const for v in values])
     node = Node(op, values, [Value(f"y{i}", types[i]) for i in range(outputs)], attrs)
     axes = [
         axes_of(x) if isinstance(x, str) and i not in plain else None for i, x in enumerate(inputs)
@@ -74,6 +78,18 @@ def result(*arguments: object, **options: object) -> tuple:
         ("Softmax", ["B S 8"], (), {}, "B S 8"),
         ("Transpose", ["B S 2 4"], (), {"perm": [0, 2, 1, 3]}, "B 2 S 4"),
         ("Conv", ["B 8 S", "6 8 1"], (1,), {}, "B 6 S"),
+        ("Conv", ["S 8 9", "6 8 3"], (1,), {"pads": [1, 1]}, "S 6 9"),
+        ("Conv", ["BS 8 9", "6 8 3"], (1,), {"strides": [2]}, "BS 6 4"),
+        ("MaxPool", ["S 8 9 9"], (), {"kernel_shape": [3, 3]}, "S 8 7 7"),
+        ("GlobalAveragePool", ["S 8 9 9"], (), {}, "S 8 1 1"),
+        ("MatMul", ["S 2 4 8", "S 2 8 6"], (), {}, "S 2 4 6"),
+        ("MatMul", ["S 2 4 8", "2 8 6"], (1,), {}, "S 2 4 6"),
+        ("MatMul", ["S 1 4 8", "2 8 6"], (1,), {}, "S 2 4 6"),
+        ("CumSum", ["B S 8", Value("c", const=np.array(2))], (), {}, "B S 8"),
+        ("ArgMax", ["B S 8"], (), {"axis": 2, "keepdims": 0}, "B S"),
+        ("ArgMax", ["B S 8"], (), {"axis": -1}, "B S 1"),
+        ("Pad", ["B S 8", constant(0, 0, 1, 0, 0, 2)], (), {}, "B S 11"),
+        ("GatherElements", ["B S 8", "B S 8"], (), {"axis": 2}, "B S 8"),
     ],
 )
 def test_axes_are_afterwards(name, inputs, plain, attrs, after):
@@ -147,6 +163,16 @@ def test_features_may_be_reduced(keeps):
         ("CumSum", ["B S 8", Value("c", const=np.array(1))], (), {}),
         ("Conv", ["B 8 S", "6 8 3"], (1,), {"pads": [1, 1]}),
         ("Conv", ["B 8 S", "6 8 1"], (1,), {"pads": [1, 1]}),
+        ("Conv", ["S 8 B", "6 8 3"], (1,), {}),
+        ("MaxPool", ["B 8 S"], (), {"kernel_shape": [3]}),
+        ("BatchNormalization", ["B S 8", "5", "5", "5", "5"], (1, 2, 3, 4), {}),
+        ("MatMul", ["S 4 8", "5 8 6"], (1,), {}),
+        ("MatMul", ["S 5 4 8", "5 S 8 6"], (), {}),
+        ("MatMul", ["2 S 8", "2 8 S"], (), {}),
+        ("ArgMax", ["B S 8"], (), {"axis": 1}),
+        ("TopK", ["B S 8", constant(2)], (), {"axis": 0}),
+        ("Pad", ["B S 8", constant(0, 1, 0, 0, 0, 0)], (), {}),
+        ("GatherElements", ["B S 8", "B S 8"], (), {"axis": 1}),
         ("Add", ["B S 8", "B 1 8"], (1,), {}),
         ("Add", ["B S 1", "B 1 S"], (), {}),
     ],
@@ -182,3 +208,15 @@ def test_what_is_the_same_for_all_is_not_packed():
 def test_place_of_rows_is_found_among_samples():
     assert place_of_rows(axes_of("B 2 S 4")) == 2
     assert place_of_rows(axes_of("BS 8")) == 0
+
+
+def test_sequences_of_a_recurrent_layer_stay_apart_along_their_batch():
+    weights, lengths = ["1 12 8", "1 12 4"], Value("n", const=np.full(5, 6, np.int32))
+    found = form("LSTM", "6 S 8", "1 16 8", "1 16 4", plain=(1, 2), outputs=3, hidden_size=4)
+    assert found.outputs == [axes_of("6 1 S 4"), axes_of("1 S 4"), axes_of("1 S 4")]
+    found = form("GRU", "S 6 8", *weights, plain=(1, 2), outputs=2, hidden_size=4, layout=1)
+    assert found.outputs == [axes_of("S 6 1 4"), axes_of("S 1 4")]
+    given = form("GRU", "6 S 8", *weights, None, lengths, "1 S 4", plain=(1, 2), hidden_size=4)
+    assert given.inputs[4:] == [axes_of("S"), axes_of("1 S 4")]
+    with pytest.raises(Stays):
+        form("GRU", "S 6 8", *weights, plain=(1, 2), hidden_size=4)

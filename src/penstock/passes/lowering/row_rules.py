@@ -193,16 +193,51 @@ def _of_gather(node: Node, inputs: _Inputs) -> Packed:
     return Packed([axes[:at] + index + axes[at + 1 :]], inputs)
 
 
+@_rule("GatherElements")
+def _of_elements(node: Node, inputs: _Inputs) -> Packed:
+    known = [axes for axes in inputs if axes is not None]
+    at = _axis(node, 0, len(known[0]))
+    _want_plain(axes[at] for axes in known)
+    columns = enumerate(zip(*known, strict=True))
+    joined = [() if i == at else _joined(column) for i, column in columns]
+    others = [
+        axes or (None if value is None else beside(value, joined))
+        for value, axes in zip(node.inputs, inputs, strict=True)
+    ]
+    dims, picked = [[*static_dims(value)] for value in node.inputs]
+    del dims[at], picked[at]
+    if None in others or dims != picked:
+        raise Stays("reads some of the rows, or the same for all")
+    joined[at] = features(static_dims(node.outputs[0])[at])
+    return Packed([tuple(joined)], others)
+
+
 @_rule("MatMul")
 def _of_product(node: Node, inputs: _Inputs) -> Packed:
+    if inputs[0] is not None and inputs[1] is not None:
+        return _of_products(inputs[0], inputs[1])
     a, b = static_dims(node.inputs[0]), static_dims(node.inputs[1])
     first = inputs[0] is not None
     axes, other = _only(inputs, 0 if first else 1), b if first else a
-    if prod(other[:-2]) > 1 or not 2 <= len(other) <= len(axes):
+    if not 2 <= len(other) <= len(axes):
         raise Stays("multiplies rows by several matrices")
     _want_plain(axes[-1:] if first else axes[-2:-1])
+    lead = [*axes[:-2]]
+    for i, size in enumerate(other[:-2], len(axes) - len(other)):
+        if size > 1:  # matrices for each element of an axis
+            _want_plain([lead[i]])
+            lead[i] = features(size)
     ends = (axes[-2], features(b[-1])) if first else (features(a[-2]), axes[-1])
-    return Packed([axes[:-2] + ends], inputs)
+    return Packed([(*lead, *ends)], inputs)
+
+
+def _of_products(a: Axes, b: Axes) -> Packed:
+    """Of the matrices of each row by those of the same row."""
+    rank = max(len(a), len(b))
+    a, b = _of_rank(a, rank), _of_rank(b, rank)
+    _want_plain(a[-2:] + b[-2:])
+    lead = [_joined(column) for column in zip(a[:-2], b[:-2], strict=True)]
+    return Packed([(*lead, a[-2], b[-1])], [a, b])
 
 
 @_rule("Gemm")
@@ -274,6 +309,42 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
     return Packed([tuple(result)], inputs[:1], "Reshape", {}, [np.array(sizes)])
 
 
+@_rule("CumSum")
+def _of_sums(node: Node, inputs: _Inputs) -> Packed:
+    axes, named = _only(inputs), node.inputs[1]
+    if named is None or named.const is None:
+        raise Stays("reads several rows or samples at a time")
+    _want_plain([axes[i] for i in normalize_axes(named.const.reshape(-1).tolist(), len(axes))])
+    return Packed([axes], inputs)
+
+
+@_rule("ArgMax", "ArgMin", "Hardmax", "TopK")
+def _of_order(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    at = _axis(node, 0 if node.op.name.startswith("Arg") else -1, len(axes))
+    _want_plain(axes[at : at + 1])
+    found = []
+    for dims in [static_dims(y) for y in node.outputs if y is not None]:
+        kept = [features(dims[at])] if len(dims) == len(axes) else []
+        found.append((*axes[:at], *kept, *axes[at + 1 :]))
+    return Packed(found, inputs)
+
+
+@_rule("Pad")
+def _of_padding(node: Node, inputs: _Inputs) -> Packed:
+    axes, dims = _only(inputs), static_dims(node.inputs[0])
+    result = static_dims(node.outputs[0])
+    amounts = node.inputs[1] if len(node.inputs) > 1 else None
+    if amounts is None or amounts.const is None or len(node.inputs) > 3:
+        raise Stays("reads several rows at a time")
+    ends = amounts.const.reshape(2, -1)
+    for axis, begin, end in zip(axes, *ends, strict=True):
+        if begin or end:
+            _want_plain([axis])
+    pairs = zip(axes, dims, result, strict=True)
+    return Packed([tuple([axis if n == m else features(m) for axis, n, m in pairs])], inputs)
+
+
 @_rule("Transpose")
 def _of_transpose(node: Node, inputs: _Inputs) -> Packed:
     axes = _only(inputs)
@@ -332,9 +403,48 @@ def _of_expand(node: Node, inputs: _Inputs) -> Packed:
 def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
     axes, sizes = _only(inputs), {*static_dims(node.inputs[1])[2:], *node.attrs.get("strides", ())}
     if sizes != {1} or any(node.attrs.get("pads", ())):
-        raise Stays("reads several rows at a time")
+        return _of_samples(node, inputs)
     _want_plain(axes[1:2])
     return Packed([(axes[0], features(static_dims(node.outputs[0])[1]), *axes[2:])], inputs)
+
+
+@_rule(
+    *("ConvTranspose", "QLinearConv", "ConvInteger", "MaxPool", "AveragePool", "LpPool"),
+    *("GlobalMaxPool", "GlobalAveragePool", "BatchNormalization", "InstanceNormalization"),
+    *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
+)
+def _of_samples(node: Node, inputs: _Inputs) -> Packed:
+    """What computes each element of the first axis of its first input by itself."""
+    axes = _only(inputs)
+    _want_plain(axes[1:])
+    results = [static_dims(y) for y in node.outputs if y is not None]
+    return Packed([(axes[0], *map(features, dims[1:])) for dims in results], inputs)
+
+
+@_rule("LSTM", "GRU", "RNN")
+def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
+    """Of sequences, none of which meets another: they are rows where the batch is."""
+    batch, x = (0 if node.attrs.get("layout", 0) else 1), inputs[0]
+    if x is None:
+        raise Stays("has sequences that are the same for all rows")
+    row, own = x[batch], [*inputs]
+    for i, value in enumerate(node.inputs):
+        if value is None or i in (1, 2, 3, 7):  # weights
+            if inputs[i] is not None:
+                raise Stays("has weights for each row")
+            continue
+        at = 0 if i == 4 else batch  # lengths are by sequence alone
+        expected = [features(n) for n in static_dims(value)]
+        expected[at] = row
+        if inputs[i] not in (None, tuple(expected)):
+            raise Stays("combines rows with others")
+        own[i] = tuple(expected)
+    results = []
+    for value in node.outputs:
+        axes = [row] if value is None else [features(n) for n in static_dims(value)]
+        at = 0 if value is None or batch == 0 else len(axes) - 2
+        results.append((*axes[:at], row, *axes[at + 1 :]))
+    return Packed(results, own)
 
 
 @_rule("penstock.Attention")

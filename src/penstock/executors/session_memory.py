@@ -1,0 +1,120 @@
+"""The memory of one session, which the arenas of all its plans share (``memory=``).
+
+::
+
+    memory    weights, plans | arena of a run | arena of a run | free arena |      left      |
+
+A run begins when its arena fits. Free arenas of other plans make room for it; then it waits for
+runs to end, in the order in which runs came. What a plan needs is known before it runs, so that
+one that could never begin is refused when it is compiled. Where the sizes of results follow from
+data, a run is alone in the session, and counts what it allocates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sized
+from typing import Any, Protocol, TypeAlias
+from weakref import ref
+
+from penstock.core.errors import LimitExceeded
+from penstock.ir.describe import format_bytes
+
+_ABOUT = 1024
+"""bytes by which the same plan may take more or less in another process"""
+
+
+class Pool(Protocol):
+    """The arenas of a plan, ``count`` of them, of which no run holds those that are ``free``. Each
+    takes what a run ``needs`` of the memory of its session, or all of it if it is to be
+    ``alone``."""
+
+    count: int
+    needs: int
+    alone: bool
+
+    @property
+    def free(self) -> Sized: ...
+
+    def forget_free(self) -> None:
+        """Drop a free arena."""
+        ...
+
+
+Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
+"""a pool, and what receives an arena of it"""
+
+
+class PlanTooLarge(LimitExceeded):
+    """A run of a plan needs more than the session may hold: ``needed`` bytes, of those ``left``."""
+
+    def __init__(self, message: str, needed: int, left: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.left = left
+
+
+class SessionMemory:
+    """``limit`` bytes, of which weights and plans take ``held``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        self.results = 0
+        """bytes of results that a run in parts has so far"""
+        self.turn = threading.Lock()
+        """held by a run in parts"""
+        self.freed = False
+        """whether arenas were dropped whose memory the process still has"""
+        self.waiting: deque[Waiting] = deque()
+        """runs of any plan that wait for an arena"""
+        self._pools: list[ref[Pool]] = []  # the one that was asked last comes last
+
+    @property
+    def left(self) -> int:
+        """Bytes that runs may have."""
+        return max(self.limit - self.held - self.results, 0)
+
+    def check(self, needed: int) -> None:
+        """Raise ``LimitExceeded`` if a run that needs so many bytes could never begin."""
+        left = max(self.limit - self.held, 0)
+        if needed > left:
+            parts = f"{format_bytes(self.held)} for weights and plans, {format_bytes(needed)} "
+            # What a plan takes is known but about.
+            least = (self.held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
+            message = f"memory= allows {self.limit} bytes, and at least {least} are needed: {parts}"
+            raise PlanTooLarge(f"{message}for a run", needed, left)
+
+    def makes_room(self, pool: Pool) -> bool:
+        """Whether one more arena of ``pool`` fits, in place of others that no run holds if need be.
+        To be called with the lock of all pools."""
+        self._pools = [own for own in self._pools if own() not in (None, pool)]
+        others = self._alive()
+        self._pools.append(ref(pool))
+        return self._makes_room(pool.needs, pool.alone, [pool], others)
+
+    def holds_results(self, nbytes: int) -> bool:
+        """Hold ``nbytes`` of results if they fit, as ``makes_room``."""
+        if not self._makes_room(nbytes, False, [], self._alive()):
+            return False
+        self.results = nbytes
+        return True
+
+    def _alive(self) -> list[Pool]:
+        return [pool for own in self._pools if (pool := own()) is not None]
+
+    def _makes_room(self, nbytes: int, alone: bool, own: list[Pool], others: list[Pool]) -> bool:
+        while True:
+            held = [pool for pool in (*own, *others) if pool.count]
+            if not held:  # plans that were compiled since may have taken what it needs
+                return True
+            taken = sum([pool.count * pool.needs for pool in held])
+            shared = not alone and not any(pool.alone for pool in held)
+            if shared and taken + nbytes <= self.left:
+                return True
+            idle = next((pool for pool in others if pool.free), None)
+            if idle is None:
+                return False
+            idle.forget_free()
+            self.freed = True

@@ -1,0 +1,69 @@
+"""Which batches run in parts: those of which no sample acts on another, for all that is known."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from tests.support.bounded import least, rows, session_of
+from tests.support.sweeps import sweep
+
+ENCODERS = Path(__file__).parents[1] / "models" / "encoders.zip"
+
+DEPENDENT = {
+    "a sum over the batch": "s = ReduceSum(x, zero) y = Mul(x, s)",
+    "a mean of all": "s = ReduceMean(x) y = Sub(x, s)",
+    "a sum from sample to sample": "y = CumSum(x, zero)",
+    "the size of the batch": """n = Shape<end = 1>(x) f = Cast<to = 1>(n) y = Div(x, f)""",
+    "the number of each sample": """n = Shape<end = 1>(x) s = Squeeze(n) i = Range(null, s, one)
+        f = Cast<to = 1>(i) u = Unsqueeze(f, last) y = Mul(x, u)""",
+    "samples in another order": "y = Slice(x, [-1], [-9999], zero, [-1])",
+    "products of samples": "t = Transpose(x) g = MatMul(x, t) y = MatMul(g, x)",
+    "random numbers": "r = RandomNormalLike(x) y = Add(x, r)",
+}
+
+
+@pytest.mark.parametrize("what", DEPENDENT)
+def test_samples_that_act_on_one_another_stay_together(what):
+    body = DEPENDENT[what]
+    for text, name in (("[-1]", "minus"), ("[-9999]", "far")):
+        body = body.replace(text, name)
+    text = f"""g (float[N, 64] x) => (float[N, 64] y) {{
+        zero = Constant<value = int64[1] {{0}}> () null = Constant<value = int64 {{0}}> ()
+        one = Constant<value = int64 {{1}}> () last = Constant<value = int64[1] {{1}}> ()
+        minus = Constant<value = int64[1] {{-1}}> () far = Constant<value = int64[1] {{-9999}}> ()
+        a = Sin(x) b = Cos(a) c = Exp(b) {body.replace("(x", "(c").replace("x)", "c)")} }}"""
+    x = rows(64, width=64)
+    memory = least(text, {"x": x})
+    with pytest.raises(ps.LimitExceeded, match="not run in parts"):
+        session_of(text, memory=memory * 2 // 3).run({"x": x})
+
+
+@pytest.mark.parametrize("name", sweep(sorted(zipfile.ZipFile(ENCODERS).namelist()), 8))
+@given(samples=st.integers(4, 9), seed=st.integers(0, 2**31))
+@settings(max_examples=3)
+def test_encoders_give_the_same_in_parts(name, samples, seed):
+    rng = np.random.default_rng(seed)
+    mask = (np.arange(24) < rng.integers(1, 25, samples)[:, None]).astype(np.int64)
+    model = zipfile.ZipFile(ENCODERS).read(name)
+    plain = session_of(model)
+    feeds = {}
+    for port in plain.inputs:
+        ids = rng.integers(3, 40, mask.shape)
+        feeds[port.name] = mask if "mask" in port.name else ids * (port.name == "input_ids")
+    expected = plain.run(feeds)
+    memory = least(model, feeds)
+    session = session_of(model, memory=memory - plain.memory.arenas // 3)
+    try:
+        found = session.run(feeds)
+    except ps.LimitExceeded as error:
+        assert "parts" in str(error)
+        return
+    for key, value in found.items():
+        np.testing.assert_allclose(value, expected[key], 1e-4, 2e-5)
