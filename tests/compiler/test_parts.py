@@ -46,9 +46,9 @@ def test_samples_that_act_on_one_another_stay_together(what):
 
 
 @pytest.mark.parametrize("name", sweep(sorted(zipfile.ZipFile(ENCODERS).namelist()), 8))
-@given(samples=st.integers(4, 9), seed=st.integers(0, 2**31))
-@settings(max_examples=3)
-def test_encoders_give_the_same_in_parts(name, samples, seed):
+@given(samples=st.integers(4, 9), seed=st.integers(0, 2**31), more=st.floats(-0.7, 0.2))
+@settings(max_examples=4)
+def test_encoders_give_the_same_in_parts(name, samples, seed, more):
     rng = np.random.default_rng(seed)
     mask = (np.arange(24) < rng.integers(1, 25, samples)[:, None]).astype(np.int64)
     model = zipfile.ZipFile(ENCODERS).read(name)
@@ -59,7 +59,7 @@ def test_encoders_give_the_same_in_parts(name, samples, seed):
         feeds[port.name] = mask if "mask" in port.name else ids * (port.name == "input_ids")
     expected = plain.run(feeds)
     memory = least(model, feeds)
-    session = session_of(model, memory=memory - plain.memory.arenas // 3)
+    session = session_of(model, memory=memory + int(more * plain.memory.arenas))
     try:
         found = session.run(feeds)
     except ps.LimitExceeded as error:

@@ -41,22 +41,26 @@ class PackedSubgraph(Subgraph):
         self.packs = packs
         self.varying.fixed = True  # rows of unknown number cannot be told from samples
         self._tries = _TRIES
-        self._fitting: list[
-            Sequence[Hashable]
-        ] = []  # keys of batches whose padded plans fit into memory
+        self.stays: set[tuple[Hashable, ...]] = set()
+        """keys of batches whose rows are all computed, for want of memory"""
+        # Keys of batches whose padded plans fit into memory, and what runs of these need.
+        self._fitting: dict[tuple[Hashable, ...], int] = {}
 
     @property
     def base(self) -> Subgraph | None:
         return self._base()
 
-    def fits(self, key: Sequence[Hashable]) -> None:
+    def fits(self, key: tuple[Hashable, ...], nbytes: int) -> None:
         """Note that the padded plan of a batch fits into the memory of the session."""
         if not self.depends_on_dtypes:
-            self._fitting = [*[k for k in self._fitting if not _is_within(k, key)], key]
+            others = self._fitting.items()
+            self._fitting = {k: n for k, n in others if not _is_within(k, key)} | {key: nbytes}
 
-    def has_fit(self, key: Sequence[Hashable]) -> bool:
-        """Whether a padded plan has fitted of a batch that is no smaller in any dim."""
-        return any(_is_within(key, other) for other in self._fitting)
+    def most_bytes(self, key: tuple[Hashable, ...]) -> int:
+        """What runs need of the padded plan of a batch that is no smaller in any dim, 0 if none is
+        known."""
+        found = [nbytes for other, nbytes in self._fitting.items() if _is_within(key, other)]
+        return min(found, default=0)
 
     def refuse(self) -> Subgraph:
         """The base, in place of this one, which cannot run; after some tries, from now on."""

@@ -257,6 +257,10 @@ class CompiledExecutor:
         """Bytes of the memory of a session that a run takes, as far as they are known before."""
         return self._arenas.needs
 
+    def expect(self, nbytes: int) -> None:
+        """Note what a run surely does with, as far as it was not known before."""
+        self._arenas.needs = max(self._arenas.needs, nbytes)
+
     def share_memory(self, memory: SessionMemory) -> None:
         """Take what runs need of the memory of a session."""
         self._memory, found = memory, self._program.allocations

@@ -58,6 +58,8 @@ _feeds_fit = imported("penstock.executors.feeds.feeds_fit")
 _AT_EXIT: WeakSet[Executors] = WeakSet()
 """those with plans that are to be kept by default"""
 
+# Values without an arena take up to this much more, for the same rows.
+_PACKED = 1.1
 # Plans from which on constants are let go ever more seldom.
 _MANY_PLANS = 8
 # Bytes of constants after whose release free memory is given back to the system.
@@ -182,15 +184,38 @@ class Executors:
         base = subgraph.base or subgraph
         try:
             # What is packed has dims that only runs know, but never more than the whole.
-            if base is not subgraph and cast("PackedSubgraph", subgraph).has_fit(key):
-                return self._whole(subgraph, key, values, exact)
-            found = self._parts(base, values) or self._whole(base, key, values, exact)
-            if base is subgraph or found.name == "parts":
-                return found
-            cast("PackedSubgraph", subgraph).fits(key)
-            return self._whole(subgraph, key, values, exact)
+            if base is subgraph:
+                return self._parts(base, values) or self._whole(base, key, values, exact)
+            return self._packed(cast("PackedSubgraph", subgraph), base, values, exact)
         except PlanTooLarge as error:
             return self._in_parts(base, values, error, exact)
+
+    def _packed(
+        self, subgraph: PackedSubgraph, base: Subgraph, values: RunValues, exact: bool
+    ) -> Executor:
+        """The executor of ``base`` without rows that a mask hides. Raises ``LimitExceeded``."""
+        from penstock.executors.session_memory import PlanTooLarge
+
+        key = subgraph.key(values)
+        most = subgraph.most_bytes(key)
+        if not most:
+            found = self._parts(base, values) or self._whole(base, key, values, exact)
+            if not isinstance(found, CompiledExecutor) or key in subgraph.stays:
+                return found  # parts ask for plans themselves
+            most = int(found.needs_bytes * _PACKED)
+            try:
+                self._plans.check(found, most)
+            except PlanTooLarge as error:
+                # Parts without these rows take less time than all with them.
+                with suppress(LimitExceeded):
+                    return self._in_parts(base, values, error, exact)
+                subgraph.stays.add(key)
+                return found
+            subgraph.fits(key, most)
+        packed = self._whole(subgraph, key, values, exact)
+        if isinstance(packed, CompiledExecutor):
+            self._plans.expect(packed, most)
+        return packed
 
     def _parts(self, subgraph: Subgraph, values: RunValues) -> Executor | None:
         """What runs these values in parts, if anything."""
@@ -257,7 +282,7 @@ class Executors:
         memory, found = self._plans.memory, None
         assert memory is not None
         find = partial(_anew, WeakMethod(self._part), ref(subgraph))
-        rows = int(samples * error.left / error.needed)
+        rows = int(samples * error.left / (error.needed * _PACKED))
         while found is None:
             # Parts of one row would be other graphs: dims of 1 are special.
             if rows < 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from itertools import count
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
@@ -209,6 +209,15 @@ class PlanCache:
         memory.held = self._weights(executor) + executor.plan_bytes
         executor.share_memory(memory)
 
+    def expect(self, executor: CompiledExecutor, nbytes: int) -> None:
+        """Let others give up what runs of a plan may need, of which that was not known before."""
+        with _LOCK:
+            executor.expect(nbytes)
+            self._make_room(cast(Executor, executor))
+            if self._dropped:
+                self._dropped = 0
+                give_back_memory()
+
     def check(self, executor: Executor, needed: int) -> None:
         """Raise ``LimitExceeded`` if a run of a plan that needs so many bytes in all does not fit
         into the memory of the session, whatever others give up."""
@@ -237,6 +246,7 @@ class PlanCache:
             held += last.run_bytes
         weights, memory = 0, self.memory
         if memory is not None:
+            held += max(getattr(last, "needs_bytes", 0) - last.run_bytes, 0)
             weights = self._weights(last)
             most = min(memory.limit if most is None else most, memory.limit - weights)
         elif most is None:  # to count constants takes longer than a small run
@@ -248,6 +258,7 @@ class PlanCache:
                 # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
                 held -= before - executor.arena_bytes
+                self._dropped += before - executor.arena_bytes
         for kept in by_use[:-1]:
             if held <= most:
                 break
