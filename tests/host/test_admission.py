@@ -28,6 +28,7 @@ class Client:
     """A thread with one run, which is inside until ``finish``."""
 
     def __init__(self, queue: AdmissionQueue, control: Any = NEVER, seconds: float = LONG) -> None:
+        self.pauses = 0
         self.entered, self._may_leave = threading.Event(), threading.Event()
         self.error: BaseException | None = None
         self._arguments = seconds, control
@@ -410,3 +411,142 @@ def test_runs_about_to_begin_count_when_threads_are_divided():
     with share as threads:
         assert threads == 2
     second.finish()
+
+
+# Priorities.
+
+
+class Worker(Client):
+    """A client that looks whether to stop or pause, until it may leave."""
+
+    def __init__(self, queue: AdmissionQueue, priority: int, seconds: float = LONG) -> None:
+        self.control = Control()
+        self.control.priority = priority
+        super().__init__(queue, self.control, seconds)
+
+    def _run(self) -> None:
+        try:
+            with self._queue.ticket(*self._arguments) as self.ticket:
+                self.entered.set()
+                while not self._may_leave.wait(1e-3):
+                    if self.control.stopped:
+                        self.entered.clear()
+                        self.control.stop()
+                        self.entered.set()
+                        self.pauses += 1
+        except BaseException as error:
+            self.error = error
+
+
+def test_runs_of_a_lower_priority_pause_for_one_of_a_higher():
+    queue = AdmissionQueue(2)
+    queue.ranked = True
+    low = [Worker(queue, 0), Worker(queue, 0)]
+    again = [Worker(AdmissionQueue(1), 0)]
+    for client in (*low, *again):
+        assert client.entered.wait(SOON)
+    high = Worker(queue, 3)
+    assert high.entered.wait(SOON)
+    wait_until(lambda: not any(client.entered.is_set() for client in low))
+    assert (queue.inside, queue.waiting) == (1, 2)
+    high.finish()
+    assert all(client.entered.wait(SOON) for client in low)
+    wait_until(lambda: [client.pauses for client in low] == [1, 1])
+    for client in (*low, *again):
+        client.finish()
+        assert client.error is None
+    assert (queue.inside, queue.waiting, again[0].pauses) == (0, 0, 0)
+
+
+def test_run_of_a_lower_priority_waits_while_one_of_a_higher_computes():
+    queue = AdmissionQueue(2)
+    high = Worker(queue, 1)
+    assert high.entered.wait(SOON)
+    low = Worker(queue, 0)
+    wait_until(lambda: queue.waiting == 1)
+    other = Worker(queue, 1)
+    assert other.entered.wait(SOON) and not low.entered.is_set()
+    high.finish()
+    assert not low.entered.is_set()
+    other.finish()
+    assert low.entered.wait(SOON)
+    low.finish()
+
+
+def test_run_that_has_waited_for_long_goes_on_and_pauses_no_more(monkeypatch):
+    monkeypatch.setattr(admission, "_PATIENCE", 1)
+    queue = AdmissionQueue(1)
+    queue.ranked = True
+    low = Worker(queue, 0, seconds=0.02)
+    assert low.entered.wait(SOON)
+    high = Worker(queue, 1)
+    assert high.entered.wait(SOON)
+    wait_until(lambda: low.pauses == 1)  # it has come back beside the other
+    assert (queue.inside, queue.waiting) == (2, 0) and not low.ticket.may_pause
+    another = Worker(queue, 2)
+    wait_until(lambda: another.entered.is_set())
+    assert low.entered.is_set()
+    for client in (another, low, high):
+        client.finish()
+        assert client.error is None
+
+
+def test_run_that_pauses_can_be_stopped():
+    queue = AdmissionQueue(1)
+    queue.ranked = True
+    low = Worker(queue, 0)
+    assert low.entered.wait(SOON)
+    high = Worker(queue, 1)
+    assert high.entered.wait(SOON)
+    wait_until(lambda: queue.waiting == 1)
+    low.control.set(ps.Cancelled("now"))
+    low.finish()
+    assert isinstance(low.error, ps.Cancelled) and queue.waiting == 0
+    high.finish()
+
+
+def test_control_that_is_stopped_does_not_pause():
+    control, paused = Control(), []
+    control.ask_to_pause(lambda: paused.append(1))
+    assert control.stopped
+    control.stop()
+    assert paused == [1] and not control.stopped
+    control.ask_to_pause(lambda: paused.append(2))
+    control.set(ps.Cancelled("first"))
+    with pytest.raises(ps.Cancelled, match="first"):
+        control.stop()
+    with pytest.raises(ps.Cancelled, match="first"):
+        control.stop()
+    assert paused == [1]
+
+    def stopped_meanwhile() -> None:
+        other.set(ps.Cancelled("meanwhile"))
+
+    other = Control()
+    other.ask_to_pause(stopped_meanwhile)
+    with pytest.raises(ps.Cancelled, match="meanwhile"):
+        other.stop()
+    assert other.late() is other.error
+
+
+def test_runs_of_sessions_pause_and_give_the_same_answers(queue, monkeypatch):
+    monkeypatch.setattr("penstock.executors.linear.UNSEEN_RUN_S", 0.0)
+    monkeypatch.setattr(admission, "SHORT_RUN_S", 0.0)
+    wide = " ".join(f"v{i + 1} = MatMul(v{i}, w)" for i in range(30))
+    text = f"""g (float[200, 300] v0) => (float[200, 300] y) {{
+        w = Constant<value = float[300, 300] {{{", ".join(["0.003"] * 90_000)}}}> ()
+        {wide} y = Neg(v30) }}"""
+    low = compile_text(text, executor="linear")
+    high = compile_text(text, executor="linear", priority=2)
+    feeds = [{"v0": np.full((200, 300), i, np.float32)} for i in range(6)]
+    expected = [low.run(feed)["y"] for feed in feeds]
+    assert high.options.priority == 2
+    jobs = [
+        (i, session.submit(feeds[i], priority=priority))
+        for turn in range(6)
+        for i in range(6)
+        for session, priority in ((low, None), (high, None), (low, turn % 3 - 1))
+    ]
+    for i, job in jobs:
+        np.testing.assert_allclose(job.result(SOON)["y"], expected[i], 1e-5)
+    wait_until(lambda: (queue.inside, queue.waiting) == (0, 0))

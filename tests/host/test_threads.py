@@ -21,7 +21,7 @@ from penstock.host.threads import OVERHEADS, Workers, pool
 from tests.support.futures import run_on
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of, in_child
-from tests.support.timing import slow, wait_until
+from tests.support.timing import SOON, slow, wait_until
 
 LOOP = """g (float[4] x, int64 n) => (float[4] y) {
         y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
@@ -607,3 +607,54 @@ def test_job_can_fork(workers):
 def test_overheads_are_in_order_of_their_size():
     assert 0 < OVERHEADS.python_s < OVERHEADS.dispatch_s < OVERHEADS.hand_over_s
     assert OVERHEADS.hand_over_s < OVERHEADS.worth_s < OVERHEADS.long_s
+
+
+# Lines by priority.
+
+
+def test_line_serves_higher_priorities_first_and_then_in_order():
+    line = threads.Line[str]()
+    for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)):
+        line.append(name, priority)
+    line.append("f", 0, front=True)
+    assert len(line) == 6 and line.first == "b"
+    assert list(line) == ["b", "d", "f", "a", "c", "e"]
+    line.remove("a")
+    with pytest.raises(ValueError, match="does not wait"):
+        line.remove("a")
+    assert [line.popleft() for _ in range(5)] == ["b", "d", "f", "c", "e"]
+    with pytest.raises(IndexError):
+        line.popleft()
+    with pytest.raises(IndexError):
+        line.first  # noqa: B018
+
+
+def test_line_serves_lower_priorities_one_time_in_eight():
+    line = threads.Line[int]()
+    for i in range(100):
+        line.append(i, 1)
+        line.append(1000 + i, 0)
+    taken = [line.popleft() for _ in range(40)]
+    assert [i for i, item in enumerate(taken) if item >= 1000] == [7, 15, 23, 31, 39]
+    assert [item for item in taken if item >= 1000] == [1000, 1001, 1002, 1003, 1004]
+
+
+def test_job_of_a_higher_priority_starts_beside_those_of_a_lower(workers):
+    held, started = threading.Event(), threading.Semaphore(0)
+
+    def hold() -> None:
+        started.release()
+        held.wait(SOON)
+
+    for _ in range(workers.size):
+        workers.submit(hold)
+    for _ in range(workers.size):
+        assert started.acquire(timeout=SOON)
+    order: list[str] = []
+    workers.submit(lambda: order.append("low"))
+    done = threading.Event()
+    workers.submit(done.set, priority=1)
+    assert done.wait(SOON)
+    assert workers.threads <= 2 * workers.size
+    held.set()
+    wait_until(lambda: order == ["low"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class Client:
 
         def counted(path: str, *others: Any) -> Any:
             self.direct.append(path)
+            self.priority = others[1]
             return answer(path, *others)
 
         def counted_offer(connection: Any) -> bool:
@@ -67,7 +69,7 @@ class Client:
 
     def answer(self) -> tuple[int, Any]:
         """The status and the document of the next answer."""
-        status, document, self.rest = read_answer(self.file)
+        status, document, self.rest, self.headers = read_answer(self.file)
         return status, document
 
     def ended(self) -> bool:
@@ -83,8 +85,8 @@ class Client:
         np.testing.assert_allclose(document["outputs"][0]["data"], np.sin(values), rtol=1e-6)
 
 
-def read_answer(file: Any) -> tuple[int, Any, bytes]:
-    """The status and the document of an answer, and the bytes behind it."""
+def read_answer(file: Any) -> tuple[int, Any, bytes, dict[bytes, bytes]]:
+    """The status and the document of an answer, the bytes behind it, and its headers."""
     status = int(file.readline().split()[1])
     headers = {}
     while (line := file.readline()) != b"\r\n":
@@ -92,7 +94,7 @@ def read_answer(file: Any) -> tuple[int, Any, bytes]:
         headers[name.lower()] = value
     body = file.read(int(headers[b"content-length"]))
     text = int(headers.get(b"inference-header-content-length", len(body)))
-    return status, json.loads(body[:text]), body[text:]
+    return status, json.loads(body[:text]), body[text:], headers
 
 
 def infer(*values: float, head: str = "", **parameters: Any) -> bytes:
@@ -139,6 +141,21 @@ def test_requests_after_the_first_are_answered_by_one_thread(tmp_path):
         assert client.direct == ["/v2/models/g/infer"] * 19
         assert (threads("http"), threads("replicas")) == (1, 1)
     assert threads("http") == 0
+
+
+def test_priority_is_read_and_times_are_told_on_both_ways(tmp_path):
+    for joined in (1, 4):
+        with connected(tmp_path, lambda path, n=joined: ps.Replicas(path, max_batch=n)) as client:
+            for _ in range(3):
+                client.ask(2.0, head="Priority: u=1, i\r\n")
+                client.check(2.0)
+                times = client.headers[b"server-timing"].decode().strip()
+                found = re.fullmatch(r"queue;dur=([\d.]+), run;dur=([\d.]+)", times)
+                assert found is not None and float(found[2]) > 0
+            assert joined > 1 or client.priority == 2
+            client.ask(2.0)
+            client.check(2.0)
+            assert joined > 1 or client.priority is None
 
 
 def test_requests_that_are_joined_are_not_lent(tmp_path):
@@ -368,7 +385,7 @@ def test_models_are_loaded_again_while_threads_answer(tmp_path):
                 file = connection.makefile("rb")
                 while not stop.is_set() or not asked:
                     connection.sendall(infer(k, asked))
-                    status, document, _ = read_answer(file)
+                    status, document, _, _ = read_answer(file)
                     assert status == 200, document
                     data = document["outputs"][0]["data"]
                     np.testing.assert_allclose(data, np.sin([k, asked]), rtol=1e-6)

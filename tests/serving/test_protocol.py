@@ -298,3 +298,20 @@ def test_long_json_is_read_and_written_while_others_are_answered(monkeypatch, af
         status, document = answer.result(SOON)
         assert (status, document["outputs"][0]["data"]) == (200, [0.25] * length)
         assert [ident == loop[0] for ident in at] == [length == 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("header", "priority"),
+    [("u=0", 3), ("u=3", 0), ("u=7", -4), ("i, u=1", 2), ("u=2, i", 1), ("u=5;x=1", -2)],
+)
+def test_urgency_of_a_request_is_its_priority(header, priority):
+    assert protocol.priority_of(header) == priority
+
+
+@pytest.mark.parametrize("header", [None, "", "u=8", "u=-1", "u=12", "i", "au=1", "u = 1", "u"])
+def test_header_without_an_urgency_asks_for_no_priority(header):
+    assert protocol.priority_of(header) is None
+
+
+def test_times_are_in_milliseconds():
+    assert protocol.timing(0.0012, 1.5) == "queue;dur=1.200, run;dur=1500.000"

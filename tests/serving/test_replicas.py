@@ -57,6 +57,17 @@ def held(text: str = ROWS, n: int = 1, **options: Any) -> tuple[ps.Replicas, Hel
     return replicas, backend
 
 
+class Told:
+    """Calls ``late``, and keeps what it is told of times."""
+
+    def __init__(self, late: Any) -> None:
+        self.late = late
+        self.times: list[tuple[float, float]] = []
+
+    def timed(self, queue: float, run: float) -> None:
+        self.times.append((queue, run))
+
+
 def row(k: int, rows: int = 1) -> dict[str, np.ndarray]:
     return {"x": np.full((rows, 3), k, np.float32)}
 
@@ -102,6 +113,33 @@ def test_full_queue_refuses_a_request_and_runs_the_others():
     replicas.close()
 
 
+def test_requests_of_a_higher_priority_come_first_and_tell_their_times():
+    replicas, backend = held(queue=9, priority=1)
+    order: list[int] = []
+    times: dict[int, tuple[float, float]] = {}
+
+    def ask(k: int, **options: Any) -> Future[Any]:
+        future = replicas.submit(row(k), timed=lambda *own: times.update({k: own}), **options)
+        future.add_done_callback(lambda _: order.append(k))
+        return future
+
+    futures = [ask(0)]
+    wait_until(lambda: len(backend.shapes) == 1)
+    futures += [ask(k, priority=p) for k, p in ((1, -1), (2, None), (3, 5), (4, 1), (5, 5))]
+    with ThreadPoolExecutor(1) as threads:
+        told = Told(lambda error: None)
+        last = threads.submit(replicas.run_here, row(6), priority=9, told=told)
+        wait_until(lambda: replicas.counts.queued == 6)
+        backend.opened.set()
+        np.testing.assert_allclose(last.result(SOON)["y"], np.sin(row(6)["x"]), rtol=1e-6)
+    for k, future in enumerate(futures):
+        check(future, k)
+    assert order == [0, 3, 5, 2, 4, 1]
+    assert all(queue >= 0 and run > 0 for queue, run in times.values()) and len(times) == 6
+    assert times[1][0] >= times[3][0] and len(told.times) == 1
+    replicas.close()
+
+
 def test_more_replicas_than_cores_run_as_many_requests_at_once():
     size, count = pool().size, core_budget() + 2
     replicas, backend = held(n=count)
@@ -124,7 +162,7 @@ def test_request_run_here_runs_on_the_calling_thread_in_its_turn():
         wait_until(lambda: replicas.counts.queued == 1)
         told: list[Exception] = []
         with pytest.raises(ps.DeadlineExceeded):
-            replicas.run_here(row(3), timeout=0.3, late=told.append)
+            replicas.run_here(row(3), timeout=0.3, told=Told(told.append))
         assert [type(error) for error in told] == [ps.DeadlineExceeded]
         third = replicas.submit(row(4))
         with pytest.raises(ps.QueueFull):
@@ -168,7 +206,7 @@ def test_request_run_here_that_fails_or_is_late_gives_its_replica_back():
         backend.opened.set()  # of a kernel that nothing stops
 
     with pytest.raises(ps.DeadlineExceeded):
-        replicas.run_here(row(1), timeout=0.02, late=late)
+        replicas.run_here(row(1), timeout=0.02, told=Told(late))
     assert len(told) == 1
     check(replicas.submit(row(2)), 2)
     assert (replicas.counts.succeeded, replicas.counts.failed) == (1, 3)

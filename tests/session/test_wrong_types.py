@@ -29,6 +29,7 @@ WRONG = {
     "map_weights": [1, "yes", np.array([1, 2])],
     "signature": [1, ["s"], {}],
     "cache": [1, 1.5, ["x"]],
+    "priority": [1.5, "high", True, None],
     "autotune": ["x", np.array([1, 2])],
     "devices": [1.5, "cpu:0", [1], {1: "numpy"}, True, 0, 10**30],
     "cluster": [1, "x", {"workers": 2}],

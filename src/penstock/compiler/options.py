@@ -350,6 +350,12 @@ class CompileOptions:
         "assigns to as well, instead of having its own.",
         lambda value: hasattr(value, "restore"),
     )
+    priority: int = option(
+        0,
+        "By which runs are served, higher ones first: runs of a lower priority that compute pause "
+        "for them, and of those that wait, one in eight is of a lower priority.",
+        _is_size,
+    )
     max_pending: int = option(
         1000,
         "Runs that may have been submitted and not have ended: submit waits for one of them to end "
@@ -490,6 +496,9 @@ class RunOptions:
         "while it is compiled.",
     )
     cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
+    priority: int | None = option(
+        None, "By which the run is served, higher ones first; by default that of the session."
+    )
     trace: Observer | None = option(None, "A penstock.Trace that records the run.")
     observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
     out: Mapping[str, np.ndarray] | None = option(
@@ -510,6 +519,8 @@ class RunOptions:
         if self.out is not None and not _by_name(self.out, lambda x: isinstance(x, np.ndarray)):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
         check_choice("returns", self.returns, RETURNS)
+        if self.priority is not None and not _is_size(self.priority):
+            raise wrong_type("priority", self.priority, "int")
         if self.out is not None and self.returns != "numpy":
             raise OptionError("out= has arrays to write into, and returns= asks for new tensors")
         if not isinstance(self.observers, Iterable):

@@ -44,10 +44,13 @@ class Control(StopCondition):
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
-    ``turn`` is the run's place on a user stream.
+    ``turn`` is the run's place on a user stream, ``priority`` what lines serve it by. A run that is
+    to ``pause`` calls that from ``stop``, which then returns.
     """
 
-    __slots__ = ("error", "listeners", "observer", "run", "stopped", "turn")
+    __slots__ = (
+        *("error", "listeners", "observer", "pause", "priority", "run", "stopped", "turn"),
+    )
 
     def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
         super().__init__(timeout, cancel)
@@ -58,10 +61,12 @@ class Control(StopCondition):
         self.observer: Observer = _NO_OBSERVER
         self.run = _NO_RUN
         self.turn: Turn | None = None
+        self.priority = 0
+        self.pause: Callable[[], None] | None = None
 
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first call wins."""
-        if not self.stopped:
+        if self.error is None:
             # Before the flag: a run that sees the flag raises this error.
             self.error = error
             self.stopped = True
@@ -82,8 +87,22 @@ class Control(StopCondition):
         """Undo ``add_listener``, if it was called; a call that has begun goes on."""
         self.listeners.discard(listener)
 
+    def ask_to_pause(self, pause: Callable[[], None]) -> None:
+        """Let the run call ``pause`` on its thread when it next looks at ``stopped``."""
+        self.pause = pause
+        self.stopped = True
+
     def stop(self) -> None:
-        """Raise the error that the run was stopped with."""
+        """Raise the error that the run was stopped with; or pause, and return."""
+        pause, self.pause = self.pause, None
+        if pause is not None:
+            self.stopped = False
+            if self.error is None:
+                pause()
+            # Whether it was stopped before it began to pause, or meanwhile.
+            if self.error is None:
+                return
+            self.stopped = True
         raise self.error or Cancelled("the run has ended")
 
     def check(self) -> None:
@@ -94,7 +113,7 @@ class Control(StopCondition):
     def late(self) -> Exception | None:
         """The error that a run must end with that ends now: it was stopped, or its deadline has
         passed by the clock, whether the watchdog has noticed or not."""
-        if not self.stopped and time.monotonic() > self.deadline:
+        if self.error is None and time.monotonic() > self.deadline:
             self.set(self.timed_out())
         return self.error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -118,10 +118,10 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 if sampler is not None:
                     return sampler.run(self, inputs, control.own())
                 # Kernels ask ``THREAD.run`` whether to stop: entered once more, as a part of that.
-                return working_for(control, self.run, inputs, control)
+                return working_for(control, self.run, inputs, control, place)
         if self._core_seconds > UNSEEN_RUN_S and place is None:
             with _place(self._core_seconds, control) as place:
-                return self.run(inputs, control, place)
+                return self.run(inputs, cast(Control, place.run), place)
         arenas, share = self._arenas, self._share
         try:
             arena = arenas.free.pop()
@@ -138,9 +138,12 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 return arena[1](control, *inputs)
             with share as threads:
                 run = arena[threads]
+                if place is not None:
+                    place.share, place.adopted = share, threads
                 start = perf_counter()
                 outputs = run(control, *inputs)
-                self._took(threads, perf_counter() - start)
+                paused = 0.0 if place is None else place.paused
+                self._took(threads, perf_counter() - start - paused)
                 return outputs
         except Exception as error:
             from penstock.executors.errors import explained, throw

@@ -13,33 +13,49 @@ come, first served::
 No run waits for much longer than it would have shared the cores with all others: a run is not kept
 waiting by longer ones, and runs that wait for one another, on whatever threads, go on. Short runs
 begin at once: the queue only ensures that two of them do not share a core while one is idle.
+
+A run of a higher priority does not wait for those of a lower one: these pause when they next look
+whether to stop, a few milliseconds later, and wait again, in front of others of theirs::
+
+    client 1   run .... pause        .....
+    client 2, of a higher priority   wait run ......
+
+One that has waited for long goes on beside the others, and pauses no more.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from functools import cache
 from time import monotonic
 from typing import Protocol
 
-from penstock.core.checkpoints import SHORT_RUN_S, WAKE_S
+from penstock.core.checkpoints import LOOK_S, SHORT_RUN_S, WAKE_S
 from penstock.host.fork import renewed, shared_lock
-from penstock.host.thread_share import announce
-from penstock.host.threads import cores_of_thread, usable_cores
+from penstock.host.thread_share import ThreadShare, announce
+from penstock.host.threads import Line, cores_of_thread, usable_cores
 
 # A run waits for at most this many times the time that it would take if all runs shared the cores:
 # times vary.
 _SLACK = 2
+# How many times as long as it takes itself a run waits for those of a higher priority.
+_PATIENCE = 8
 
 
 class Stoppable(Protocol):
     """A run that may be stopped while it waits."""
 
     stopped: bool
+    priority: int
+
+    def own(self) -> Stoppable:
+        """A control that no other run has."""
+        ...
+
+    def ask_to_pause(self, pause: Callable[[], None]) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -55,14 +71,32 @@ class Ticket:
     """
 
     __slots__ = (
-        *("_queue", "_run", "_seconds", "_woken"),
+        *(
+            "_queue",
+            "_seconds",
+            "_woken",
+            "adopted",
+            "may_pause",
+            "paused",
+            "priority",
+            "run",
+            "share",
+        ),
         *("admitted", "announced", "core", "native", "thread"),
     )
 
     def __init__(self, queue: AdmissionQueue, seconds: float, run: Stoppable) -> None:
         self._queue = queue
         self._seconds = seconds
-        self._run = run
+        self.run = run
+        self.priority = run.priority
+        self.may_pause = False
+        """whether the run looks at a control of its own, and has not waited for long"""
+        self.share: ThreadShare | None = None
+        """the run's share of the threads of kernels, of which it has ``adopted`` some"""
+        self.adopted = 1
+        self.paused = 0.0
+        """seconds for which it has paused"""
         self.thread = threading.get_ident()
         self.native = 0
         self.core = -1
@@ -88,8 +122,23 @@ class Ticket:
         self._woken = threading.Lock()
         self._woken.acquire()
 
+    def pause(self) -> None:
+        """Wait again, on the run's thread, while others of a higher priority compute."""
+        patience = self._queue.rejoin(self, self._seconds)
+        if patience <= 0:
+            return
+        begin = monotonic()
+        if self.share is not None:
+            self.share.leave()
+        try:
+            self._wait(begin + patience)
+        finally:
+            if self.share is not None:
+                self.share.enter_again(self.adopted)
+            self.paused += monotonic() - begin
+
     def _wait(self, end: float) -> None:
-        run, woken = self._run, self._woken
+        run, woken = self.run, self._woken
         assert woken is not None
         run.add_listener(self.wake)
         try:
@@ -123,6 +172,8 @@ class AdmissionQueue:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.ranked = False
+        """whether there have been runs of different priorities"""
         self.cores = cores_of_thread()
         self._lock = shared_lock()
         self.forked()
@@ -131,7 +182,7 @@ class AdmissionQueue:
     def forked(self) -> None:
         """In a forked child no run is inside, not even the one that has forked it."""
         self._inside: dict[int, Ticket] = {}  # by thread
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: Line[Ticket] = Line()
 
     @property
     def inside(self) -> int:
@@ -144,7 +195,11 @@ class AdmissionQueue:
 
     def ticket(self, seconds: float, run: Stoppable) -> Ticket:
         """The ticket of a run that takes about ``seconds`` on a core of its own."""
-        return Ticket(self, seconds, run)
+        if run.priority:
+            self.ranked = True
+        ticket = Ticket(self, seconds, run.own() if self.ranked else run)
+        ticket.may_pause = self.ranked
+        return ticket
 
     def ask(self, ticket: Ticket, seconds: float) -> float:
         """Admit a run if there is room, or append it to the queue; returns how long it is to wait,
@@ -159,7 +214,12 @@ class AdmissionQueue:
                 return 0.0
             if cores_of_thread() != self.cores:
                 return 0.0
-            if len(inside) < self.count and not self._waiting:
+            if self.ranked:
+                patience = self._ask_others(ticket, seconds)
+                if patience or ticket.thread in inside:
+                    return patience
+            waits = bool(self._waiting) and self._waiting.first.priority >= ticket.priority
+            if not waits and self._has_room(ticket.priority):
                 self._move(ticket)
                 inside[ticket.thread] = ticket
                 return 0.0
@@ -167,14 +227,70 @@ class AdmissionQueue:
             # Where runs of 3 ms waited, four clients made 0.88 to 0.94 of the runs (decision 64).
             if seconds < SHORT_RUN_S:
                 return 0.0
-            ticket.prepare()
-            self._waiting.append(ticket)
-            return _SLACK * seconds * (len(inside) + len(self._waiting)) / self.count
+            return self._queue(ticket, _SLACK * seconds)
+
+    def _queue(self, ticket: Ticket, seconds: float, *, front: bool = False) -> float:
+        """Let a run wait; returns how long, where it would be ``seconds`` alone on the cores."""
+        ticket.prepare()
+        self._waiting.append(ticket, ticket.priority, front=front)
+        return seconds * (len(self._inside) + len(self._waiting)) / self.count
+
+    def _ask_others(self, ticket: Ticket, seconds: float) -> float:
+        """Ask runs of a lower priority to pause, or wait for one of a higher one; returns how long
+        to wait, 0 if there is neither."""
+        lower = [other for other in self._inside.values() if _pauses_for(other, ticket.priority)]
+        for other in lower:
+            other.run.ask_to_pause(other.pause)
+        if lower and seconds < SHORT_RUN_S:
+            self._inside[ticket.thread] = ticket  # it has almost ended by the time that they pause
+        elif lower:
+            self._queue(ticket, seconds)
+            # Their kernels may be in the middle of a product.
+            return max(LOOK_S, seconds / 2)
+        elif seconds >= SHORT_RUN_S and self._is_higher_inside(ticket.priority):
+            return self._queue(ticket, _PATIENCE * seconds)
+        return 0.0
+
+    def _has_room(self, priority: int) -> bool:
+        """Whether a run has a place beside those that are inside; it takes that of a lower one."""
+        if len(self._inside) < self.count:
+            return True
+        if not self.ranked:
+            return False
+        return len([1 for own in self._inside.values() if own.priority >= priority]) < self.count
+
+    def _is_higher_inside(self, priority: int) -> bool:
+        return any(other.priority > priority for other in self._inside.values())
+
+    def rejoin(self, ticket: Ticket, seconds: float) -> float:
+        """Let a run that is inside wait in front of others of its priority; returns how long."""
+        with self._lock:
+            if self._inside.get(ticket.thread) is not ticket:
+                return 0.0  # it has left since it was asked to pause
+            del self._inside[ticket.thread]
+            ticket.admitted = False
+            patience = self._queue(ticket, _PATIENCE * seconds, front=True)
+            self._admit_next()
+            return patience
+
+    def _admit_next(self) -> None:
+        """Admit those that wait, as long as there is room, and none of a higher priority inside."""
+        while self._waiting:
+            first = self._waiting.first.priority
+            if not self._has_room(first):
+                return
+            # Not before all of a lower priority pause: the run would share the cores with them.
+            if self._is_higher_inside(first):
+                return
+            if any(_pauses_for(other, first) for other in self._inside.values()):
+                return
+            self._admit(self._waiting.popleft())
 
     def admit(self, ticket: Ticket) -> None:
         """Let a run in that has waited for long enough, beside those that are inside."""
         with self._lock, suppress(ValueError):  # it has just been let in
             self._waiting.remove(ticket)
+            ticket.may_pause = False
             self._admit(ticket)
 
     def leave(self, ticket: Ticket) -> None:
@@ -183,8 +299,7 @@ class AdmissionQueue:
             self.started(ticket)
             if self._inside.get(ticket.thread) is ticket:
                 del self._inside[ticket.thread]
-                while self._waiting and len(self._inside) < self.count:
-                    self._admit(self._waiting.popleft())
+                self._admit_next()
             elif not ticket.admitted:
                 with suppress(ValueError):  # it has not asked
                     self._waiting.remove(ticket)
@@ -219,6 +334,11 @@ class AdmissionQueue:
     def _taken(self) -> set[int]:
         """The cores of those that are inside."""
         return {ticket.core for ticket in self._inside.values()}
+
+
+def _pauses_for(ticket: Ticket, priority: int) -> bool:
+    """Whether a run that is inside pauses for one of a priority."""
+    return ticket.may_pause and ticket.priority < priority
 
 
 # Not OMP_NUM_THREADS: who sets that to 1 and starts a thread for each core means all cores.

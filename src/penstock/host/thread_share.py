@@ -107,6 +107,15 @@ class ThreadShare:
             raise
         return threads
 
+    def enter_again(self, threads: int) -> None:
+        """Go on with as many threads as before, after a pause."""
+        if self._streams:
+            with _process.lock:
+                _process.streams += self._streams
+            if self._shared:
+                self._divide()
+        self.adopt(threads)
+
     def adopt(self, threads: int) -> None:
         """Let the kernels that the calling thread runs use this number of threads."""
         for set_threads in self.setters:

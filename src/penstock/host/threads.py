@@ -1,4 +1,5 @@
-"""The core budget of the process, its pools of worker threads, and places for a bounded number."""
+"""The core budget of the process, its pools of worker threads, lines of those that wait, and places
+for a bounded number."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import suppress
 from functools import cache
 from itertools import repeat
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock.core.checkpoints import WAKE_S
 from penstock.core.records import NamedTuple
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
+Waiting = TypeVar("Waiting", bound=Hashable)
 
 Job = Callable[[], object]
 
@@ -93,6 +95,81 @@ def _cgroup(name: str) -> str:
         return file.read()
 
 
+SHARE = 8
+"""of so many that are served while others of a lower priority wait, one is of these"""
+
+
+class Line(Generic[Waiting]):
+    """A line of those that wait, served by priority and then in the order in which they came; the
+    caller sees to it that one thread at a time uses it.
+
+    >>> line = Line[str]()
+    >>> for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
+    ...     line.append(name, priority)
+    >>> [line.popleft() for _ in range(4)]
+    ['b', 'd', 'a', 'c']
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[int, deque[Waiting]] = {}  # by priority, none of them empty
+        self._passed = 0  # how many were served in front of some of a lower priority
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels.values()))
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """Those that wait, higher priorities first."""
+        for level in sorted(self._levels, reverse=True):
+            yield from tuple(self._levels[level])
+
+    @property
+    def first(self) -> Waiting:
+        """The one that is served next. Raises ``IndexError`` if none waits."""
+        return self._levels[self._next()][0]
+
+    def append(self, item: Waiting, priority: int = 0, *, front: bool = False) -> None:
+        """Let one wait behind the others of its priority, or in ``front`` of them."""
+        level = self._levels.setdefault(priority, deque())
+        if front:
+            level.appendleft(item)
+        else:
+            level.append(item)
+
+    def popleft(self) -> Waiting:
+        """Take the one that is served next. Raises ``IndexError`` if none waits."""
+        priority = self._next()
+        passes = len(self._levels) > 1 and any(other < priority for other in self._levels)
+        self._passed = self._passed + 1 if passes else 0
+        level = self._levels[priority]
+        item = level.popleft()
+        if not level:
+            del self._levels[priority]
+        return item
+
+    def remove(self, item: Waiting) -> None:
+        """Let one wait no longer. Raises ``ValueError`` if it does not wait."""
+        for priority, level in self._levels.items():
+            if item in level:
+                level.remove(item)
+                if not level:
+                    del self._levels[priority]
+                return
+        raise ValueError(f"{item!r} does not wait")
+
+    def clear(self) -> None:
+        """Let none wait."""
+        self._levels.clear()
+
+    def _next(self) -> int:
+        """The priority of the one that is served next."""
+        if not self._levels:
+            raise IndexError("none waits")
+        if len(self._levels) == 1:
+            return next(iter(self._levels))
+        levels = sorted(self._levels, reverse=True)
+        return levels[1] if self._passed >= SHARE - 1 else levels[0]
+
+
 class Workers:
     """Up to ``size`` threads that run jobs, each started when there is a job and none is idle.
 
@@ -117,7 +194,10 @@ class Workers:
             _ALL.add(self)
 
     def _reset(self) -> None:
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        # A token for each job of the line, which another lock would have to be waited for.
+        self._jobs: SimpleQueue[bool] = SimpleQueue()
+        self._line: Line[_Queued] = Line()
+        self._running: dict[int, int] = {}  # priorities, by thread
         self._threads: list[threading.Thread] = []
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
         # tell whether a worker is about to take the job that was queued last.
@@ -130,24 +210,25 @@ class Workers:
         """The number of threads that were started."""
         return len(self._threads)
 
-    def submit(self, job: Job) -> None:
-        """Queue ``job``; jobs start in the order of submission. Raises ``RuntimeError`` if the pool
-        is closed, the process is ending, or the system cannot start even one thread."""
+    def submit(self, job: Job, priority: int = 0) -> None:
+        """Queue ``job``; jobs start in the order of their ``priority`` and of submission, beside
+        those of a lower one on up to as many threads more. Raises ``RuntimeError`` if the pool is
+        closed, the process is ending, or the system cannot start even one thread."""
         with self._lock:
             if self._refuses():
                 raise RuntimeError(f"the pool {self.name!r} is closed and takes no more jobs")
-            if self._free <= 0 and not self._start() and not self._threads:
+            lower = [own for own in self._running.values() if own < priority]
+            most = self.size + min(len(lower), self.size)
+            if self._free <= 0 and not self._start(most) and not self._threads:
                 raise RuntimeError(f"the system has no thread for the pool {self.name!r}")
-            self._free -= 1
-            self._jobs.put(job)
+            self._put(job, priority)
 
     def offer(self, job: Job) -> bool:
         """Whether a worker was idle or could be started, and runs ``job``; never queues it."""
         with self._lock:
             if self._refuses() or (self._free <= 0 and not self._start()):
                 return False
-            self._free -= 1
-            self._jobs.put(job)
+            self._put(job, 0)
             return True
 
     def finishing(self) -> None:
@@ -186,8 +267,13 @@ class Workers:
         # Jobs submitted by a job belong to it, and are accepted until the last worker is idle.
         return self._free == len(self._threads) or threading.current_thread() not in self._threads
 
-    def _start(self) -> bool:
-        if len(self._threads) >= self.size:
+    def _put(self, job: Job, priority: int) -> None:
+        self._free -= 1
+        self._line.append(_Queued(job, priority), priority)
+        self._jobs.put(True)
+
+    def _start(self, most: int = 0) -> bool:
+        if len(self._threads) >= max(most, self.size):
             return False
         name = f"penstock-{self.name}-{len(self._threads)}"
         # Python joins threads that are not daemons before it calls atexit handlers, and would wait
@@ -204,17 +290,22 @@ class Workers:
     def _end_if_idle(self) -> None:
         if self._free == len(self._threads):
             for _ in self._threads:
-                self._jobs.put(None)
+                self._jobs.put(False)
 
     def _freed(self) -> None:
         self._free += 1
         if self._closing:
             self._end_if_idle()
 
-    def _work(self, jobs: SimpleQueue[Job | None]) -> None:
+    def _work(self, jobs: SimpleQueue[bool]) -> None:
         me = threading.get_ident()
         _HERE.works = True
-        while (job := jobs.get()) is not None:
+        while jobs.get():
+            with self._lock:
+                queued = self._line.popleft()
+                self._running[me] = queued.priority
+            job = queued.job
+            del queued
             try:
                 job()
             except BaseException:
@@ -223,10 +314,21 @@ class Workers:
             if jobs is not self._jobs:
                 return  # the job forked, and this is the child, which has a new queue
             with self._lock:
+                del self._running[me]
                 if me in self._finishing:
                     self._finishing.discard(me)
                 else:
                     self._freed()
+
+
+class _Queued:
+    """A job in the line; equal to itself alone, as jobs may not be."""
+
+    __slots__ = ("job", "priority")
+
+    def __init__(self, job: Job, priority: int) -> None:
+        self.job = job
+        self.priority = priority
 
 
 def report_thread_exception() -> None:

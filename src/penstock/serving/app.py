@@ -30,12 +30,16 @@ from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
     HEADER_LENGTH,
+    HEADER_PRIORITY,
+    HEADER_TIMING,
     SHARED_MEMORY_OFF,
     InferenceRequest,
     decode_options,
     decode_request,
     encode_response,
     json_bytes,
+    priority_of,
+    timing,
 )
 from penstock.serving.refusals import refusal
 from penstock.serving.replicas import ReplicasClosed
@@ -107,7 +111,7 @@ class Server:
         middleware = [Middleware(LoggedRequests)]
         if cors:
             # Scripts read no other header of an answer, without which its bytes cannot be cut.
-            expose, methods = [HEADER_LENGTH], ["GET", "POST"]
+            expose, methods = [HEADER_LENGTH, HEADER_TIMING], ["GET", "POST"]
             options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
             middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
         failures = dict.fromkeys((404, 405), _refuse)
@@ -317,9 +321,15 @@ class Server:
         short = len(body) < _LONG_BODY and self.shared is None
         short = short and json_bytes(body, length) <= _LONG_JSON
         asked = decode() if short else await asyncio.to_thread(decode)
+        times: list[str] = []
         try:
             run = asyncio.wrap_future(
-                model.replicas.submit(*self._run_of(model, asked), timeout=self._left(asked))
+                model.replicas.submit(
+                    *self._run_of(model, asked),
+                    timeout=self._left(asked),
+                    priority=priority_of(request.headers.get(HEADER_PRIORITY)),
+                    timed=lambda queue, run: times.append(timing(queue, run)),
+                )
             )
             await _end_with_client(run, request)
             outputs = run.result()
@@ -332,9 +342,11 @@ class Server:
 
         short = _is_short(asked, outputs)
         content, header = encode() if short else await asyncio.to_thread(encode)
-        if header is None:
-            return Response(content, media_type="application/json")
-        headers = {HEADER_LENGTH: str(header), "content-type": "application/octet-stream"}
+        headers = {"content-type": "application/json"}
+        if header is not None:
+            headers = {HEADER_LENGTH: str(header), "content-type": "application/octet-stream"}
+        # A batch that failed runs again, one request at a time.
+        headers[HEADER_TIMING] = times[-1]
         return Response(content, headers=headers)
 
     def is_direct(self, path: str) -> bool:
@@ -350,6 +362,7 @@ class Server:
         self,
         path: str,
         length: str | None,
+        priority: int | None,
         body: memoryview,
         cancel: CancelToken,
         late: Callable[[Answer], None],
@@ -364,9 +377,8 @@ class Server:
                 model = self.repository.find(*match.groups())
                 try:
                     with self._counted(model, begin):
-                        return self._infer_here(
-                            model, decode_request(body, length, self.shared), cancel, late
-                        )
+                        asked = decode_request(body, length, self.shared)
+                        return self._infer_here(model, asked, priority, cancel, late)
                 # The repository has the new replicas by then; unloaded, `find` raises.
                 except ReplicasClosed:
                     continue
@@ -377,19 +389,23 @@ class Server:
         self,
         model: ServedModel,
         asked: InferenceRequest,
+        priority: int | None,
         cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
+        told = _Told(late)
         try:
             outputs = model.replicas.run_here(
                 *self._run_of(model, asked),
                 timeout=self._left(asked),
                 cancel=cancel,
-                late=lambda error: late(_error_here(error)),
+                priority=priority,
+                told=told,
             )
         except InvalidInput as error:
             raise refusal(error, model.replicas.session, asked) from error
-        return Answer(200, *encode_response(asked, model.name, model.version, outputs))
+        parts, header = encode_response(asked, model.name, model.version, outputs)
+        return Answer(200, parts, header, told.timing)
 
     @contextmanager
     def _counted(self, model: ServedModel, begin: float) -> Iterator[None]:
@@ -489,6 +505,20 @@ def _described(error: Exception) -> tuple[str, int]:
 
 def _error(message: str, status: int) -> Response:
     return JSONResponse({"error": message}, status)
+
+
+class _Told:
+    """Makes answers of what replicas tell of a request, for ``late``, and keeps its times."""
+
+    def __init__(self, late: Callable[[Answer], None]) -> None:
+        self._late = late
+        self.timing = ""
+
+    def timed(self, queue: float, run: float) -> None:
+        self.timing = timing(queue, run)
+
+    def late(self, error: Exception) -> None:
+        self._late(_error_here(error))
 
 
 def _error_here(error: Exception) -> Answer:

@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.executors.control import CancelToken
 from penstock.serving.access_log import log_request
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
-from penstock.serving.protocol import HEADER_LENGTH
+from penstock.serving.protocol import HEADER_LENGTH, HEADER_TIMING
 
 # Bytes of a body that are gathered before the application gets them. Longer bodies are read as the
 # application asks for them, this much at a time.
@@ -37,6 +37,7 @@ _GATHERED = 1 << 20
 _PACKET = 1 << 16
 # Bytes that the head of a request may have, and what else is no body.
 _HEAD = 1 << 16
+_TIMING = HEADER_TIMING.encode()
 # A client that has closed its connection, and not just its own direction, resets it when it gets
 # bytes. It may get any number of these before an answer.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -325,7 +326,9 @@ class Loan:
         if defaults is not last or key != of:  # the server renews its headers every second
             head = self._made(defaults, answer.status, answer.header_length, size, self.ending)
             self._last = defaults, key, head
-        return head
+        # Behind the others, which are the same for most answers.
+        timing = answer.timing.encode()
+        return b"%s%s: %s\r\n\r\n" % (head[:-2], _TIMING, timing) if timing else head
 
     def _made(
         self, defaults: Any, status: int, header_length: int | None, size: int, ending: bool

@@ -30,7 +30,7 @@ from penstock.core.records import dataclass
 from penstock.executors.control import CancelToken
 from penstock.host.threads import Workers
 from penstock.serving.access_log import log_request
-from penstock.serving.protocol import HEADER_LENGTH
+from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, priority_of
 
 # Connections that are lent at once: each has a thread, with memory for a body.
 _MOST = 32
@@ -46,7 +46,7 @@ LOOK_S = 0.25
 _ODD_HEADERS = frozenset(
     (b"content-encoding", b"expect", b"origin", b"transfer-encoding", b"upgrade")
 )
-_LENGTH = HEADER_LENGTH.encode()
+_LENGTH, _PRIORITY = HEADER_LENGTH.encode(), HEADER_PRIORITY.encode()
 _MOST_DIGITS = 20
 # Bytes: that of the widest vectors.
 _ALIGNMENT = 64
@@ -57,12 +57,13 @@ _MOST_PARTS = 512
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The status of a response, its body in parts, and the length of its JSON object, if bytes
-    follow."""
+    """The status of a response, its body in parts, the length of its JSON object, if bytes follow,
+    and what its header says of times."""
 
     status: int
     parts: Sequence[bytes | memoryview]
     header_length: int | None
+    timing: str = ""
 
 
 class Borrowed(Protocol):
@@ -95,10 +96,10 @@ class DirectAnswers:
 
     Args:
         takes: Whether the requests of a path are for these threads.
-        answer: Answers a request, of a path, with the length of its JSON object if the header says
-            it, and a body, in memory that is used again for the next one. A token ends its run.
-            Its last argument is called instead, on another thread, if the answer cannot wait for
-            the end of the run.
+        answer: Answers a request, of a path, with the length of its JSON object and the priority
+            if the header says these, and a body, in memory that is used again for the next one. A
+            token ends its run. Its last argument is called instead, on another thread, if the
+            answer cannot wait for the end of the run.
         max_bytes: Of a body: the event loop refuses longer ones.
     """
 
@@ -106,7 +107,7 @@ class DirectAnswers:
         self,
         takes: Callable[[str], bool],
         answer: Callable[
-            [str, str | None, memoryview, CancelToken, Callable[[Answer], None]], Answer
+            [str, str | None, int | None, memoryview, CancelToken, Callable[[Answer], None]], Answer
         ],
         max_bytes: int,
     ) -> None:
@@ -155,7 +156,8 @@ class DirectAnswers:
                 connection.give_back(b"", unsent, odd=False)
 
         cancel = connection.begin()
-        answer = self.answer(request.path, request.header_length, requests.body, cancel, late)
+        path, length, priority = request.path, request.header_length, request.priority
+        answer = self.answer(path, length, priority, requests.body, cancel, late)
         if answer.status != 200:
             requests.forget_memory()
         if not claim.acquire(blocking=False):
@@ -272,6 +274,7 @@ class _Request:
     def __init__(self, head: bytes) -> None:
         self.path = ""
         self.header_length: str | None = None
+        self.priority: int | None = None
         self.body_size = 0
         self.ordinary = True
         self._complete = False
@@ -298,6 +301,8 @@ class _Request:
             # Given twice, two readers of the request may take different ones.
             self.ordinary &= self.header_length is None
             self.header_length = value.decode("latin-1")
+        elif name == _PRIORITY:
+            self.priority = priority_of(value.decode("latin-1"))
         elif name in _ODD_HEADERS:
             self.ordinary = False
 

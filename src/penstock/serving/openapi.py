@@ -16,7 +16,7 @@ from penstock.core import VERSION
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, TensorType
 from penstock.serving.batching import shapes_of
-from penstock.serving.protocol import HEADER_LENGTH, datatypes, element_bytes
+from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, datatypes, element_bytes
 from penstock.serving.repository import ServedModel
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
@@ -122,6 +122,9 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
                 "schema": {"type": "integer"},
             }
         )
+        urgency = "u=0 (first) to u=7, as in RFC 9218; u=3 stands for the priority 0."
+        of = {"name": HEADER_PRIORITY, "in": "header", "description": urgency, "schema": _STRING}
+        parameters.append(of)
         operation["requestBody"] = {"required": True, "content": _request_body()}
     elif method == "POST":
         operation["requestBody"] = {"content": {"application/json": {"schema": _OBJECT}}}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ from penstock.serving.shared_memory import SharedMemory, SharedPlace
 
 HEADER_LENGTH = "inference-header-content-length"
 """the header with the length of the JSON object, where bytes follow it"""
+HEADER_PRIORITY = "priority"
+HEADER_TIMING = "server-timing"
+_URGENCY = re.compile(r"(?:^|,)\s*u=([0-7])\s*(?:,|;|$)")
 
 SHARED_MEMORY_OFF = "this server takes no shared memory: penstock serve --shared-memory does"
 
@@ -139,6 +143,18 @@ def _document(text: bytes) -> JsonObject:
     if not isinstance(document, dict):
         raise InvalidInput("the body must be a JSON object")
     return document
+
+
+def priority_of(header: str | None) -> int | None:
+    """The priority that a header of a request asks for, as RFC 9218 has it: an urgency of 0 (the
+    highest) to 7, of which 3 stands for the priority 0. None if it asks for none."""
+    found = None if header is None else _URGENCY.search(header)
+    return None if found is None else 3 - int(found[1])
+
+
+def timing(queue: float, run: float) -> str:
+    """What the header Server-Timing says of the seconds of a request."""
+    return f"queue;dur={1e3 * queue:.3f}, run;dur={1e3 * run:.3f}"
 
 
 def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:

@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
-from penstock.host.threads import Workers, pool
+from penstock.host.threads import Line, Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.serving.batching import warm_up as run_ahead
@@ -57,6 +56,20 @@ if TYPE_CHECKING:
 # Batches that a replica on a worker may have been given: the next is there when one has ended, so
 # that the worker does not wait for a message there and back.
 _MOST_ON_WORKERS = 2
+
+
+Timed: TypeAlias = "Callable[[float, float], object]"
+"""Takes the seconds of a request in the queue, and of its run."""
+
+
+class Told(Protocol):
+    """Is told of a request that runs on the thread of its caller."""
+
+    def timed(self, queue: float, run: float) -> None:
+        """Take the seconds in the queue, and of the run."""
+
+    def late(self, error: Exception) -> None:
+        """Take the error of a request that has met its deadline, or was cancelled."""
 
 
 class ReplicasClosed(PenstockError):  # noqa: N818
@@ -83,11 +96,9 @@ class SessionReplica:
         self.most = most
         self._workers = workers
 
-    def begin(
-        self, feeds: NamedValues, fetches: Sequence[str] | None, cancel: CancelToken, done: RunDone
-    ) -> None:
+    def begin(self, options: RunOptions, done: RunDone) -> None:
         """Begin a run; call ``done`` when it has ended, on any thread."""
-        self.session._begin(done, RunOptions(feeds, fetches, cancel=cancel), self._workers)
+        self.session._begin(done, options, self._workers)
 
 
 @dataclass(slots=True)
@@ -120,11 +131,21 @@ class _Request:
     ends then, whether the request is queued or runs. ``future`` is None once the request has ended.
     ``key`` is None if it is not joined; ``tokens`` are counted where lengths may differ."""
 
-    __slots__ = ("batch", "control", "feeds", "fetches", "future", "key", "rows", "since", "tokens")
+    __slots__ = (
+        *("batch", "control", "feeds", "fetches", "future", "key", "priority", "rows", "since"),
+        *("timed", "tokens"),
+    )
 
     def __init__(
-        self, feeds: NamedValues, fetches: tuple[str, ...] | None, future: Future[Any]
+        self,
+        feeds: NamedValues,
+        fetches: tuple[str, ...] | None,
+        future: Future[Any],
+        priority: int,
+        timed: Timed | None,
     ) -> None:
+        self.priority = priority
+        self.timed = timed
         self.feeds = feeds
         self.fetches = fetches
         self.future: Future[Any] | None = future
@@ -324,7 +345,7 @@ class Replicas:
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
-        self._queue: deque[_Request | _Turn] = deque()
+        self._queue: Line[_Request | _Turn] = Line()
         self._counts = ReplicaCounts()
         self._histograms = ReplicaHistograms()
         self._waits = self._closed = False
@@ -337,6 +358,8 @@ class Replicas:
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
+        priority: int | None = None,
+        timed: Timed | None = None,
     ) -> Future[dict[str, RunValue]]:
         """Queue a request and return at once; its outputs by name, or its error, are the future's.
         Raises ``QueueFull``, and ``InvalidInput`` for what cannot be joined with other requests.
@@ -346,11 +369,15 @@ class Replicas:
             fetches: Names of the values to return, by default the model's outputs.
             timeout: Seconds after which the request ends, counted from now, in the queue, too.
             cancel: A token that ends the request.
+            priority: By which it is served, higher ones first; by default that of the session.
+            timed: Called with the seconds in the queue and those of the run, when it has ended.
         """
         from penstock.session.future import RunFuture
 
         future: Future[dict[str, RunValue]] = RunFuture()
-        request = _Request(feeds or {}, None if fetches is None else tuple(fetches), future)
+        own = self.session.options.priority if priority is None else priority
+        names = None if fetches is None else tuple(fetches)
+        request = _Request(feeds or {}, names, future, own, timed)
         # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
         # are in no batch with requests of others.
         if self.max_batch > 1:
@@ -365,7 +392,8 @@ class Replicas:
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
-        late: Callable[[Exception], None] | None = None,
+        priority: int | None = None,
+        told: Told | None = None,
     ) -> dict[str, RunValue]:
         """Run a request on the calling thread when its turn has come, and return its outputs.
         Raises ``QueueFull`` at once, and what ``Session.run`` does.
@@ -377,28 +405,34 @@ class Replicas:
             fetches: As ``submit`` takes them.
             timeout: Seconds from now until the request ends with ``DeadlineExceeded``.
             cancel: A token that ends the request with ``Cancelled``.
-            late: Called with this error, by another thread, at that time: kernels that cannot be
-                stopped may run on.
+            priority: As ``submit`` takes it.
+            told: What is told of the times of the request and, by another thread, of the error that
+                it ends with at its deadline: kernels that cannot be stopped may run on.
         """
         if not self.runs_here:
-            return self.submit(feeds, fetches, timeout=timeout, cancel=cancel).result()
+            timed = None if told is None else told.timed
+            options: dict[str, Any] = {"cancel": cancel, "priority": priority, "timed": timed}
+            return self.submit(feeds, fetches, timeout=timeout, **options).result()
         me = get_ident()
         # It holds a replica, and may wait for ever for another one: all of them may be held by such
         # threads.
         if me in self._here:
             raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
         # Begins here and not with the run: the time in the queue counts, too.
-        control = begin_run(timeout, cancel)
+        came, control = monotonic(), begin_run(timeout, cancel)
+        control.priority = self.session.options.priority if priority is None else priority
         self._here.add(me)
         try:
-            if late is not None:
-                control.add_listener(late)
+            if told is not None:
+                control.add_listener(told.late)
             number, ok = self._wait_for_turn(control), False
             begin = monotonic()
             # From here on the replica is this thread's, and must be given back whatever happens.
             try:
                 outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
+                if told is not None:
+                    told.timed(begin - came, monotonic() - begin)
                 return outputs
             finally:
                 self._end_turn(number, ok, begin)
@@ -420,7 +454,7 @@ class Replicas:
             if not self._queue and self._free():
                 return self._replica_for([0.0])
             turn = _Turn()
-            self._queue.append(turn)
+            self._queue.append(turn, control.priority)
         # After the lock: the listener is called at once for a run that was stopped, and releases
         # ``come``, so that the acquire below does not wait.
         leave = partial(self._leave_queue, turn)
@@ -480,7 +514,7 @@ class Replicas:
         with self._lock:
             self._admit()
             request.control = begin_run(timeout, cancel)
-            self._queue.append(request)
+            self._queue.append(request, request.priority)
         # Outside of the lock: both call at once if the request has been stopped or has ended, which
         # runs callbacks of the user. ``_mark_ended`` then takes it out of the queue.
         request.control.add_listener(partial(self._end, request, None))
@@ -664,7 +698,7 @@ class Replicas:
 
     def _seconds_to_wait(self) -> float:
         """The time that the first request waits yet for others to be joined with."""
-        first = self._queue[0]
+        first = self._queue.first
         if isinstance(first, _Turn) or first.key is None or not self.max_delay or self._closed:
             return 0.0
         joinable = self._joinable(first)
@@ -704,7 +738,9 @@ class Replicas:
         try:
             join = joined if self._unequal is None else self._unequal.joined
             feeds = first.feeds if len(requests) == 1 else join([r.feeds for r in requests])
-            self._replicas[number].begin(feeds, first.fetches, batch.cancel, done)
+            priority = max([request.priority for request in requests])
+            options = RunOptions(feeds, first.fetches, cancel=batch.cancel, priority=priority)
+            self._replicas[number].begin(options, done)
         except Exception as error:
             done(None, error)
 
@@ -736,11 +772,14 @@ class Replicas:
                 for request in again:
                     request.key, request.batch, request.since = None, None, monotonic()
                 self._counts.running -= len(again)
-                self._queue.extendleft(reversed(again))
+                for request in reversed(again):
+                    self._queue.append(request, request.priority, front=True)
             self._idle.notify_all()
         # Outside of the lock: futures run callbacks of users on this thread, that of the replica.
         if parts is not None:
             for request, part in zip(requests, parts, strict=True):
+                if request.timed is not None:
+                    request.timed(batch.since - request.since, seconds)
                 self._end(request, part, error)
         batch.requests = []  # a replica may keep ``done``, and with it all that was fed
         self._dispatch()

@@ -44,16 +44,22 @@ class Run:
 
     The deadline counts from the construction, and holds for compiling, too. A run with observers
     (``observed``) needs an executor that tells them of its steps. A ``control`` that is given has
-    the deadline and the token, instead of the options.
+    the deadline, the token and the priority, instead of the options; ``priority`` is that of runs
+    whose options have none.
     """
 
-    def __init__(self, options: RunOptions, control: Control | None = None) -> None:
+    def __init__(
+        self, options: RunOptions, control: Control | None = None, priority: int = 0
+    ) -> None:
         self._began = False
         # The trace of the process comes first, as it is there for all runs.
         everything = trace()
         observers = (*((everything,) if everything else ()), *options.all_observers)
         self.observed = bool(observers)
-        self.control = control or begin_run(options.timeout, options.cancel)
+        if control is None:
+            control = begin_run(options.timeout, options.cancel)
+            control.priority = priority if options.priority is None else options.priority
+        self.control = control
         if observers:
             self.control.observer = Observers(observers)
 
@@ -119,6 +125,11 @@ class Job:
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
         self._request: Answers | None = None
         run.control.add_listener(self.refuse)
+
+    @property
+    def priority(self) -> int:
+        """By which the pool calls it."""
+        return self._run.control.priority
 
     def __call__(self) -> None:
         """Run; for the pool."""

@@ -114,6 +114,8 @@ class Session:
             opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
+            # Runs have a control of their own, though no option of theirs asks for one.
+            self._controlled = self._traced or options.priority != 0
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
             main = None if artifact is None else artifact.main(self._compiler)
@@ -157,7 +159,7 @@ class Session:
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
         self._count_run()
-        if options or self._traced:  # a run that can be stopped or observed
+        if options or self._controlled:  # a run that can be stopped or observed
             return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if fetches is None and targets is None:
             # One tuple, read once: other threads replace it while they compile.
@@ -240,7 +242,7 @@ class Session:
             raise PenstockError("the session is closed")
         from penstock.session.run import Run
 
-        run = Run(options, control)
+        run = Run(options, control, self.options.priority)
         executor, values, request = run.prepare(partial(self._prepare, options))
         return request.named(run.run_inline(executor, values))
 
@@ -281,7 +283,11 @@ class Session:
         self, job: Job, future: Future[dict[str, RunValue]], workers: Workers | None = None
     ) -> Future[dict[str, RunValue]]:
         try:
-            (workers or self.options.expert.pool or pool()).submit(job)
+            own = workers or self.options.expert.pool
+            if own is None:
+                pool().submit(job, job.priority)
+            else:
+                own.submit(job)
         except RuntimeError as error:  # the process ends
             job.refuse(error)
             raise
@@ -332,7 +338,8 @@ class Session:
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)
-        return Job(Run(options), partial(self._prepare, options, order=order), future)
+        own = Run(options, priority=self.options.priority)
+        return Job(own, partial(self._prepare, options, order=order), future)
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
