@@ -19,6 +19,7 @@ import penstock as ps
 from penstock.core.types import dtypes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
 from tests.support import tf_cases
+from tests.support.onnx_text import model_from_text
 from tools.fuzz import (
     ROUNDINGS,
     Case,
@@ -28,6 +29,8 @@ from tools.fuzz import (
     disagreements,
     drawn,
     graph_def_case,
+    integers_apart,
+    is_of_last_bits,
     kernel_case,
     onnx_case,
     outcome,
@@ -137,6 +140,26 @@ def test_rounding_in_16_bits_is_no_disagreement_if_the_last_bits_of_feeds_matter
         (want,) = answers["interpret"]
         shifted = [{"y": want["y"] + np.float16(100)}]
         assert disagreements(path, {**answers, "interpret": shifted})
+
+
+def test_integers_may_differ_where_the_last_bits_of_feeds_decide_them(tmp_path):
+    text = "g (float[4000] x) => (uint8[4000] y) {{ h = Cast<to = 10>(x) {} y = Cast<to = 2>(s) }}"
+    path = tmp_path / "codes.onnx"
+    onnx.save(model_from_text(text.format("s = Mul(h, h)")), path)
+    answer = outcome(path, "linear")
+    assert integers_apart(answer, answer) == 0
+    few = [{"y": outputs["y"].copy()} for outputs in answer]
+    few[0]["y"][:1] += 1
+    assert integers_apart(answer, few) == 1
+    assert is_of_last_bits(path, "linear", answer, few)
+    many = [{"y": outputs["y"] + np.uint8(1)} for outputs in answer]
+    assert not is_of_last_bits(path, "linear", answer, many)
+    floats = [{"y": outputs["y"].astype(np.float32)} for outputs in answer]
+    assert integers_apart(answer, floats) is None
+    assert integers_apart(answer, answer[:0] if answer else None) is None
+    onnx.save(model_from_text(text.format("s = Sub(h, h)")), path)  # nothing depends on the feeds
+    zeros = outcome(path, "linear")
+    assert not is_of_last_bits(path, "linear", zeros, few)
 
 
 def test_alike_values_have_equal_types_shapes_and_nans():
