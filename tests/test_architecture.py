@@ -47,10 +47,10 @@ BOUNDS = {
     "classes_over_20_attributes": 0,
     "untested_modules": 41,
     "compile_options": 23,
-    "session_members": 18,
+    "session_members": 19,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 110_600, "c_lines": 16_218}
+MOST = {"python_lines": 111_000, "c_lines": 16_218}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -261,6 +261,20 @@ class Subgraphs:
         subgraph.extract = extract
         return subgraph
 
+    def emitting(self, names: tuple[str, ...]) -> Subgraph:
+        """The main subgraph, whose runs tell values of these names as they are computed. Raises
+        ``InvalidInput`` for a name that no one value has."""
+        found = self.main.variants.get(("emits", names))
+        if found is None:
+            from penstock.compiler.emitting import emit_values
+
+            with compile_guard():
+                graph = clone(self.graph)
+                emit_values(graph, {name: self._aliases.get(name, name) for name in names})
+                found = Subgraph(graph, self.main.outputs, self._compiler.structure(graph))
+            found = self.main.variants.setdefault(("emits", names), found)
+        return found
+
     def _cut(self, extract: Extract) -> Graph:
         from penstock.executors.feeds import checked
         from penstock.passes.dead_code import cut

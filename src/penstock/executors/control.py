@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.checkpoints import THREAD
 from penstock.core.errors import Cancelled, wrong_type
+from penstock.core.types import RunValue
 from penstock.host.fork import in_child
 from penstock.host.stop_condition import Cancellation, StopCondition
 from penstock.host.threads import report_thread_exception
@@ -45,11 +46,13 @@ class Control(StopCondition):
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
     ``turn`` is the run's place on a user stream, ``priority`` what lines serve it by. A run that is
-    to ``pause`` calls that from ``stop``, which then returns.
+    to ``pause`` calls that from ``stop``, which then returns. ``sink`` takes values that the run
+    tells while it goes on, by name (``ops.internal.emit``).
     """
 
     __slots__ = (
-        *("error", "listeners", "observer", "pause", "priority", "run", "stopped", "turn"),
+        *("error", "listeners", "observer", "pause", "priority", "run", "sink", "stopped"),
+        "turn",
     )
 
     def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
@@ -63,6 +66,7 @@ class Control(StopCondition):
         self.turn: Turn | None = None
         self.priority = 0
         self.pause: Callable[[], None] | None = None
+        self.sink: Callable[[str, RunValue], None] | None = None
 
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first call wins."""

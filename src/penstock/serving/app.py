@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from penstock.core import VERSION
@@ -26,6 +26,7 @@ from penstock.executors.control import CancelToken
 from penstock.serving import openapi
 from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
+from penstock.serving.event_stream import events
 from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
 from penstock.serving.protocol import (
@@ -129,6 +130,7 @@ class Server:
         region = f"{_SHARED}/region/{{name}}"
         for path in models:
             yield "POST", f"{path}/infer", self.infer
+            yield "POST", f"{path}/infer_stream", self.stream
         yield "GET", "/v2", self.metadata
         yield "GET", "/v2/health/live", self.live
         yield "GET", "/v2/health/ready", self.is_ready
@@ -349,6 +351,37 @@ class Server:
         headers[HEADER_TIMING] = times[-1]
         return Response(content, headers=headers)
 
+    async def stream(self, request: Request) -> Response:
+        """Run a model, and send its values as events while they are computed."""
+        begin, model = perf_counter(), self._model(request)
+        body = await self._body(request)
+        length = request.headers.get(HEADER_LENGTH)
+        asked = await asyncio.to_thread(decode_request, body, length, self.shared)
+        priority = priority_of(request.headers.get(HEADER_PRIORITY))
+        lines = events(
+            model, asked, self._left(asked), priority, lambda error: _described(error)[0]
+        )
+        try:
+            first = await anext(lines)
+        except Exception as error:
+            self._count(model, begin, ok=False)
+            if isinstance(error, InvalidInput):
+                raise refusal(error, model.replicas.session, asked) from error
+            raise
+
+        async def all_lines() -> AsyncIterator[bytes]:
+            ok = False
+            try:
+                yield first
+                async for line in lines:
+                    yield line
+                ok = True
+            finally:
+                await lines.aclose()
+                self._count(model, begin, ok)
+
+        return StreamingResponse(all_lines(), media_type="text/event-stream")
+
     def is_direct(self, path: str) -> bool:
         """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
         those for inference by replicas of this process that join no requests."""
@@ -415,9 +448,12 @@ class Server:
             yield
             ok = True
         finally:
-            seconds = perf_counter() - begin
-            model.record(seconds, ok)
-            self.metrics.record(model, seconds, ok)
+            self._count(model, begin, ok)
+
+    def _count(self, model: ServedModel, begin: float, ok: bool) -> None:
+        seconds = perf_counter() - begin
+        model.record(seconds, ok)
+        self.metrics.record(model, seconds, ok)
 
     def _run_of(
         self, model: ServedModel, asked: InferenceRequest

@@ -65,7 +65,7 @@ _SCHEMAS = {
     ),
 }
 # By handler: the media type of the response, if it is no JSON, and its schema, if it has one.
-_MEDIA_TYPES = {"page": "text/html", "show_metrics": "text/plain"}
+_MEDIA_TYPES = {"page": "text/html", "show_metrics": "text/plain", "stream": "text/event-stream"}
 _RESPONSES = {"infer": "InferenceResponse", "model_metadata": "Model"}
 
 
@@ -113,7 +113,7 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
             ),
         },
     }
-    if name == "infer":
+    if name in ("infer", "stream"):
         parameters.append(
             {
                 "name": HEADER_LENGTH,

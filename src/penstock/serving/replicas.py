@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from time import monotonic
@@ -51,6 +51,7 @@ from penstock.session.session import RunDone, Session, compile
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from penstock.session.value_stream import ValueStream
     from penstock.tuning.worker_placement import WorkerPool
 
 # Batches that a replica on a worker may have been given: the next is there when one has ended, so
@@ -438,6 +439,44 @@ class Replicas:
                 self._end_turn(number, ok, begin)
         finally:
             self._here.discard(me)
+            end_run(control)
+
+    @contextmanager
+    def stream(
+        self,
+        feeds: NamedValues,
+        fetches: Sequence[str],
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int | None = None,
+    ) -> Iterator[ValueStream]:
+        """The values of a run (``Session.stream``), for which a replica of this process is taken in
+        turn until they are closed. Raises ``QueueFull`` at once, and what ``Session.stream`` does.
+
+        Args:
+            feeds: As ``submit`` takes them.
+            fetches: Names of values, also of graphs of loops.
+            timeout: Seconds from now until the run ends with ``DeadlineExceeded``.
+            cancel: A token that ends the run with ``Cancelled``.
+            priority: As ``submit`` takes it.
+        """
+        if self._workers is None:
+            raise InvalidInput("replicas of a cluster stream no values")
+        control = begin_run(timeout, cancel)
+        control.priority = self.session.options.priority if priority is None else priority
+        try:
+            number, ok = self._wait_for_turn(control), False
+            begin = monotonic()
+            try:
+                options: dict[str, Any] = {"cancel": cancel, "priority": control.priority}
+                left = control.seconds_left
+                with self.session.stream(feeds, fetches, timeout=left, **options) as values:
+                    yield values
+                ok = True
+            finally:
+                self._end_turn(number, ok, begin)
+        finally:
             end_run(control)
 
     @property

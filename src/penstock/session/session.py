@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from penstock.session.facts import EffectiveOptions, Memory, Port, Stats
     from penstock.session.inspection import Inspection, SessionParts
     from penstock.session.run import Answers, Job, PreparedRun
+    from penstock.session.value_stream import ValueStream
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 """Takes the outputs of a run by name, or else the error that it ended with."""
@@ -356,6 +357,63 @@ class Session:
         except asyncio.CancelledError:
             token.cancel()
             raise
+
+    def stream(
+        self,
+        feeds: Feeds,
+        fetches: Sequence[str],
+        *,
+        ahead: int = 16,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int | None = None,
+    ) -> ValueStream:
+        """Run the model on a thread of the pool, and return values while the run goes on: an
+        iterator, also for asyncio, of pairs of a name and a value, in the order in which they are
+        computed; those of the graph of a loop in each iteration::
+
+            with session.stream(feeds, ["token"]) as values:
+                for name, token in values:
+                    print(token)
+
+        The outputs of the run are its ``result()``. Raises ``InvalidInput`` for wrong feeds, and
+        for a name that no value of the model has, or several.
+
+        Args:
+            feeds: The inputs of the model, as ``run`` takes them.
+            fetches: Names of values, also of graphs of loops and branches.
+            ahead: Values that may be unread: the run waits until one of them is read.
+            timeout: Seconds after which the run ends with ``DeadlineExceeded``.
+            cancel: A token whose ``cancel()`` ends the run with ``Cancelled``, as ``close()`` of
+                the values does.
+            priority: By which the run is served, higher ones first.
+        """
+        from penstock.compiler.subgraphs import Request
+        from penstock.session.future import RunFuture
+        from penstock.session.run import Job, Run
+        from penstock.session.value_stream import Channel, ValueStream
+
+        check_count("ahead", ahead, 1_000_000)
+        if isinstance(fetches, str):
+            raise InvalidInput(f"fetches must be a list of names; did you mean [{fetches!r}]?")
+        if self._closed:
+            raise PenstockError("the session is closed")
+        subgraph = self._subgraphs.emitting(tuple(dict.fromkeys(fetches)))
+        request, _, values = self._subgraphs.resolve(feeds, None, None)
+        if request.subgraph.names != subgraph.names:
+            raise InvalidInput(f"a stream takes the inputs of the model, {list(subgraph.names)}")
+        token, channel = CancelToken(cancel), Channel(ahead)
+        options = RunOptions(timeout=timeout, cancel=token, priority=priority)
+        run = Run(options, priority=self.options.priority)
+        run.control.sink = channel.put
+
+        def prepare(observed: bool) -> PreparedRun:
+            executor = self._executors.get(subgraph, subgraph.key(values), values)
+            return executor, values, Request(subgraph, subgraph.outputs)
+
+        self._count_run()
+        future: Future[dict[str, RunValue]] = RunFuture()
+        return ValueStream(channel, token, self._enqueue(Job(run, prepare, future), future))
 
     def profile(
         self, feeds: Feeds | None = None, *, runs: int = 10, progress: bool | Progress = False

@@ -1,0 +1,67 @@
+"""The values of a run as events of a response (text/event-stream), while the run goes on.
+
+::
+
+    data: {"model_name": ..., "outputs": [{"name": "token", "datatype": "INT64", "data": [17]}]}
+    data: {"model_name": ..., "outputs": [{"name": "token", "datatype": "INT64", "data": [4]}]}
+    event: outputs
+    data: {"model_name": ..., "outputs": [ what the model returns ]}
+
+A run that fails on the way ends with an event ``error`` in place of the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+
+from penstock.core.types import NamedValues
+from penstock.executors.control import CancelToken
+from penstock.serving.protocol import InferenceRequest, encode_response
+
+if TYPE_CHECKING:
+    from penstock.serving.repository import ServedModel
+
+
+async def events(
+    model: ServedModel,
+    asked: InferenceRequest,
+    timeout: float,
+    priority: int | None,
+    describe: Callable[[Exception], str],
+) -> AsyncGenerator[bytes, None]:
+    """The events of a run: the values that ``asked`` names, also of graphs of loops. Before the
+    first one, errors are raised. Ends the run if it is closed."""
+    token = CancelToken()
+    run = model.replicas.stream(
+        asked.feeds, asked.fetches or [], timeout=timeout, cancel=token, priority=priority
+    )
+    began = False
+    try:
+        values = await asyncio.to_thread(run.__enter__)
+        try:
+            async for name, value in values:
+                yield _event(model, asked, {name: value})
+                began = True
+            outputs = values.result()
+        finally:
+            token.cancel()
+            run.__exit__(None, None, None)
+        yield _event(model, asked, outputs, "outputs")
+    except Exception as error:
+        if not began:
+            raise
+        yield b"event: error\ndata: %s\n\n" % json.dumps({"error": describe(error)}).encode()
+    finally:
+        token.cancel()
+
+
+def _event(
+    model: ServedModel, asked: InferenceRequest, outputs: NamedValues, kind: str = ""
+) -> bytes:
+    plain = InferenceRequest(asked.id, {}, None)  # no bytes behind the text
+    parts, _ = encode_response(plain, model.name, model.version, outputs)
+    head = f"event: {kind}\n" if kind else ""
+    return b"".join([head.encode(), b"data: ", *parts, b"\n\n"])
