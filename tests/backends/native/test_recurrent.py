@@ -111,6 +111,33 @@ def test_layer_with_another_activation_equals_numpy(cell, name, attrs):
     check_layer(cell, (4, 3, 5, 18), ("B",), activations=names, **attrs)
 
 
+@pytest.mark.parametrize("cell", [*GATES, "GRU with the reset behind the product"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("longest", [0, 1, 7, 39])
+def test_steps_that_no_sequence_has_are_not_computed(cell, direction, longest):
+    name, _, linear = cell.partition(" ")
+    given, directions = ("B", "lengths", "h", "c"), 1 + (direction == "bidirectional")
+    inputs = layer_inputs(name, 40, 20, 6, 24, directions, given=given)
+    rng = np.random.default_rng(longest)
+    inputs[4] = rng.integers(0, longest + 1, 20).astype(np.int32)
+    inputs[4][:3] = longest
+    # What no step computes cannot spoil a state.
+    inputs[0] = np.where(np.arange(40)[:, None, None] < longest, inputs[0], np.nan).astype(
+        np.float32
+    )
+    attrs = {"linear_before_reset": 1} if linear else {}
+    node = node_of(
+        name,
+        inputs,
+        [1, 2, 3],
+        3 if name == "LSTM" else 2,
+        direction=direction,
+        hidden_size=24,
+        **attrs,
+    )
+    check(node, inputs, LOOSE)
+
+
 def test_lengths_beyond_the_steps_are_refused_as_by_numpy():
     inputs = layer_inputs("GRU", 4, 2, 3, 5, given=("lengths",))
     inputs[4] = np.array([5, 1], np.int32)

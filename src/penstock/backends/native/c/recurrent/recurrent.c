@@ -197,6 +197,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
 
 typedef struct {
     int64_t d, first, rows, reverse; /* direction, and rows of the batch */
+    int64_t end;                     /* of the longest of its sequences */
     float *h[2], *c;                 /* states before and behind a step, in turn */
     float *inputs, *product;
     code_rows x_codes, h_codes;
@@ -217,6 +218,10 @@ static item item_of(const struct recurrent *a, int64_t number)
     char *at = a->workspace + number * a->item_bytes;
     m.rows = rest < a->rows ? rest : a->rows;
     m.reverse = m.d ? 1 : a->first_reverse;
+    m.end = a->lengths ? 0 : a->steps;
+    for (int64_t b = 0; a->lengths && b < m.rows; b++)
+        if (m.end < a->lengths[m.first + b])
+            m.end = a->lengths[m.first + b];
     m.h[0] = taken(&at, a->rows * a->padded);
     m.h[1] = taken(&at, a->rows * a->padded);
     m.c = taken(&at, a->rows * a->padded);
@@ -392,7 +397,9 @@ static void finish_step(const struct recurrent *a, item *m, float *inputs, int64
     int64_t next = a->padded, width = a->gates * next, from = first * UNITS, n = (last - first) * UNITS;
     int64_t t = m->reverse ? a->steps - 1 - s : s, real = real_units(a, from, from + n);
     float *before = m->h[s % 2], *after = m->h[1 - s % 2];
-    if (a->cell != GRU)
+    if (t >= m->end)
+        ; /* all states stay */
+    else if (a->cell != GRU)
         add_states(a, m, before, inputs, first, last, down);
     else if (a->linear)
         gru_gates(a, m, before, inputs, first, last, down);
@@ -456,13 +463,18 @@ static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t
     if (within < 0) {
         if (!s)
             set_states(a, m, first * UNITS, last * UNITS);
-        add_inputs(a, m, s, a->steps - s < a->chunk ? a->steps - s : a->chunk, first, last);
+        /* Sequences end before the last steps, which come first backwards. */
+        int64_t end = m->reverse ? a->steps : m->end, count = end - s < a->chunk ? end - s : a->chunk;
+        if (count > 0 && (!m->reverse || s + count > a->steps - m->end))
+            add_inputs(a, m, s, count, first, last);
         return;
     }
     float *inputs = m->inputs + within / each * m->rows * a->gates * a->padded;
     s += within / each;
     if (within % each == each - 1)
         finish_step(a, m, inputs, s, first, last, down);
+    else if ((m->reverse ? a->steps - 1 - s : s) >= m->end)
+        return;
     else if (!a->w_codes.panels)
         gru_gates(a, m, m->h[s % 2], inputs, first, last, down);
     else if (!first)
