@@ -233,6 +233,12 @@ class ArtifactFile:
         if not isinstance(self._table, dict):
             raise self.damaged("its table is none")
 
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """The file in memory, if its pages are read when they are needed."""
+        content = self._content
+        return content if self._mapped and isinstance(content, mmap.mmap) else None
+
     def damaged(self, reason: object) -> InvalidModel:
         """The error of a file that does not hold what it must."""
         return InvalidModel(f"{self.name} is damaged: {reason}; save it anew")

@@ -76,6 +76,12 @@ class SessionMemory:
         """Bytes that runs may have."""
         return max(self.limit - self.held - self.results, 0)
 
+    @property
+    def unused(self) -> int:
+        """Bytes that no run has, and no arena that waits for one."""
+        taken = sum([pool.count * pool.needs for pool in self._alive()])
+        return max(self.left - taken, 0)
+
     def check(self, needed: int) -> None:
         """Raise ``LimitExceeded`` if a run that needs so many bytes could never begin."""
         left = max(self.limit - self.held, 0)

@@ -248,7 +248,10 @@ class StepTable:
             array = constant
             if isinstance(constant, Value):
                 array = constant.held
-                if array is None and isinstance(constant.type, TensorType):  # held by kernels
+                packed = getattr(constant.resident_in, "arrays", None)
+                if packed is not None:
+                    seen.update({address(own): own.nbytes for own in packed})
+                elif array is None and isinstance(constant.type, TensorType):  # held by kernels
                     # Other keys are addresses, which are not negative.
                     seen[-1 - id(constant)] = constant.type.nbytes
             if isinstance(array, np.ndarray):
@@ -258,6 +261,16 @@ class StepTable:
             elif (nbytes := getattr(array, "nbytes", None)) is not None:  # on a device
                 seen[-1 - id(array)] = nbytes
         return seen
+
+    @property
+    def step_constant_bytes(self) -> int:
+        """The most bytes of constants that one step reads; what picks some elements reads few."""
+        sizes = [0]
+        for step in self.walk():
+            slots = {i for i in step.inputs if i >= 0 and self.slots[i].kind is SlotKind.CONSTANT}
+            if not step.node.op.moves:
+                sizes.append(sum([self.slots[i].nbytes for i in slots]))
+        return max(sizes)
 
     @property
     def capacity_bytes(self) -> int:

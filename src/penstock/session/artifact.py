@@ -31,6 +31,8 @@ from penstock.plan.arena_layout import SavedArena
 from penstock.plan.plan import Plan
 
 if TYPE_CHECKING:
+    import mmap
+
     from penstock.ops.tensorflow.state import Store
 
 _SAVED_OPTIONS: Mapping[str, type] = {
@@ -269,6 +271,11 @@ class Artifact:
     def release(self) -> None:
         """Stop holding weights that are in the model's files."""
         self._file.release()
+
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """The file in memory, if its pages are read when they are needed."""
+        return self._file.mapping
 
     @property
     def has_plans(self) -> bool:

@@ -85,6 +85,12 @@ class Executors:
         self._plans = plans
         self._artifact = artifact
         self._entry = entry
+        if plans.memory is not None and artifact is not None and artifact.mapping is not None:
+            from penstock.executors.pager import Pager, can_page
+
+            unused = plans.memory
+            if can_page():
+                plans.pager = Pager(artifact.mapping, lambda: unused.unused)
         self._compiled = 0
         self.opened = 0
         """plans that were restored from what was saved"""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.compiler.subgraph import NO_PLAN, Subgraph
 from penstock.core.checkpoints import hold_lock
-from penstock.core.errors import OptionError, PenstockError
+from penstock.core.errors import LimitExceeded, OptionError, PenstockError
 from penstock.core.records import dataclass
 from penstock.executors.base import CompiledExecutor, Executor
 from penstock.host.fork import refuse_reentry, shared_lock
@@ -17,6 +17,7 @@ from penstock.host.log import INFO, is_logged, log
 from penstock.host.malloc import give_back_memory
 
 if TYPE_CHECKING:
+    from penstock.executors.pager import Pager
     from penstock.executors.session_memory import SessionMemory
 
 _LOCK = shared_lock()  # of all sessions: to keep and drop plans
@@ -56,6 +57,8 @@ class PlanCache:
     def __init__(self, max_bytes: int | None, memory: SessionMemory | None = None) -> None:
         self._max_bytes = max_bytes
         self.memory = memory
+        self.pager: Pager | None = None
+        """lets pages of weights go that are in a mapped file, where the session may hold less"""
         self.closed = False
         self._dropped = 0
         self.made = self.evicted = 0
@@ -206,8 +209,20 @@ class PlanCache:
             if executor.name == "parts":  # each of which has a plan
                 return
             raise OptionError(f"memory= is for plans, and {executor.table.name!r} runs by frames")
-        memory.held = self._weights(executor) + executor.plan_bytes
-        executor.share_memory(memory)
+        pager = self.pager
+        try:
+            memory.held = self._weights(executor) + executor.plan_bytes
+            executor.share_memory(memory)
+        except LimitExceeded:
+            if pager is None or pager.active:
+                raise
+            pager.begin()
+            memory.held = self._weights(executor) + executor.plan_bytes
+            executor.share_memory(memory)
+        if pager is not None and pager.active:
+            for own in (executor, *[kept.executor for kept in self._by_use()]):
+                if isinstance(own, CompiledExecutor):
+                    own.sampler = pager
 
     def expect(self, executor: CompiledExecutor, nbytes: int) -> None:
         """Let others give up what runs of a plan may need, of which that was not known before."""
@@ -230,11 +245,16 @@ class PlanCache:
                 self.memory.held = held
 
     def _weights(self, last: Executor) -> int:
-        """Bytes of the constants of all plans, each counted once."""
+        """Bytes of the constants of all plans, each counted once; where they are read from a file
+        in each run, what a step needs of them, with the next one."""
         held = last.table.constant_memory()
         for executor in [kept.executor for kept in self._by_use()]:
             held |= executor.table.constant_memory()
-        return sum(held.values())
+        if self.pager is None or not self.pager.active:
+            return sum(held.values())
+        plans = [last, *[kept.executor for kept in self._by_use()]]
+        self.pager.window = 2 * max([plan.table.step_constant_bytes for plan in plans])
+        return sum(held.values()) - self.pager.bytes_of(held) + self.pager.window
 
     def _make_room(self, last: Executor) -> None:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""

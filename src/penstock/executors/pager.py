@@ -1,0 +1,125 @@
+"""Weights of a mapped file, of which only some are in memory while runs read them.
+
+A model larger than the memory of its session (``memory=``) is read from its file in each run: the
+system reads pages as kernels touch them, and a thread lets all go when there are too many::
+
+    pages in memory     /|  /|  /|  /|      each peak is what the session may hold
+                       / | / | / | / |
+                      /  |/  |/  |/  |
+
+Nothing has to know the order in which weights are used. Pages that were let go too early are read
+again, most often out of the system's cache of files, which gives memory up by itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.core.checkpoints import EVENT_S
+from penstock.core.types import RunValue, RunValues
+from penstock.host.current_run import working_for
+from penstock.host.fork import renewed
+
+if TYPE_CHECKING:
+    from penstock.executors.base import Executor
+    from penstock.executors.control import Control
+
+
+class Pager:
+    """Lets pages of ``mapping`` go while runs read more of it than there is room for: ``most()``
+    bytes that nothing else has, and the ``window``. A sampler of executors: runs that have it are
+    watched."""
+
+    def __init__(self, mapping: mmap.mmap, most: Callable[[], int]) -> None:
+        start = np.frombuffer(mapping, np.uint8).ctypes.data
+        self.active = False
+        """whether there are more weights than memory for them"""
+        self.window = 0
+        """bytes of weights that a step reads, with those of the next one"""
+        self.owner: Callable[[], Any] = lambda: None
+        self._mapping, self._most = mapping, most
+        self._addresses = range(start, start + len(mapping))
+        self._before = 0
+        self.forked()
+        renewed(self)
+
+    def forked(self) -> None:
+        """In a forked child no run is watched yet."""
+        self._runs = 0
+        self._lock = threading.Lock()
+        self._wakes = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Else the thread would wait for good.
+        weakref.finalize(self, self._wakes.set).atexit = False
+
+    def bytes_of(self, constants: Mapping[int, int]) -> int:
+        """Of constants by address, the bytes of those that are in the file."""
+        return sum([nbytes for at, nbytes in constants.items() if at in self._addresses])
+
+    def begin(self) -> None:
+        """Watch runs from now on."""
+        if not self.active:
+            self.active = True
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+            self._before = resident_bytes()
+
+    def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
+        """Run an executor, and let pages go meanwhile."""
+        with self._lock:
+            self._runs += 1
+            if self._thread is None or not self._thread.is_alive():
+                watch, name = partial(_watch, weakref.ref(self), self._wakes), "penstock-pager"
+                self._thread = threading.Thread(target=watch, name=name, daemon=True)
+                self._thread.start()
+        self._wakes.set()
+        try:
+            return working_for(control, executor.run, inputs, control)
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    self._wakes.clear()
+
+    def look(self) -> None:
+        """Let all pages go if there are too many."""
+        most = self.window + self._most()
+        # Some are read between two looks.
+        if resident_bytes() - self._before > most - most // 8:
+            self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _watch(own: weakref.ref[Pager], wakes: threading.Event) -> None:
+    """Look while there are runs, as long as there is a pager."""
+    pause = threading.Event()
+    while True:
+        wakes.wait()
+        pager = own()
+        if pager is None:
+            return
+        with suppress(OSError):  # no file can be opened now
+            pager.look()
+        del pager
+        pause.wait(EVENT_S[1])
+
+
+def resident_bytes() -> int:
+    """Bytes of files that this process has in memory. Raises ``OSError`` where the system does not
+    tell."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[2]) * mmap.PAGESIZE
+
+
+def can_page() -> bool:
+    """Whether the system tells what is in memory, and lets pages go."""
+    try:
+        return resident_bytes() > 0 and hasattr(mmap, "MADV_DONTNEED")
+    except (OSError, ValueError, IndexError):
+        return False
