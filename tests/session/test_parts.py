@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from tests.support.bounded import WIDE, least, rows, session_of, wants
+from tests.support.processes import in_child
 from tests.support.timing import SOON
 
 
@@ -76,6 +77,28 @@ def test_run_that_waits_for_another_in_parts_ends_at_its_deadline():
     with session._plans.memory.turn, pytest.raises(ps.DeadlineExceeded):
         session.run({"x": x}, timeout=0.02)
     assert session.run({"x": x})["y"].shape == (40, 4)
+
+
+def test_run_within_a_run_in_parts_is_refused():
+    class Calls(ps.Observer):
+        def step_begin(self, run, step, inputs):
+            session.run({"x": x})
+
+    x = rows(40)
+    session = session_of(WIDE, memory=least(WIDE, {"x": x}) // 2)
+    with pytest.raises(ps.PenstockError, match="a run in parts"):
+        session.run({"x": x}, observers=[Calls()])
+    assert session.run({"x": x})["y"].shape == (40, 4)
+
+
+def test_forked_child_runs_in_parts_though_another_thread_did():
+    x = rows(40)
+    session = session_of(WIDE, memory=least(WIDE, {"x": x}) // 2)
+    session.run({"x": x})
+    memory = session._plans.memory
+    assert memory is not None
+    with memory.turn:
+        assert in_child(lambda: session.run({"x": x}, timeout=SOON))
 
 
 def test_sequences_of_a_recurrent_layer_run_in_parts_along_their_batch():

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from penstock.core.errors import LimitExceeded
+from penstock.host.fork import renewed
 from penstock.ir.describe import format_bytes
 
 _ABOUT = 1024
@@ -61,15 +62,21 @@ class SessionMemory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
-        self.results = 0
-        """bytes of results that a run in parts has so far"""
-        self.turn = threading.Lock()
-        """held by a run in parts"""
+        self.forked()
+        renewed(self)
         self.freed = False
         """whether arenas were dropped whose memory the process still has"""
         self.waiting: deque[Waiting] = deque()
         """runs of any plan that wait for an arena"""
         self._pools: list[ref[Pool]] = []  # the one that was asked last comes last
+
+    def forked(self) -> None:
+        """In a forked child there is no run in parts."""
+        self.results = 0
+        """bytes of results that a run in parts has so far"""
+        self.turn = threading.Lock()
+        """held by a run in parts, on the thread ``owner``"""
+        self.owner = 0
 
     @property
     def left(self) -> int:

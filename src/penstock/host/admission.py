@@ -71,18 +71,8 @@ class Ticket:
     """
 
     __slots__ = (
-        *(
-            "_queue",
-            "_seconds",
-            "_woken",
-            "adopted",
-            "may_pause",
-            "paused",
-            "priority",
-            "run",
-            "share",
-        ),
-        *("admitted", "announced", "core", "native", "thread"),
+        *("_queue", "_seconds", "_woken", "admitted", "adopted", "announced", "core"),
+        *("may_pause", "native", "paused", "priority", "run", "share", "thread"),
     )
 
     def __init__(self, queue: AdmissionQueue, seconds: float, run: Stoppable) -> None:

@@ -12,12 +12,14 @@ rows again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.compiler.parts import Parts, part_of
 from penstock.core.checkpoints import LOOK_S
+from penstock.core.errors import PenstockError
 from penstock.core.records import replace
 from penstock.core.types import RunValue, RunValues, TensorType
 from penstock.executors.arenas import hold_results
@@ -79,15 +81,21 @@ class PartsExecutor(InlineExecutor):
 
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         # One at a time: results of all rows wait here for memory that the next part needs.
-        turn = self._memory.turn
+        memory, turn = self._memory, self._memory.turn
+        if memory.owner == get_ident():
+            raise PenstockError(
+                "the session is called by a signal handler, a finalizer or a callback of a run in "
+                "parts, for whose end this run would wait; call it when that has returned"
+            )
         while not turn.acquire(timeout=LOOK_S):
             if control.stopped:
                 control.stop()
         try:
-            hold_results(self._memory, self.run_bytes, control)
+            memory.owner = get_ident()
+            hold_results(memory, self.run_bytes, control)
             return self._run(inputs, control)
         finally:
-            self._memory.results = 0
+            memory.owner = memory.results = 0
             turn.release()
 
     def _run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
