@@ -17,6 +17,12 @@ from tests.support.sweeps import sweep
 ENCODERS = Path(__file__).parents[1] / "models" / "encoders.zip"
 
 DEPENDENT = {
+    "the diagonal": """n = Shape<end = 1>(x) s = Squeeze(n) i = Range(null, s, one)
+        j = Unsqueeze(i, last) ij = Concat<axis = 1>(j, j) d = GatherND(x, ij)
+        u = Unsqueeze(d, last) y = Mul(x, u)""",
+    "the diagonal of what is flat": """n = Shape<end = 1>(x) s = Squeeze(n) i = Range(null, s, one)
+        width = Constant<value = int64 {65}> () k = Mul(i, width) f = Reshape(x, minus)
+        d = Gather(f, k) u = Unsqueeze(d, last) y = Mul(x, u)""",
     "a sum over the batch": "s = ReduceSum(x, zero) y = Mul(x, s)",
     "a mean of all": "s = ReduceMean(x) y = Sub(x, s)",
     "a sum from sample to sample": "y = CumSum(x, zero)",

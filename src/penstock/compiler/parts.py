@@ -129,17 +129,20 @@ class _Rows:
             return None
         samples, (first, *rest) = self.rows[0][1], data
         width = math.prod(size for _, size in first[1:])  # of each row in the first dim
-        by_sample = numbers.reshape(samples, -1) if numbers.size % samples == 0 else None
-        if first[:1] != self.rows or by_sample is None:
+        if first[:1] != self.rows or not len(numbers) or len(numbers) % samples:
             return None
         if name == "GatherND":
             if width > 1 or _has_rows(rest) or len(numbers) != samples:
                 return None
-            at = by_sample.reshape(samples, -1, numbers.shape[-1])[..., 0]
+            tuples = numbers.reshape(samples, -1, numbers.shape[-1])
+            at, inside = tuples[..., 0], tuples[..., 1:]
             dims, rest = numbers.shape[1:-1], rest[numbers.shape[-1] - 1 :]
         else:
-            at, dims = by_sample // width, numbers.shape[1:]
+            at, inside = np.divmod(numbers.reshape(samples, -1), width)
+            dims = numbers.shape[1:]
         if _has_rows(rest) or not (at == np.arange(samples)[:, np.newaxis]).all():
+            return None
+        if not (inside == inside[:1]).all():  # as of a diagonal: what is read depends on the number
             return None
         row = (*self.rows, *features(len(numbers) // samples))
         return Packed([(row, *map(features, dims), *rest)], [data, (row, *map(features, dims))])

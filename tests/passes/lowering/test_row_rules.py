@@ -165,6 +165,7 @@ def test_features_may_be_reduced(keeps):
         ("Conv", ["B 8 S", "6 8 1"], (1,), {"pads": [1, 1]}),
         ("Conv", ["S 8 B", "6 8 3"], (1,), {}),
         ("MaxPool", ["B 8 S"], (), {"kernel_shape": [3]}),
+        ("BatchNormalization", ["S 8 9", "8", "8", "8", "8"], (1, 2, 3, 4), {"training_mode": 1}),
         ("BatchNormalization", ["B S 8", "5", "5", "5", "5"], (1, 2, 3, 4), {}),
         ("MatMul", ["S 4 8", "5 8 6"], (1,), {}),
         ("MatMul", ["S 5 4 8", "5 S 8 6"], (), {}),
@@ -220,3 +221,8 @@ def test_sequences_of_a_recurrent_layer_stay_apart_along_their_batch():
     assert given.inputs[4:] == [axes_of("S"), axes_of("1 S 4")]
     with pytest.raises(Stays):
         form("GRU", "S 6 8", *weights, plain=(1, 2), hidden_size=4)
+
+
+def test_indices_of_a_pool_number_elements_of_all_samples():
+    found = form("MaxPool", "S 8 9", outputs=2, kernel_shape=[3])
+    assert found.outputs == [axes_of("S 8 7")]  # the others have no axes, and stay

@@ -193,8 +193,9 @@ def _of_gather(node: Node, inputs: _Inputs) -> Packed:
     return Packed([axes[:at] + index + axes[at + 1 :]], inputs)
 
 
-@_rule("GatherElements")
-def _of_elements(node: Node, inputs: _Inputs) -> Packed:
+def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | None]]:
+    """The attribute ``axis``, which has features, what inputs have along the others, and the axes
+    of each."""
     known = [axes for axes in inputs if axes is not None]
     at = _axis(node, 0, len(known[0]))
     _want_plain(axes[at] for axes in known)
@@ -204,6 +205,12 @@ def _of_elements(node: Node, inputs: _Inputs) -> Packed:
         axes or (None if value is None else beside(value, joined))
         for value, axes in zip(node.inputs, inputs, strict=True)
     ]
+    return at, joined, others
+
+
+@_rule("GatherElements")
+def _of_elements(node: Node, inputs: _Inputs) -> Packed:
+    at, joined, others = _along(node, inputs)
     dims, picked = [[*static_dims(value)] for value in node.inputs]
     del dims[at], picked[at]
     if None in others or dims != picked:
@@ -354,15 +361,7 @@ def _of_transpose(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("Concat")
 def _of_concat(node: Node, inputs: _Inputs) -> Packed:
-    known = [axes for axes in inputs if axes is not None]
-    at = _axis(node, 0, len(known[0]))
-    _want_plain(axes[at] for axes in known)
-    columns = enumerate(zip(*known, strict=True))
-    joined = [() if i == at else _joined(column) for i, column in columns]
-    others = [
-        axes or (None if value is None else beside(value, joined))
-        for value, axes in zip(node.inputs, inputs, strict=True)
-    ]
+    at, joined, others = _along(node, inputs)
     if None in others:
         raise Stays("joins rows with what is no row")
     joined[at] = features(static_dims(node.outputs[0])[at])
@@ -414,11 +413,14 @@ def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
     *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
 )
 def _of_samples(node: Node, inputs: _Inputs) -> Packed:
-    """What computes each element of the first axis of its first input by itself."""
+    """What computes each element of the first axis of its first input by itself; but other outputs,
+    such as statistics of the batch and indices into all of it."""
     axes = _only(inputs)
     _want_plain(axes[1:])
-    results = [static_dims(y) for y in node.outputs if y is not None]
-    return Packed([(axes[0], *map(features, dims[1:])) for dims in results], inputs)
+    if node.attrs.get("training_mode", 0):
+        raise Stays("takes statistics of all rows")
+    rest = map(features, static_dims(node.outputs[0])[1:])
+    return Packed([(axes[0], *rest)], inputs)
 
 
 @_rule("LSTM", "GRU", "RNN")
