@@ -16,6 +16,8 @@ import pytest
 import penstock as ps
 from penstock.backends.numpy import NumpyBackend
 from penstock.build import GraphBuilder
+from penstock.executors.frames import run
+from penstock.executors.frames.frame_graph import FrameNode, StaticFrame, TokenRule
 from penstock.host.threads import core_budget
 from tests.support.frame_runs import EXECUTORS, inputs, loop_counts, ran, refused
 from tests.support.tf_graphs import Flow, Func, Shape, Type
@@ -104,6 +106,17 @@ def test_iterations_in_flight_reach_parallel_iterations(parallel: int, ahead: in
         most = max(most, going)
     assert most == ahead
     assert Counter(order.begun) == {"c0": 8, "c99": 8}
+
+
+def test_one_long_sample_makes_no_long_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may have been suspended, and a kernel on another thread is overtaken: of two
+    samples the lesser counts, the very first included."""
+    monkeypatch.setattr(run, "_LONG_S", 1.0)
+    node = FrameNode(None, TokenRule.ORDINARY, StaticFrame(""))
+    for seconds, cost in [(9.0, 0.0), (0.1, 0.1), (9.0, 0.1), (8.0, 8.0), (0.1, 0.1)]:
+        run._record_cost(node, seconds)
+        assert node.cost == cost
+        assert (node.unmeasured == 0) == (seconds > 1.0)
 
 
 @pytest.mark.parametrize("end", ["counter", "unchanged", "size"])

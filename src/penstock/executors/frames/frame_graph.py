@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from math import inf
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -134,7 +133,7 @@ class FrameNode:
     varies: bool = False
     explain: Explain | None = None
     cost: float = 0.0
-    latest: float = inf
+    latest: float = 0.0
     unmeasured: int = 0
     step: Step | None = None
     outputs: int = field(init=False)

@@ -600,10 +600,11 @@ def _inputs(token: Token) -> list[RunValue]:
 
 
 def _record_cost(node: FrameNode, seconds: float) -> None:
-    """Note the seconds of a kernel, and when it is measured again: one that is long, or may have
-    loops, each time. The lesser of two samples counts: a thread may be suspended."""
+    """Note the seconds of a kernel, and when it is measured again: one that took long, or may have
+    loops, each time. The lesser of two samples counts, and one alone says nothing: a thread may be
+    suspended."""
     node.cost, node.latest = min(seconds, node.latest), seconds
-    node.unmeasured = 0 if node.cost > _LONG_S or node.varies else _SAMPLE_INTERVAL
+    node.unmeasured = 0 if seconds > _LONG_S or node.varies else _SAMPLE_INTERVAL
 
 
 def _call_kernel(node: FrameNode, inputs: RunValues, control: Control) -> Outputs:
