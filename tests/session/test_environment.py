@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.session import environment
-from penstock.session.environment import TRACE, VARIABLES
+from penstock.session.environment import PROFILE, TRACE, VARIABLES
 from tests.support.onnx_text import compile_text
 
 TEXT = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Neg(a) }"
@@ -39,7 +39,7 @@ def test_environment_gives_options_that_the_caller_does_not(monkeypatch):
 
 def test_executor_of_the_environment_is_left_out_where_others_decide(monkeypatch):
     monkeypatch.setenv("PENSTOCK_EXECUTOR", "dataflow")
-    cluster = ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-6)
+    cluster = ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-2)
     session = compile_text(TEXT, cluster=cluster)
     assert session.options.executor == "auto"
     assert session.inspect.forecast_on_cluster({"x": (2,)}).used == 1
@@ -88,7 +88,7 @@ def test_trace_of_the_environment_is_bounded_in_a_process_of_many_runs(monkeypat
         sizes = []
         for _ in range(10):
             session.run(X)
-            environment.save_trace()
+            environment.save_observed()
             sizes.append(len(json.loads((tmp_path / "run.json").read_text())["traceEvents"]))
     assert sizes[4:] == sizes[4:5] * 6
 
@@ -108,4 +108,4 @@ def test_commands_take_the_executor_of_the_environment(monkeypatch, tmp_path):
 
 def test_reference_lists_every_variable():
     page = Path("docs/reference/environment.md").read_text()
-    assert all(f"`{name}`" in page for name in (*VARIABLES, TRACE))
+    assert all(f"`{name}`" in page for name in (*VARIABLES, TRACE, PROFILE))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, replace
 from penstock.core.types import JsonObject, RunValues
 from penstock.host.on_demand import imported
 from penstock.ir.graph import Node
@@ -226,16 +226,10 @@ class Profile(Observer):
         Args:
             path: The file, which is replaced if it exists.
         """
-        import json
         from pathlib import Path
 
-        runs = self.runs or 1
-        document = {
-            "runs": self.runs,
-            "ms": self.wall / runs * 1e3,
-            "steps": [row.describe(runs) for row in self.steps()],
-        }
-        Path(path).write_text(json.dumps(document, indent=2), encoding="utf-8")
+        document = steps_document(self.runs, self.wall, self.steps())
+        Path(path).write_text(document, encoding="utf-8")
 
     def by_node(self) -> list[Row]:
         return self._rows(lambda step: f"{step.facts.operation} ({step.facts.origin})")
@@ -291,3 +285,14 @@ class Profile(Observer):
 
     def __repr__(self) -> str:
         return f"Profile({self.runs} runs, {len(self.steps())} steps, {self.wall:.6f} s)"
+
+
+def steps_document(runs: int, seconds: float, rows: Iterable[StepRow]) -> str:
+    """The steps of so many runs, which have taken ``seconds``, as JSON, the longest first."""
+    import json
+
+    ordered = sorted(rows, key=lambda row: -row.seconds)
+    inside, count = sum([row.seconds for row in ordered]) or 1.0, runs or 1
+    steps = [replace(row, share=row.seconds / inside).describe(count) for row in ordered]
+    document = {"runs": runs, "ms": seconds / count * 1e3, "steps": steps}
+    return json.dumps(document, indent=2)

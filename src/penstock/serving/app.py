@@ -23,6 +23,7 @@ from penstock.core import VERSION
 from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
 from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
+from penstock.host.spans import Span, has_current_span, is_traced, span
 from penstock.serving import openapi
 from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
@@ -106,7 +107,7 @@ class Server:
         self.shared = SharedMemory(max_bytes) if shared_memory else None
         self.ready = True
         routes = [
-            Route(path, self._answer(handler), methods=methods.split())
+            Route(path, self._answer(handler, path), methods=methods.split())
             for methods, path, handler in self._endpoints()
         ]
         middleware = [Middleware(LoggedRequests)]
@@ -163,7 +164,7 @@ class Server:
         await asyncio.to_thread(self.repository.close)
         await asyncio.to_thread(self.direct.close)
 
-    def _answer(self, handler: Handler) -> Handler:
+    def _answer(self, handler: Handler, path: str) -> Handler:
         """A handler whose errors are answers in the form of the protocol."""
 
         async def answer(request: Request) -> Response:
@@ -174,7 +175,23 @@ class Server:
             except Exception as error:
                 return _error(*_described(error))
 
-        return answer
+        async def traced(request: Request) -> Response:
+            # A program that has begun a span of its own for the request tells of it itself.
+            own = None if not is_traced() or has_current_span() else _request_span(request, path)
+            if own is None:
+                return await answer(request)
+            error: BaseException | None = None
+            try:
+                with own.current():
+                    response = await answer(request)
+                own.add({"http.response.status_code": response.status_code})
+                if response.status_code >= 500:
+                    error = PenstockError(bytes(response.body).decode())
+                return response
+            finally:
+                own.end(error)
+
+        return traced
 
     def _model(self, request: Request) -> ServedModel:
         return self.repository.find(*map(request.path_params.get, ("model", "version")))
@@ -386,6 +403,8 @@ class Server:
         """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
         those for inference by replicas of this process that join no requests."""
         match = _INFER.fullmatch(path)
+        if is_traced():  # the event loop reads the headers that name the span of the client
+            return False
         try:
             return match is not None and self.repository.find(*match.groups()).replicas.runs_here
         except UnknownModel:
@@ -496,6 +515,16 @@ class Server:
 
     def _too_large(self) -> _TooLargeError:
         return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
+
+
+def _request_span(request: Request, path: str) -> Span | None:
+    """The span of a request in traces of OpenTelemetry, part of the one that its headers name."""
+    about = {
+        "http.request.method": request.method,
+        "http.route": path,
+        "url.path": request.url.path,
+    }
+    return span(f"{request.method} {path}", about, headers=request.headers)
 
 
 async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:

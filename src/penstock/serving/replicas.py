@@ -17,7 +17,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from threading import get_ident
 from time import monotonic
@@ -39,6 +39,7 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
+from penstock.host.spans import Span, span
 from penstock.host.threads import Line, Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
@@ -61,6 +62,9 @@ _MOST_ON_WORKERS = 2
 
 Timed: TypeAlias = "Callable[[float, float], object]"
 """Takes the seconds of a request in the queue, and of its run."""
+
+
+_BY_CALLER = Cancelled("the request was cancelled by its caller")
 
 
 class Told(Protocol):
@@ -134,7 +138,7 @@ class _Request:
 
     __slots__ = (
         *("batch", "control", "feeds", "fetches", "future", "key", "priority", "rows", "since"),
-        *("timed", "tokens"),
+        *("span", "timed", "tokens"),
     )
 
     def __init__(
@@ -155,6 +159,7 @@ class _Request:
         self.key: object = None
         self.rows, self.tokens = 1, 0
         self.since = monotonic()
+        self.span = span("penstock.request", {"penstock.priority": priority})
 
 
 # A lock and not a Condition or an Event: there is one waiter, which is told once, and these have a
@@ -185,6 +190,17 @@ class _Batch:
         self.cancel = CancelToken()
         self.since = 0.0
         """when a replica was given the batch"""
+        self.span: Span | None = None
+
+    def begin_span(self) -> AbstractContextManager[None]:
+        """What begins meanwhile on this thread is part of the batch, in traces of OpenTelemetry: of
+        its request, if there is one."""
+        causes = [request.span for request in self.requests if request.span is not None]
+        if len(causes) > 1:
+            rows = sum([request.rows for request in self.requests])
+            self.span = span("penstock.batch", {"penstock.rows": rows}, causes)
+        own = self.span or next(iter(causes), None)
+        return nullcontext() if own is None else own.current()
 
 
 def _worker_sessions(
@@ -379,11 +395,16 @@ class Replicas:
         own = self.session.options.priority if priority is None else priority
         names = None if fetches is None else tuple(fetches)
         request = _Request(feeds or {}, names, future, own, timed)
-        # On the caller's thread, before the queue: wrong feeds are the caller's error at once, and
-        # are in no batch with requests of others.
-        if self.max_batch > 1:
-            self._prepare(request)
-        self._enqueue(request, future, timeout, cancel)
+        try:
+            # On the caller's thread, before the queue: wrong feeds are the caller's error at once,
+            # and are in no batch with requests of others.
+            if self.max_batch > 1:
+                self._prepare(request)
+            self._enqueue(request, future, timeout, cancel)
+        except BaseException as error:
+            if request.span is not None:
+                request.span.end(error)
+            raise
         return future
 
     def run_here(
@@ -557,7 +578,7 @@ class Replicas:
         # Outside of the lock: both call at once if the request has been stopped or has ended, which
         # runs callbacks of the user. ``_mark_ended`` then takes it out of the queue.
         request.control.add_listener(partial(self._end, request, None))
-        future.add_done_callback(lambda _: self._mark_ended(request, failed=True))  # by its user
+        future.add_done_callback(lambda _: self._mark_ended(request, _BY_CALLER))
         self._dispatch()
 
     def _admit(self) -> None:
@@ -661,19 +682,19 @@ class Replicas:
         # On any thread; what is counted is counted before whoever waits for the future goes on.
         from concurrent.futures import InvalidStateError
 
-        future = self._mark_ended(request, failed=error is not None)
+        future = self._mark_ended(request, error)
         if future is not None:
             with suppress(InvalidStateError):  # the user has just cancelled it
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
-    def _mark_ended(self, request: _Request, failed: bool) -> Future[Any] | None:
+    def _mark_ended(self, request: _Request, error: BaseException | None) -> Future[Any] | None:
         """Count a request as ended. Returns its future, None if it has ended before."""
         with self._lock:
             future, request.future = request.future, None
             if future is None:
                 return None
-            self._counts.failed += failed
-            self._counts.succeeded += not failed
+            self._counts.failed += error is not None
+            self._counts.succeeded += error is None
             with suppress(ValueError):
                 self._queue.remove(request)
                 self._idle.notify_all()
@@ -682,6 +703,8 @@ class Replicas:
                 self._counts.running -= 1
                 batch.left -= 1
         end_run(request.control)
+        if request.span is not None:
+            request.span.end(error)
         # A batch goes on for the requests that are left in it, and stops when nobody waits for it.
         if batch is not None and not batch.left:
             batch.cancel.cancel()
@@ -779,7 +802,8 @@ class Replicas:
             feeds = first.feeds if len(requests) == 1 else join([r.feeds for r in requests])
             priority = max([request.priority for request in requests])
             options = RunOptions(feeds, first.fetches, cancel=batch.cancel, priority=priority)
-            self._replicas[number].begin(options, done)
+            with batch.begin_span():
+                self._replicas[number].begin(options, done)
         except Exception as error:
             done(None, error)
 
@@ -792,6 +816,8 @@ class Replicas:
     ) -> None:
         """A replica has ended a batch."""
         requests = batch.requests
+        if batch.span is not None:
+            batch.span.end(error)
         parts: RunValues | None = [outputs]
         if len(requests) > 1 and self._unequal is not None:
             feeds = [request.feeds for request in requests]

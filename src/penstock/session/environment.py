@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.registry import BACKENDS, backends_of
 from penstock.compiler.options import EXECUTORS, CompileOptions
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, warn
 from penstock.core.records import NamedTuple
 from penstock.ir.graph import Model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.observers.sampled_profile import SampledProfile
     from penstock.observers.trace import Trace
 
 
@@ -64,6 +67,8 @@ VARIABLES = {
 TRACE = "PENSTOCK_TRACE"
 """the file for a trace of the runs of the process: of the last ``TRACED`` events"""
 TRACED = 500_000  # about 150 MB
+PROFILE = "PENSTOCK_PROFILE"
+"""the file for a profile of some runs of the process"""
 
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
@@ -98,18 +103,44 @@ def trace() -> Trace | None:
     return _trace(path, os.getpid()) if path else None
 
 
-def save_trace() -> None:
-    """Write that trace as it is now; ``%p`` in its name stands for the number of the process."""
-    from pathlib import Path
+def sampled_profile() -> SampledProfile | None:
+    """The profile of some runs of this process, if the environment asks for one."""
+    path = os.environ.get(PROFILE, "").strip()
+    return _profile(path, os.getpid()) if path else None
 
-    path, recording = os.environ.get(TRACE, "").strip(), trace()
-    if recording is not None:
-        recording.save(Path(path.replace("%p", str(os.getpid()))))
+
+def save_observed() -> None:
+    """Write that trace and that profile as they are now; ``%p`` in their names stands for the
+    number of the process."""
+    for name, recording in ((TRACE, trace()), (PROFILE, sampled_profile())):
+        if recording is not None:
+            recording.save(_path(os.environ[name].strip()))
 
 
 @cache
 def _trace(path: str, process: int) -> Trace:
     from penstock.observers.trace import Trace
 
-    atexit.register(save_trace)
+    atexit.register(save_observed)
     return Trace(TRACED)
+
+
+@cache
+def _profile(path: str, process: int) -> SampledProfile:
+    from penstock.observers.sampled_profile import SampledProfile
+
+    def write() -> None:
+        try:
+            profile.save(_path(path))
+        except OSError as error:  # the run has its answer
+            warn(f"{PROFILE}: no profile is written: {error}")
+
+    profile = SampledProfile(write)
+    atexit.register(save_observed)
+    return profile
+
+
+def _path(text: str) -> Path:
+    from pathlib import Path
+
+    return Path(text.replace("%p", str(os.getpid())))

@@ -37,6 +37,7 @@ from penstock.host.fork import refuse_reentry
 from penstock.host.log import DEBUG, INFO, is_logged, log
 from penstock.host.malloc import give_back_memory, note_freed
 from penstock.host.on_demand import imported
+from penstock.host.spans import during
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import StepTable
@@ -341,6 +342,7 @@ class Executors:
             value.type = TensorType(value.dtype)
         return Subgraphs(lambda: graph, self._model.aliases, self._compiler, self._plans.drop)
 
+    @during("penstock.compile")
     @gc_pause.paused()
     def _compile(
         self,

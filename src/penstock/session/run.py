@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,12 +22,15 @@ from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.turn import Turn
+from penstock.host.spans import span
 from penstock.ir.layout import address
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from penstock.observers.sampled_profile import SampledProfile
 
 
 class Answers(Protocol):
@@ -38,6 +42,8 @@ class Answers(Protocol):
 PreparedRun = tuple[Executor, RunValues, Answers]
 """What a run needs: an executor, the values fed, and the names of its outputs."""
 
+_NO_SPAN: AbstractContextManager[None] = nullcontext()
+
 
 class Run:
     """A run with a deadline, a token that cancels it, and observers.
@@ -45,16 +51,22 @@ class Run:
     The deadline counts from the construction, and holds for compiling, too. A run with observers
     (``observed``) needs an executor that tells them of its steps. A ``control`` that is given has
     the deadline, the token and the priority, instead of the options; ``priority`` is that of runs
-    whose options have none.
+    whose options have none. ``sampled`` says itself whether it observes the run.
     """
 
     def __init__(
-        self, options: RunOptions, control: Control | None = None, priority: int = 0
+        self,
+        options: RunOptions,
+        control: Control | None = None,
+        priority: int = 0,
+        sampled: SampledProfile | None = None,
     ) -> None:
         self._began = False
-        # The trace of the process comes first, as it is there for all runs.
-        everything = trace()
-        observers = (*((everything,) if everything else ()), *options.all_observers)
+        self._span = span("penstock.run", {})
+        # What the process has for any run comes first.
+        everything, some = trace(), sampled if sampled is not None and sampled.take() else None
+        given = [of for of in (everything, some) if of is not None]
+        observers = (*given, *options.all_observers)
         self.observed = bool(observers)
         if control is None:
             control = begin_run(options.timeout, options.cancel)
@@ -67,15 +79,22 @@ class Run:
         """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
         try:
             # A plan that is compiled for this run must not outlast its deadline.
-            with cancelled_by(self.control):
+            with self.current(), cancelled_by(self.control):
                 return prepare(self.observed)
         except BaseException as error:
             self.end(error)
             raise
 
+    def current(self) -> AbstractContextManager[None]:
+        """What begins meanwhile on this thread is part of the run, in traces of OpenTelemetry."""
+        return _NO_SPAN if self._span is None else self._span.current()
+
     def begin(self, executor: Executor) -> None:
         """Tell observers that the run begins; raise what it was already stopped with, if so."""
         control = self.control
+        if self._span is not None:
+            self._span.add(_attributes(executor, control))
+            self._span.event("begin")
         if control.stopped:
             control.stop()
         if self.observed:
@@ -86,6 +105,8 @@ class Run:
     def end(self, error: BaseException | None) -> None:
         """Tell observers that the run has ended; from now on nothing can stop it."""
         end_run(self.control)
+        if self._span is not None:
+            self._span.end(error)
         if self._began:
             self.control.observer.run_end(self.control.run, error)
 
@@ -94,7 +115,8 @@ class Run:
         error: BaseException | None = None
         try:
             self.begin(executor)
-            outputs = executor.run(values, self.control)
+            with self.current():
+                outputs = executor.run(values, self.control)
             # A run that ends late has not met its deadline, however few checks it passed.
             if self.control.late() is not None:
                 self.control.stop()
@@ -105,6 +127,17 @@ class Run:
         finally:
             self.end(error)
             del error  # it holds this frame
+
+
+def _attributes(executor: Executor, control: Control) -> dict[str, Any]:
+    """What the span of a run says of it."""
+    table = executor.table
+    return {
+        "penstock.graph": table.name,
+        "penstock.executor": executor.name,
+        "penstock.inputs": [f"{table.slots[i].name}: {table.slots[i].type}" for i in table.inputs],
+        "penstock.priority": control.priority,
+    }
 
 
 class Job:
@@ -143,15 +176,15 @@ class Job:
             executor, values, self._request = self._run.prepare(self._prepare)
             self._run.begin(executor)
             control, turn, done = self._run.control, self.turn, _once(self._done)
-            if turn is None:
-                executor.run_async(values, control, done)
-                return
-            control.turn, done = turn, partial(turn.ending, done)
-            # Others do not look at what the run has to come behind.
-            if executor.hands_over:
-                executor.run_async(values, control, done)
-            else:
-                turn.begin_alone(partial(executor.run_async, values, control, done))
+            if turn is not None:
+                control.turn, done = turn, partial(turn.ending, done)
+            begin = partial(executor.run_async, values, control, done)
+            with self._run.current():
+                # Others do not look at what the run has to come behind.
+                if turn is None or executor.hands_over:
+                    begin()
+                else:
+                    turn.begin_alone(begin)
         except BaseException as error:
             self._done(None, error)
         finally:

@@ -45,10 +45,11 @@ from penstock.host.fork import renewed
 from penstock.host.malloc import keep_memory
 from penstock.host.native import library
 from penstock.host.on_demand import imported
+from penstock.host.spans import is_traced
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
-from penstock.session.environment import save_trace, trace
+from penstock.session.environment import sampled_profile, save_observed, trace
 from penstock.session.executors import Executors
 from penstock.session.opening import open_model
 from penstock.session.plan_cache import PlanCache
@@ -81,6 +82,10 @@ def _device_ports(context: CompileContext) -> DevicePorts | None:
     return DevicePorts(adopting(context.backends), context.executor in AFTER_LOWERING)
 
 
+def _always() -> bool:
+    return True
+
+
 def _memory_of(options: CompileOptions) -> SessionMemory | None:
     """What the session may hold, if that is bounded."""
     if options.memory_bytes is None:
@@ -108,7 +113,7 @@ class Session:
         keep_memory()
         self._closed = False
         self._variables: Variables | None = None
-        self._traced = trace() is not None
+        self._traced = trace() is not None or is_traced()
         self._plans = PlanCache(self.limits.max_plans_bytes, _memory_of(options))
         with cancelled_by(stop), gc_pause.paused(), reporting(progress_of(options.progress)):
             report_progress("read the model", 0, 1)
@@ -116,7 +121,10 @@ class Session:
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
             # Runs have a control of their own, though no option of theirs asks for one.
-            self._controlled = self._traced or options.priority != 0
+            # Of a cluster, steps are on the workers.
+            self._sampled = None if options.cluster is not None else sampled_profile()
+            due = None if self._sampled is None else self._sampled.due
+            self._controlled = _always if self._traced or options.priority else due
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
             main = None if artifact is None else artifact.main(self._compiler)
@@ -160,7 +168,8 @@ class Session:
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
         self._count_run()
-        if options or self._controlled:  # a run that can be stopped or observed
+        # A run that can be stopped or observed.
+        if options or (self._controlled is not None and self._controlled()):
             return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if fetches is None and targets is None:
             # One tuple, read once: other threads replace it while they compile.
@@ -223,7 +232,8 @@ class Session:
         """
         self._count_run()
         # As in ``run``, without looking at the options that most requests have none of.
-        if fetches is None and not self._traced:
+        sampled = self._sampled is not None and self._sampled.due()
+        if fetches is None and not self._traced and not sampled:
             _, last, expected = self._main.last
             if expected is not None and last is not None:
                 values = self._functions.taken(expected, feeds)
@@ -243,7 +253,7 @@ class Session:
             raise PenstockError("the session is closed")
         from penstock.session.run import Run
 
-        run = Run(options, control, self.options.priority)
+        run = Run(options, control, self.options.priority, self._sampled)
         executor, values, request = run.prepare(partial(self._prepare, options))
         return request.named(run.run_inline(executor, values))
 
@@ -339,7 +349,7 @@ class Session:
         devices, order = self._subgraphs.devices, None
         if devices is not None:
             order = devices.order_of(ordered)
-        own = Run(options, priority=self.options.priority)
+        own = Run(options, priority=self.options.priority, sampled=self._sampled)
         return Job(own, partial(self._prepare, options, order=order), future)
 
     @takes(RunOptions)
@@ -404,7 +414,7 @@ class Session:
             raise InvalidInput(f"a stream takes the inputs of the model, {list(subgraph.names)}")
         token, channel = CancelToken(cancel), Channel(ahead)
         options = RunOptions(timeout=timeout, cancel=token, priority=priority)
-        run = Run(options, priority=self.options.priority)
+        run = Run(options, priority=self.options.priority, sampled=self._sampled)
         run.control.sink = channel.put
 
         def prepare(observed: bool) -> PreparedRun:
@@ -566,7 +576,7 @@ class Session:
         self._plans.close()
         self._subgraphs.clear()
         self._executors.save_memory()
-        save_trace()
+        save_observed()
 
     def __enter__(self) -> Session:
         return self
