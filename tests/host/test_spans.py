@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, collected by its own SDK."""
+"""Spans of OpenTelemetry, collected by its own SDK. Names are those of docs/how-to/opentelemetry.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import penstock as ps
-from penstock.host import spans
+from penstock.host.log import is_traced
+from penstock.host.spans import span
 from tests.support.onnx_text import model_from_text
 from tests.support.triton import AFFINE, InferenceServerException, fed, save, serving
 
@@ -41,8 +42,8 @@ def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.name == name]
 
 
-def child_of(span: ReadableSpan, parent: ReadableSpan) -> bool:
-    return span.parent is not None and span.parent.span_id == parent.context.span_id
+def child_of(one: ReadableSpan, parent: ReadableSpan) -> bool:
+    return one.parent is not None and one.parent.span_id == parent.context.span_id
 
 
 def test_run_is_part_of_the_span_around_it(exporter: InMemorySpanExporter) -> None:
@@ -170,8 +171,8 @@ def test_server_goes_on_with_the_trace_of_its_client(
 
 def test_program_that_collects_no_spans_has_none() -> None:
     """The API alone has a provider that stands for one that may come."""
-    assert not spans.is_traced()
-    assert spans.span("penstock.run", {}) is None
+    assert not is_traced()
+    assert span("penstock.run", {}) is None
     program = """
 import sys
 import numpy as np

@@ -11,12 +11,13 @@ import pytest
 
 import penstock as ps
 from penstock.observers import sampled_profile
-from penstock.observers.sampled_profile import INTERVAL, SHARE, WRITE_S, SampledProfile
-from penstock.session.environment import PROFILE
+from penstock.observers.sampled_profile import SHARE, SampledProfile
+from penstock.session.environment import TRACE
 from tests.support.onnx_text import compile_text
 
 TEXT = "g (float[N] x) => (float[N] y) { a = Sin(x) y = Neg(a) }"
 X = {"x": np.ones(2, np.float32)}
+INTERVAL = 100
 
 
 class Clock:
@@ -31,7 +32,7 @@ class Clock:
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file of the profile; as much time may be spent as there is."""
-    monkeypatch.setenv(PROFILE, str(tmp_path / "profile-%p.json"))
+    monkeypatch.setenv(TRACE, f"{tmp_path}/profile-%p.json@1/{INTERVAL}")
     monkeypatch.setattr(sampled_profile, "SHARE", float("inf"))
     return tmp_path
 
@@ -110,7 +111,7 @@ def test_profile_is_read_as_others_are(path: Path) -> None:
 
 def test_runs_are_observed_for_a_hundredth_of_the_time() -> None:
     clock = Clock()
-    profile = SampledProfile(lambda: None, clock)
+    profile = SampledProfile(INTERVAL, lambda: None, clock)
 
     def chosen(runs: int) -> int:
         return sum(profile.take() for _ in range(runs))
@@ -126,20 +127,19 @@ def test_runs_are_observed_for_a_hundredth_of_the_time() -> None:
     assert chosen(INTERVAL) == 1
 
 
-def test_profile_is_written_once_a_minute() -> None:
-    clock, writes = Clock(), []
-    profile = SampledProfile(lambda: writes.append(clock.now), clock)
-    for _ in range(5):
-        clock.now += 0.6 * WRITE_S
-        run: Any = object()
-        profile._running[run] = sampled_profile.Profile(), clock.now
-        profile.run_end(run, ValueError())
-    assert len(writes) == 2
+def test_profile_is_there_from_the_first_observed_run_on(path: Path) -> None:
+    session = compile_text(TEXT, backends=["numpy"])
+    for _ in range(INTERVAL):
+        session.run(X)
+    assert written(path)["runs"] == 1
+    for _ in range(16 * INTERVAL):
+        session.run(X)
+    assert written(path)["runs"] == 17
 
 
 def test_shapes_without_end_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_profile, "_MOST_STEPS", 20)
-    monkeypatch.setattr(sampled_profile, "INTERVAL", 1)
+    monkeypatch.setenv(TRACE, f"{path}/profile-%p.json@1/1")
     with compile_text(TEXT, backends=["numpy"]) as session:
         for size in range(1, 30):
             session.run({"x": np.ones(size, np.float32)})
@@ -152,13 +152,11 @@ def test_folder_that_is_not_there_ends_no_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sampled_profile, "SHARE", float("inf"))
-    monkeypatch.setattr(sampled_profile, "WRITE_S", 0.0)
-    monkeypatch.setenv(PROFILE, str(tmp_path / "none" / "profile.json"))
+    monkeypatch.setenv(TRACE, str(tmp_path / "none" / "profile.json@1/1"))
     session = compile_text(TEXT, backends=["numpy"])
-    with pytest.warns(UserWarning, match=r"PENSTOCK_PROFILE: no profile is written: .*none"):
-        for _ in range(INTERVAL):
-            session.run(X)
-    monkeypatch.delenv(PROFILE)
+    with pytest.warns(UserWarning, match=r"PENSTOCK_TRACE: no profile is written: .*none"):
+        session.run(X)
+    monkeypatch.delenv(TRACE)
     session.close()
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.session import environment
-from penstock.session.environment import PROFILE, TRACE, VARIABLES
+from penstock.session.environment import TRACE, VARIABLES
 from tests.support.onnx_text import compile_text
 
 TEXT = "g (float[2] x) => (float[2] y) { a = Sin(x) y = Neg(a) }"
@@ -63,6 +63,8 @@ def test_environment_places_what_models_and_sessions_have(monkeypatch):
         ("PENSTOCK_PLACE", "Conv", "the form is OPERATION=BACKEND"),
         ("PENSTOCK_PLACE", "Conv=gpu", "'gpu' is not one of"),
         ("PENSTOCK_THREADS", "0", "a number of threads is needed"),
+        ("PENSTOCK_TRACE", "profile.json@1/0", "the form is FILE, or FILE@1/100"),
+        ("PENSTOCK_TRACE", "@1/100", "the form is FILE, or FILE@1/100"),
     ],
 )
 def test_wrong_value_in_the_environment_names_the_variable(monkeypatch, name, text, says):
@@ -88,7 +90,7 @@ def test_trace_of_the_environment_is_bounded_in_a_process_of_many_runs(monkeypat
         sizes = []
         for _ in range(10):
             session.run(X)
-            environment.save_observed()
+            environment.save_recording()
             sizes.append(len(json.loads((tmp_path / "run.json").read_text())["traceEvents"]))
     assert sizes[4:] == sizes[4:5] * 6
 
@@ -108,4 +110,4 @@ def test_commands_take_the_executor_of_the_environment(monkeypatch, tmp_path):
 
 def test_reference_lists_every_variable():
     page = Path("docs/reference/environment.md").read_text()
-    assert all(f"`{name}`" in page for name in (*VARIABLES, TRACE, PROFILE))
+    assert all(f"`{name}`" in page for name in (*VARIABLES, TRACE))

@@ -1,45 +1,23 @@
 """Spans of OpenTelemetry: what a run, a request or a batch took, in the trace of whoever caused it.
 
 There are spans where the program has ``opentelemetry`` with a provider of tracers before sessions
-are made; Penstock imports nothing of it before. Names and attributes are in
-docs/how-to/opentelemetry.md.
+are made (``log.is_traced``). Names and attributes are in docs/how-to/opentelemetry.md.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
-from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from penstock.core import VERSION
+from penstock.host.log import is_traced
 
-_NAMES = "opentelemetry.trace", "opentelemetry.propagate"
-
-P = ParamSpec("P")
+Attributes: TypeAlias = "Mapping[str, str | int | list[str]]"
 R = TypeVar("R")
 
 
-def is_traced() -> bool:
-    """Whether somebody collects spans."""
-    return _tracer() is not None
-
-
-def _tracer() -> Any:
-    """The tracer of Penstock's spans; None where nobody collects them."""
-    api = sys.modules.get(_NAMES[0])
-    # Set while it is imported by another thread, before it has its functions.
-    if api is None or not hasattr(api, "get_tracer_provider"):
-        return None
-    provider = api.get_tracer_provider()
-    if isinstance(provider, api.ProxyTracerProvider):  # it stands for one that may come
-        return None
-    return provider.get_tracer("penstock", VERSION)
-
-
-class Span:
+class TracedSpan:
     """A span that begins now, on the thread that causes it, and may end on another one.
 
     Args:
@@ -52,20 +30,22 @@ class Span:
     def __init__(
         self,
         name: str,
-        attributes: Mapping[str, Any],
-        causes: Iterable[Span] = (),
+        attributes: Attributes,
+        causes: Iterable[TracedSpan] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        tracer, api = _tracer(), sys.modules[_NAMES[0]]
-        links = [api.Link(cause._span.get_span_context()) for cause in causes]
-        context = kind = None
-        if headers is not None:
-            context = import_module(_NAMES[1]).extract(headers)
-            kind = api.SpanKind.SERVER
+        from opentelemetry import trace as api
+
         self._api = api
-        self._span: Any = tracer.start_span(
-            name, context, kind or api.SpanKind.INTERNAL, dict(attributes), links
-        )
+        tracer = api.get_tracer_provider().get_tracer("penstock", VERSION)
+        links = [api.Link(cause._span.get_span_context()) for cause in causes]
+        context, kind = None, api.SpanKind.INTERNAL
+        if headers is not None:
+            from opentelemetry.propagate import extract
+
+            context = extract(headers)
+            kind = api.SpanKind.SERVER
+        self._span: Any = tracer.start_span(name, context, kind, dict(attributes), links)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -73,7 +53,7 @@ class Span:
         with self._api.use_span(self._span, record_exception=False, set_status_on_exception=False):
             yield
 
-    def add(self, attributes: Mapping[str, Any]) -> None:
+    def add(self, attributes: Attributes) -> None:
         """Add what is known only now."""
         self._span.set_attributes(attributes)
 
@@ -93,38 +73,30 @@ class Span:
 
 def span(
     name: str,
-    attributes: Mapping[str, Any],
-    causes: Iterable[Span] = (),
+    attributes: Attributes,
+    causes: Iterable[TracedSpan] = (),
     headers: Mapping[str, str] | None = None,
-) -> Span | None:
-    """A ``Span``, if somebody collects them."""
-    return Span(name, attributes, causes, headers) if is_traced() else None
+) -> TracedSpan | None:
+    """A span, if anything collects them."""
+    return TracedSpan(name, attributes, causes, headers) if is_traced() else None
+
+
+def during(name: str, function: Callable[[], R]) -> R:
+    """What a function returns, during whose call there is a span."""
+    own, error = TracedSpan(name, {}), None
+    try:
+        with own.current():
+            return function()
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        own.end(error)
+        del error  # it holds this frame
 
 
 def has_current_span() -> bool:
     """Whether a span has begun on this thread, of the program or of another library."""
-    return bool(sys.modules[_NAMES[0]].get_current_span().get_span_context().is_valid)
+    from opentelemetry.trace import get_current_span
 
-
-def during(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function each of whose calls has a span, if somebody collects them."""
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def call(*arguments: P.args, **named: P.kwargs) -> R:
-            own, error = span(name, {}), None
-            if own is None:
-                return function(*arguments, **named)
-            try:
-                with own.current():
-                    return function(*arguments, **named)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                own.end(error)
-                del error  # it holds this frame
-
-        return call
-
-    return decorate
+    return bool(get_current_span().get_span_context().is_valid)

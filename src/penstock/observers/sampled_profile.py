@@ -19,27 +19,26 @@ from penstock.observers.profile import Profile, StepRow, steps_document
 from penstock.plan.plan import Step
 from penstock.plan.step_facts import StepFacts
 
-INTERVAL = 100
-"""Runs of which one is observed, at most."""
 SHARE = 0.01
 """The part of the time since the process began that observed runs may take."""
-WRITE_S = 60.0
-"""Seconds after which the end of an observed run calls ``write``."""
+# Observed runs after which the profile is written again.
+_WRITTEN = 16
 # Steps that are told apart, of which those of little time are forgotten: a process may meet shapes
 # without end.
 _MOST_STEPS = 10_000
 
 
 class SampledProfile(Observer):
-    """Chooses the runs to observe (``due``, ``take``), and adds up the seconds of their steps."""
+    """Chooses runs to observe (``due``, ``take``), one in ``interval`` at most, and adds up the
+    seconds of their steps. ``write`` is called at the end of some of them."""
 
     def __init__(
-        self, write: Callable[[], None], clock: Callable[[], float] = perf_counter
+        self, interval: int, write: Callable[[], None], clock: Callable[[], float] = perf_counter
     ) -> None:
-        self._write, self._clock = write, clock
+        self._interval, self._write, self._clock = interval, write, clock
         self._next = count(1).__next__
         self._due = False
-        self._began = self._written = clock()
+        self._began = clock()
         self._lock = threading.Lock()
         self._running: dict[ObservedRun, tuple[Profile, float]] = {}
         # Plain records, without the plans, which may be dropped.
@@ -48,7 +47,7 @@ class SampledProfile(Observer):
 
     def due(self) -> bool:
         """Count a run, and say whether to observe it: the next one that asks ``take``."""
-        if self._next() % INTERVAL or self._spent > SHARE * (self._clock() - self._began):
+        if self._next() % self._interval or self._spent > SHARE * (self._clock() - self._began):
             return False
         self._due = True
         return True
@@ -73,16 +72,13 @@ class SampledProfile(Observer):
     def run_end(self, run: ObservedRun, error: BaseException | None) -> None:
         profile, began = self._running.pop(run)
         profile.run_end(run, error)
-        with self._lock:
-            if error is None:
+        if error is None:
+            with self._lock:
                 self._add(profile)
-            now = self._clock()
-            self._spent += now - began
-            write = now - self._written > WRITE_S
-            if write:
-                self._written = now
-        if write:
-            self._write()
+            if self._runs % _WRITTEN == 1:
+                self._write()
+        with self._lock:
+            self._spent += self._clock() - began
 
     def _add(self, profile: Profile) -> None:
         self._runs += 1

@@ -23,7 +23,8 @@ from penstock.core import VERSION
 from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
 from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
-from penstock.host.spans import Span, has_current_span, is_traced, span
+from penstock.host.log import is_traced
+from penstock.host.spans import TracedSpan, has_current_span, span
 from penstock.serving import openapi
 from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
@@ -517,7 +518,7 @@ class Server:
         return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
 
 
-def _request_span(request: Request, path: str) -> Span | None:
+def _request_span(request: Request, path: str) -> TracedSpan | None:
     """The span of a request in traces of OpenTelemetry, part of the one that its headers name."""
     about = {
         "http.request.method": request.method,

@@ -39,7 +39,7 @@ from penstock.core.records import dataclass, field, replace
 from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
-from penstock.host.spans import Span, span
+from penstock.host.spans import TracedSpan, span
 from penstock.host.threads import Line, Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
@@ -190,7 +190,7 @@ class _Batch:
         self.cancel = CancelToken()
         self.since = 0.0
         """when a replica was given the batch"""
-        self.span: Span | None = None
+        self.span: TracedSpan | None = None
 
     def begin_span(self) -> AbstractContextManager[None]:
         """What begins meanwhile on this thread is part of the batch, in traces of OpenTelemetry: of

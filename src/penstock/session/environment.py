@@ -65,10 +65,9 @@ VARIABLES = {
     "PENSTOCK_THREADS": Variable("threads", _threads),
 }
 TRACE = "PENSTOCK_TRACE"
-"""the file for a trace of the runs of the process: of the last ``TRACED`` events"""
+"""the file for a trace of the runs of the process, of the last ``TRACED`` events; or, with a number
+behind it, for a profile of one run in so many"""
 TRACED = 500_000  # about 150 MB
-PROFILE = "PENSTOCK_PROFILE"
-"""the file for a profile of some runs of the process"""
 
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
@@ -98,49 +97,60 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
 
 def trace() -> Trace | None:
     """The trace of the runs of this process, if the environment asks for one."""
-    path = os.environ.get(TRACE, "").strip()
+    path, interval = _recording()
     # By process: a forked child has a trace of its own, and a file if `%p` is in the name.
-    return _trace(path, os.getpid()) if path else None
+    return _trace(path, os.getpid()) if path and not interval else None
 
 
 def sampled_profile() -> SampledProfile | None:
     """The profile of some runs of this process, if the environment asks for one."""
-    path = os.environ.get(PROFILE, "").strip()
-    return _profile(path, os.getpid()) if path else None
+    path, interval = _recording()
+    return _profile(path, interval, os.getpid()) if interval else None
 
 
-def save_observed() -> None:
-    """Write that trace and that profile as they are now; ``%p`` in their names stands for the
-    number of the process."""
-    for name, recording in ((TRACE, trace()), (PROFILE, sampled_profile())):
-        if recording is not None:
-            recording.save(_path(os.environ[name].strip()))
+def save_recording() -> None:
+    """Write that trace or profile as it is now; ``%p`` in its name stands for the number of the
+    process."""
+    recording = trace() or sampled_profile()
+    if recording is not None:
+        recording.save(_own(_recording()[0]))
+
+
+def _recording() -> tuple[str, int]:
+    """The file of the trace, or of a profile of one run in so many. Raises ``OptionError``."""
+    text = os.environ.get(TRACE, "").strip()
+    path, at, interval = text.rpartition("@1/")
+    if not at:
+        return text, 0
+    if not (path and interval.isdecimal() and int(interval)):
+        raise OptionError(f"{TRACE}={text!r}: the form is FILE, or FILE@1/100")
+    return path, int(interval)
 
 
 @cache
 def _trace(path: str, process: int) -> Trace:
     from penstock.observers.trace import Trace
 
-    atexit.register(save_observed)
+    atexit.register(save_recording)
     return Trace(TRACED)
 
 
 @cache
-def _profile(path: str, process: int) -> SampledProfile:
+def _profile(path: str, interval: int, process: int) -> SampledProfile:
     from penstock.observers.sampled_profile import SampledProfile
 
     def write() -> None:
         try:
-            profile.save(_path(path))
+            profile.save(_own(path))
         except OSError as error:  # the run has its answer
-            warn(f"{PROFILE}: no profile is written: {error}")
+            warn(f"{TRACE}: no profile is written: {error}")
 
-    profile = SampledProfile(write)
-    atexit.register(save_observed)
+    profile = SampledProfile(interval, write)
+    atexit.register(save_recording)
     return profile
 
 
-def _path(text: str) -> Path:
+def _own(path: str) -> Path:
     from pathlib import Path
 
-    return Path(text.replace("%p", str(os.getpid())))
+    return Path(path.replace("%p", str(os.getpid())))

@@ -34,10 +34,9 @@ from penstock.executors.control import Control
 from penstock.executors.linear import LinearExecutor
 from penstock.host import gc_pause
 from penstock.host.fork import refuse_reentry
-from penstock.host.log import DEBUG, INFO, is_logged, log
+from penstock.host.log import DEBUG, INFO, is_logged, is_traced, log
 from penstock.host.malloc import give_back_memory, note_freed
 from penstock.host.on_demand import imported
-from penstock.host.spans import during
 from penstock.ir.graph import Model, clone
 from penstock.ops.internal.fused import operation_name
 from penstock.plan.plan import StepTable
@@ -253,6 +252,10 @@ class Executors:
         may_open = self.compiles and not exact and self._plans.memory is None
         shapes = self._open_shapes(subgraph, key, values) if may_open else None
         compiled = partial(self._compile, subgraph, values, shapes, may_compile)
+        if is_traced():
+            from penstock.host.spans import during
+
+            compiled = partial(during, "penstock.compile", compiled)
         if not exact and self._plans.has(subgraph, shapes or key):
             self._plans.hit()
         try:
@@ -342,7 +345,6 @@ class Executors:
             value.type = TensorType(value.dtype)
         return Subgraphs(lambda: graph, self._model.aliases, self._compiler, self._plans.drop)
 
-    @during("penstock.compile")
     @gc_pause.paused()
     def _compile(
         self,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
 from penstock.executors.linear import LinearExecutor
 from penstock.executors.turn import Turn
-from penstock.host.spans import span
+from penstock.host.spans import Attributes, span
 from penstock.ir.layout import address
 from penstock.observers.base import ObservedRun, Observers
 from penstock.session.environment import trace
@@ -129,7 +129,7 @@ class Run:
             del error  # it holds this frame
 
 
-def _attributes(executor: Executor, control: Control) -> dict[str, Any]:
+def _attributes(executor: Executor, control: Control) -> Attributes:
     """What the span of a run says of it."""
     table = executor.table
     return {

@@ -42,14 +42,14 @@ from penstock.executors.linear import LinearExecutor
 from penstock.frontends.load import is_artifact
 from penstock.host import gc_pause
 from penstock.host.fork import renewed
+from penstock.host.log import is_traced
 from penstock.host.malloc import keep_memory
 from penstock.host.native import library
 from penstock.host.on_demand import imported
-from penstock.host.spans import is_traced
 from penstock.host.stop_condition import StopCondition
 from penstock.host.threads import Places, Workers, on_worker, pool
 from penstock.ir.graph import Model
-from penstock.session.environment import sampled_profile, save_observed, trace
+from penstock.session.environment import sampled_profile, save_recording, trace
 from penstock.session.executors import Executors
 from penstock.session.opening import open_model
 from penstock.session.plan_cache import PlanCache
@@ -576,7 +576,7 @@ class Session:
         self._plans.close()
         self._subgraphs.clear()
         self._executors.save_memory()
-        save_observed()
+        save_recording()
 
     def __enter__(self) -> Session:
         return self
