@@ -46,11 +46,11 @@ BOUNDS = {
     "functions_over_6_parameters": 11,
     "classes_over_20_attributes": 0,
     "untested_modules": 41,
-    "compile_options": 23,
+    "compile_options": 24,
     "session_members": 19,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 111_510, "c_lines": 16_230}
+MOST = {"python_lines": 111_720, "c_lines": 16_240}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.

@@ -44,6 +44,7 @@ VALUES = {
     "precision": ("strict", "strict"),
     "dead_rows": ("any", "any"),
     "memory": ("1GB", "1GB"),
+    "reproducible": (None, True),
     "place": ("Neg=numpy", {"Neg": "numpy"}),
     "limits": ("max_depth=7", ps.Limits(max_depth=7)),
     "devices": ("2", 2),

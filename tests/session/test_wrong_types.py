@@ -20,6 +20,7 @@ WRONG = {
     "executor": [1, np.array([1, 2]), ["linear"]],
     "precision": [1, np.array([1, 2])],
     "dead_rows": [1, ["any"]],
+    "reproducible": [1, "yes", None],
     "compile_in_run": [1, "no"],
     "backends": ["numpy", 1, {"numpy": 1}, np.array([1, 2])],
     "place": [["Conv"], 1, "Conv", {"Conv": 1}, {1: "numpy"}],

@@ -28,6 +28,7 @@ import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
+from penstock.core.errors import Unsupported
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Contents, Node, Value
@@ -64,11 +65,12 @@ class SpecializingBackend(HostBackend, Backend):
     node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
     kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
     more than one that is, a look at the shapes included. Kernels made in runs take ``most_bytes``
-    at most."""
+    at most. A ``reproducible`` one leaves nothing to NumPy that it has a kernel for."""
 
     making_s: float
     unbound_s: float
     most_bytes = _MOST_BYTES
+    reproducible = False
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
@@ -234,7 +236,9 @@ class KernelCache:
         read = [(t, x) for t, x in zip(self.types, inputs, strict=True) if t is not None]
         size = sum([(t if x is None else x).nbytes for t, x in read])
         # To give weights back to NumPy's kernel takes as long as to make another, and memory.
+        own = self.backend.reproducible
         may_wait = self._plain is not None or all(v.is_held for v in self.weights.values())
+        may_wait &= not own
         if may_wait and self._waits(key, size):
             return self.plain
         calls = self._awaited.get(key)
@@ -257,12 +261,24 @@ class KernelCache:
         self._awaited.pop(key, None)
         # Where NumPy's is the faster one, it is kept for these shapes, and no estimate is made
         # again.
-        kernel = self.backend.static_kernel(node, _types(node.inputs)) if gain > 0 else None
+        pays = own or gain > 0
+        kernel = self.backend.static_kernel(node, _types(node.inputs)) if pays else None
+        if own:
+            _check_exact(node, kernel)
         function = self.plain if kernel is None else self._weighted(kernel)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.make_room()
         return function
+
+
+def _check_exact(node: Node, kernel: Kernel | None) -> None:
+    """Raise ``Unsupported`` for a node without a ``kernel`` whose results by NumPy depend on the
+    processor."""
+    from penstock.ops.exactness import NOT_EXACT, is_exact
+
+    if kernel is None and not is_exact(node, _types(node.outputs)):
+        raise Unsupported.of([(node.op.full_name, NOT_EXACT, node.label)])
 
 
 def _empty_results(node: Node) -> Callable[..., RunValue] | None:

@@ -113,6 +113,8 @@ _OPTIONS: Mapping[str, Decorator] = {
     "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
     "dead_rows": compile_option("dead_rows", type=click.Choice(get_args(DeadRows))),
     "memory": compile_option("memory", metavar="BYTES"),
+    # As of `autotune`, a flag that is not given must not override what a model's file says.
+    "reproducible": compile_option("reproducible", is_flag=True, default=None),
     "place": compile_option(
         "place",
         multiple=True,

@@ -147,7 +147,7 @@ class Compiler:
             pipeline.run_passes((DeadCode(), InferTypes()), graph, passes)
         elif not keeps_frames and not is_framed(graph):
             pipeline.optimize(graph, passes)
-        if not interprets and not passes.strict:
+        if not interprets and not passes.numerics.strict:
             # Once, and not for each set of shapes: it reads all weights.
             pipeline.run_passes((FlushSubnormals(),), graph, passes)
         return passes.frames.unraised

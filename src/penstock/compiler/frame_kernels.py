@@ -62,7 +62,7 @@ class FrameKernels:
         compare. Nodes whose types only runs know are left out."""
         options = self.context.options
         wanted = options.autotune or not self.context.one_memory
-        if options.expert.cost_model is not None or not wanted:
+        if not self.context.measures or not wanted:
             return
         measured = set[NodeSignature]()
         for node in self.graph.nodes:

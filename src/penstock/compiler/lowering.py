@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 from penstock.analysis.sizes import check_sizes
-from penstock.backends.base import copier, stacks
+from penstock.backends.base import Backend, copier, stacks
 from penstock.backends.kernels import KernelTable
 from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
+from penstock.core.errors import Unsupported
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
-from penstock.passes.context import FramePolicy, FusionPolicy, PassContext, Placing
+from penstock.passes.context import FramePolicy, FusionPolicy, Numerics, PassContext, Placing
 from penstock.passes.pipeline import LOWER, optimize, packing, run_passes
 from penstock.tuning.kernel_placing import KernelPlacing
 from penstock.tuning.measure import GraphProfiler
@@ -36,7 +37,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
     costs, profiler = context.costs, None
-    if context.options.expert.cost_model is None:
+    if context.measures:
         observed = partial(_observed_executor, context)
         profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     placement = Placement(context.backends, context.options.place or {}, kernels, costs)
@@ -49,7 +50,23 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     run_passes(passes, graph, pass_context(context, placement, placing))
     # Passes know places by name; from here on steps belong to backends.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
+    if context.options.reproducible:
+        _check_exact(placed)
     return Lowered(graph, placed, kernels, costs, profiler, memory=placing.memory)
+
+
+def _check_exact(placed: Mapping[Node, Backend]) -> None:
+    """Raise ``Unsupported`` for nodes whose results depend on the processor."""
+    from penstock.ops.exactness import NOT_EXACT, is_exact
+
+    types = {node: [None if v is None else v.type for v in node.outputs] for node in placed}
+    faults = [
+        (node.op.full_name, NOT_EXACT, node.label)
+        for node, backend in placed.items()
+        if backend.name != "native" and not is_exact(node, [t for t in types[node] if t])
+    ]
+    if faults:
+        raise Unsupported.of(faults)
 
 
 def _observed_executor(context: CompileContext, *parts: Any) -> Executor:
@@ -161,7 +178,7 @@ def pass_context(
         limits=context.limits,
         fusion=fusion if context.fuses else None,
         fold_quantized_weights=not context.fuses,
-        strict=context.options.precision == "strict",
+        numerics=Numerics(context.options.precision == "strict", context.options.reproducible),
         weights=context.weights,
         placing=placing or Placing(),
         frames=frames or FramePolicy(),

@@ -312,6 +312,13 @@ class CompileOptions:
         'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
         'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
     )
+    reproducible: bool = option(
+        False,
+        "Give the same bits for a sample whatever the batch that it is in, its place there, the "
+        "threads, the executor, and the processor, if that is of x86-64 with AVX2. Kernels are "
+        "those for AVX2, which also wider processors run. What has no such kernel is refused.",
+        _is_flag,
+    )
     dead_rows: DeadRows = option(
         "exact",
         "What outputs have in rows that only pad a batch, since a mask hides them from attention. "
@@ -394,6 +401,8 @@ class CompileOptions:
         frames = self.executor in ("auto", "frames")
         if self.devices is not None and not frames and not self.cuda_devices:
             raise OptionError(f'devices= are for executor="frames", not {self.executor!r}')
+        if self.reproducible:
+            self._check_reproducible()
         if self.cluster is not None and not self.compile_in_run:
             raise OptionError("compile_in_run=False goes without cluster=, whose workers compile")
         if self.cluster is not None and self.executor != "auto":
@@ -405,6 +414,19 @@ class CompileOptions:
             )
         if self.cluster is not None and self.variables is not None:
             raise OptionError("variables= goes without cluster=, whose workers have the variables")
+
+    def _check_reproducible(self) -> None:
+        if self.precision not in ("float32", "strict"):
+            raise OptionError(f"reproducible=True goes without precision={self.precision!r}")
+        if self.executor == "interpret":  # which computes by NumPy
+            raise OptionError("reproducible=True goes without executor='interpret'")
+        for name in ("autotune", "cluster", "devices"):
+            if getattr(self, name):
+                raise OptionError(f"reproducible=True goes without {name}=")
+        if self.expert.cost_model is not None:
+            raise OptionError("reproducible=True goes without cost_model=, and measures no costs")
+        if not {"native", "numpy"}.issuperset(self.backends or ()):
+            raise OptionError("reproducible=True goes with the backends 'native' and 'numpy' alone")
 
     def _check_memory(self) -> None:
         try:

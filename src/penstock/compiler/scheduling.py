@@ -300,7 +300,7 @@ def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler |
     # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
     several = not is_chain(plan) or _may_overlap(plan, context)
     # Costs that the user gives are not to be corrected by runs.
-    if not several or context.options.expert.cost_model is not None:
+    if not several or not context.measures:
         return None
     from penstock.tuning.run_sampler import Choice, RunSampler, sampled
 

@@ -156,7 +156,17 @@ class CompileContext:
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
-        return costs_of(self.options.expert.cost_model, self.backends)
+        model: object = self.options.expert.cost_model
+        if self.options.reproducible:
+            from penstock.tuning.fixed_costs import FixedCosts
+
+            model = FixedCosts(self.backends)
+        return costs_of(model, self.backends)
+
+    @property
+    def measures(self) -> bool:
+        """Whether costs may be measured."""
+        return self.options.expert.cost_model is None and not self.options.reproducible
 
     def seconds(self, costs: CostModel, threads: int | None) -> Seconds:
         """The cost of a step with ``threads`` threads for its kernel, by default all."""

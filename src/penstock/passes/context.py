@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from penstock.core.limits import DEFAULT_LIMITS, Limits
-from penstock.core.records import dataclass, field
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.ir.graph import ConvertedWeights, Graph, Node, clone
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Role
@@ -178,6 +178,14 @@ class FramePolicy:
         return False
 
 
+class Numerics(NamedTuple):
+    """``strict``: whether to round each value to its type, so that float16 and bfloat16 are not
+    widened; ``reproducible``: whether constants are to be the same on all processors."""
+
+    strict: bool = False
+    reproducible: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class PassContext:
     """What passes need to know beside the graph."""
@@ -190,8 +198,8 @@ class PassContext:
     compiler says no as long as ``quantize`` is still to come and may want them as they are."""
     framed: bool = False
     """Whether the graph has TensorFlow's frames, so that values may be dead."""
-    strict: bool = False
-    """Whether to round each value to its type: float16 and bfloat16 are not widened then."""
+    numerics: Numerics = Numerics()
+    """How values are rounded, and constants are computed."""
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     """What weights were converted to, in all graphs of a session."""
     inferred: dict[Node, list[object]] = field(default_factory=dict)

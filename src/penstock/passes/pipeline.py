@@ -115,7 +115,7 @@ def raise_control_flow() -> type[Pass]:
 def _has_halves(graph: Graph, context: PassContext) -> bool:
     values = [v for node in graph.walk() for v in (*node.inputs, *node.outputs) if v is not None]
     dtypes = {value.type.dtype for value in values if isinstance(value.type, TensorType)}
-    return not context.strict and any(map(is_half, dtypes))
+    return not context.numerics.strict and any(map(is_half, dtypes))
 
 
 @lazy_pass(where=_has_halves)

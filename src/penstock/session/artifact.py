@@ -42,6 +42,7 @@ _SAVED_OPTIONS: Mapping[str, type] = {
     "threads": int,
     "fixed_threads": bool,
     "precision": str,
+    "reproducible": bool,
     "memory_planner": str,
 }
 """Options that a session has again when it is opened, and their types in JSON. Plans depend on all
@@ -59,6 +60,7 @@ def basis(context: CompileContext) -> JsonObject:
             for key, where in (options.place or {}).items()
         },
         "precision": options.precision,
+        "reproducible": options.reproducible,
         "threads": options.threads or core_budget(),
     }
 

@@ -69,7 +69,7 @@ _SETTLED_NS = 2_000_000_000
 # others are about this process.
 _KEYED = (
     *("executor", "place", "threads", "precision", "memory_planner", "max_streams", "limits"),
-    *("signature", "map_weights", "autotune", "fixed_threads"),
+    *("signature", "map_weights", "autotune", "fixed_threads", "reproducible"),
 )
 _UNTOLD = ("cost_model", "grouping", "devices", "after_pass", "variables")
 

@@ -134,7 +134,13 @@ def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
     """The backends that the options ask for, within the limits."""
     places = (options.place or {}).values()
     devices, precision = options.cuda_devices, options.precision
-    backends = tuple(backends_of(options.backends, precision, devices, places))
+    chosen = options.backends
+    if options.reproducible:
+        from penstock.backends.native.backend import reproducible_backend
+
+        names = ["native", *([] if chosen is not None and "numpy" not in chosen else ["numpy"])]
+        chosen = [reproducible_backend() if name == "native" else name for name in names]
+    backends = tuple(backends_of(chosen, precision, devices, places))
     if options.precision == "bf16":
         from penstock.session.facts import warn_of_precision
 

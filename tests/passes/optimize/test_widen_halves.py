@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.ir.graph import Graph, Node
-from penstock.passes.context import PassContext
+from penstock.passes.context import Numerics, PassContext
 from penstock.passes.pipeline import optimize
 from tests.support import half_models
 from tests.support.onnx_text import graph_from_text, model_from_text
@@ -111,7 +111,7 @@ def test_widen_halves_leaves_casts_at_the_edges_alone(name, want) -> None:
 
 def test_widen_halves_strict_leaves_the_graph() -> None:
     graph = ps.load(NETWORKS["mlp"].model()).graph
-    optimize(graph, PassContext(strict=True))
+    optimize(graph, PassContext(numerics=Numerics(strict=True)))
     assert casts(graph) == []
     assert len(computing(graph)) == len(graph.nodes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
 from penstock.core.types import TensorType, Type
-from penstock.host.native import NativeLibrary, library
+from penstock.host.native import NativeLibrary, library, load_level
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
@@ -43,11 +44,19 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     return True in [t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors]
 
 
+def _in_any_order(node: Node) -> bool:
+    """Whether the results of a node do not depend on the order of its elements in memory, in which
+    kernels take sums."""
+    op = parts(node)[0].op
+    return op.elementwise or op.moves or op.view or "Max" in op.name or "Min" in op.name
+
+
 class NativeBackend(SpecializingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. With
     ``precision="bf16"`` operands of large products and convolutions with constants are rounded to
-    bfloat16, and summed in float32, if the processor has instructions for that. Raises
-    ``PenstockError`` if they were not compiled when Penstock was installed."""
+    bfloat16, and summed in float32, if the processor has instructions for that. ``reproducible``:
+    products of any shape are those of a known one. Raises ``PenstockError`` if they were not
+    compiled when Penstock was installed."""
 
     name = "native"
     fuses = True
@@ -55,7 +64,13 @@ class NativeBackend(SpecializingBackend):
     threads_of_caller = True
     rates = RATES
 
-    def __init__(self, loaded: NativeLibrary | None = None, *, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        loaded: NativeLibrary | None = None,
+        *,
+        precision: str = "float32",
+        reproducible: bool = False,
+    ) -> None:
         super().__init__()
         loaded = loaded or library()
         if loaded is None:
@@ -63,7 +78,7 @@ class NativeBackend(SpecializingBackend):
                 "there are no compiled kernels: install Penstock with a C compiler, such as gcc; "
                 "PENSTOCK_NATIVE=off turns them off"
             )
-        self.library, self._precision = loaded, precision
+        self.library, self._precision, self.reproducible = loaded, precision, reproducible
 
     def work(self, node: Node) -> Workload | None:
         family = family_of(node)
@@ -100,7 +115,7 @@ class NativeBackend(SpecializingBackend):
         if family.static is None:
             return None
         kernel = super().kernel(node, types)
-        if family.ahead_of_cache is None or kernel is None:
+        if family.ahead_of_cache is None or kernel is None or self.reproducible:
             return kernel
         is_open = kernel.shapes.cached_bytes is not None
         takes_gaps = node.op.name in _PRODUCTS and not kernel.layout.contiguous
@@ -123,8 +138,8 @@ class NativeBackend(SpecializingBackend):
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        if site is not None and self._rounds(node):
-            site = replace(site, rounds=True)
+        if site is not None and (self.reproducible or self._rounds(node)):
+            site = replace(site, rounds=self._rounds(node), ordered=self.reproducible)
         try:
             call = None if site is None else family.static(site)
         except UnsupportedError:
@@ -133,6 +148,8 @@ class NativeBackend(SpecializingBackend):
             return None
         if call.can_fail and not call.items:
             return None  # nothing would look at the inputs, which may be at fault
+        if self.reproducible and not call.dims_order and not _in_any_order(node):
+            call = replace(call, restrided=None, any_layout=False)
         return native_kernel(site, call)
 
     def copies_of(self, constants: Sequence[Value]) -> Sequence[Mapping[str, np.ndarray]]:
@@ -150,3 +167,16 @@ class NativeBackend(SpecializingBackend):
         """The compiled function: each run calls it."""
         function: Callable[[int], None] = self.library.functions.set_threads
         return function
+
+
+def reproducible_backend() -> NativeBackend:
+    """The backend for ``reproducible=True``, whose results are the same on all processors that it
+    runs on. Raises ``PenstockError`` where it does not."""
+    wanted = "x86-64-v3" if platform.machine().lower() in ("x86_64", "amd64") else "plain"
+    loaded = load_level(wanted)
+    if loaded is None:
+        raise PenstockError(
+            f"reproducible=True needs kernels for {wanted}, which are not installed, or which this "
+            "processor does not run: install a wheel, or compile with PENSTOCK_ALL_LEVELS=1"
+        )
+    return NativeBackend(loaded, reproducible=True)

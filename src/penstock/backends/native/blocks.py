@@ -52,6 +52,7 @@ def block_product(site: Site) -> NativeCall | None:
             *(Tensor(0), *codes.arrays, *factors.value, None if bias is None else Tensor(5)),
             *(site.result(), WORKSPACE if border else None),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
+            int(site.ordered),
         ),
         items=count,
         item_ns=rows_ns(packed.k * (20 + 10 * rows)),
@@ -105,7 +106,7 @@ def experts_call(site: Site) -> NativeCall | None:
         (
             *(Tensor(0), Tensor(1), given, *words, site.result()),
             *(tokens, count, chosen, hidden, inner, fusion, activation, is_normalized, together),
-            *(*numbers, limit),
+            *(*numbers, limit, int(site.ordered)),
         ),
         items=count * math.ceil(tokens / together),
         item_ns=rows_ns(4 * hidden * inner * together * chosen / count),

@@ -162,7 +162,7 @@ def convolution_call(site: Site) -> NativeCall | None:
     """A convolution with channels innermost, or in the images' own order."""
     image, plane = image_workload(site.node), plane_workload(site.node)
     # An estimate may pick what has no kernel for these shapes: the other one is better than none.
-    if cheaper(image, plane) is plane:
+    if not site.ordered and cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
 

@@ -57,13 +57,15 @@ the workspace, or a null pointer."""
 class Site:
     """A node as the families of kernels see it: the types of its inputs and then of its outputs, of
     known shapes (None for one left out), and the arrays of those that are constants. ``rounds``:
-    operands of products may be rounded to bfloat16."""
+    operands of products may be rounded to bfloat16. ``ordered``: a sum is taken in one order,
+    whatever the number of rows (``reproducible=True``)."""
 
     library: NativeLibrary
     node: Node
     tensors: tuple[TensorType | None, ...]
     constants: Contents
     rounds: bool = False
+    ordered: bool = False
 
     def input(self, i: int) -> TensorType | None:
         """The type of an input; None if it is left out."""

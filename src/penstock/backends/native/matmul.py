@@ -29,13 +29,14 @@ _Axis: TypeAlias = tuple[int, int, int, int]
 
 class _Product(NamedTuple):
     """Products of [rows, inner] with [inner, columns], one for each index of the axes ``lead``; and
-    the strides of a third operand along rows and columns."""
+    the strides of a third operand along rows and columns. ``ordered``: as of ``Site``."""
 
     lead: Sequence[_Axis]
     rows: _Axis
     columns: _Axis
     inner: _Axis
     term: tuple[int, int] = (0, 0)
+    ordered: bool = False
 
     @property
     def swapped(self) -> _Product:
@@ -180,6 +181,7 @@ def _call(
         raise UnsupportedError
     words = [*operands, None if third is None else Tensor(2), site.result()]
     padded = held is not None and not is_swapped
+    product = product._replace(ordered=site.ordered)
     call = _native_call(str_(a.dtype), words, product, padded, (alpha, beta))
     restrided = partial(_call, site, a, b, alpha)
     packed = {} if held is None else {1: held}
@@ -196,7 +198,7 @@ def _native_call(
 ) -> NativeCall:
     """The call of a kernel for a product, given the pointers to its operands and result; to indices
     of matrices, their number and the stride from one to the next."""
-    lead, (rows, a_row, _, y_row), (columns, _, b_column, _), inner, term = product
+    lead, (rows, a_row, _, y_row), (columns, _, b_column, _), inner, term, ordered = product
     products = math.prod([size for size, *_ in lead])
     strips = math.ceil(columns * np.dtype(dtype).itemsize / _STRIP)
     macs = products * _macs(rows, inner[0], columns)
@@ -207,7 +209,7 @@ def _native_call(
         f"product_{dtype}",
         (
             *(*words, rows, inner[0], columns, a_row, inner[1], inner[2], b_column, *term, y_row),
-            *(groups, strips, int(padded), table, len(lead), *factors, *chosen),
+            *(groups, strips, int(padded), table, len(lead), *factors, *chosen, int(ordered)),
         ),
         items=items,
         item_ns=part_ns(_work(dtype, macs, products).part(items)),
@@ -237,6 +239,7 @@ def chosen_product(site: Site) -> NativeCall | None:
     )
     words = Tensor(0), Tensor(1), None, site.result()
     chosen = Tensor(2), count, inner * columns
+    product = product._replace(ordered=site.ordered)
     return replace(_native_call(str_(x.dtype), words, product, chosen=chosen), can_fail=True)
 
 
@@ -283,6 +286,6 @@ def product_workload(fused: Node) -> Workload | None:
     product = _product(node, (a, b), [None] * 3)
     if product is None:
         return None
-    lead, (rows, *_), (columns, *_), (inner, *_), _ = product
+    lead, (rows, *_), (columns, *_), (inner, *_), *_ = product
     products = math.prod([size for size, *_ in lead])
     return _work(a.dtype, products * _macs(rows, inner, columns), products)

@@ -74,7 +74,9 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
     sizes = [axis.size for axis in axes]
     if math.prod(sizes) >= 2**31:
         raise UnsupportedError
-    part = _part(kind, axes, planes, channels, 0 if indices or channels > 1 else x.dtype.itemsize)
+    itemsize = 0 if indices or channels > 1 else x.dtype.itemsize
+    ordered = site.ordered and kind == "average"
+    part = _part(kind, axes, planes, channels, itemsize, ordered)
     if indices:
         part = _Part(0, 1, min(axes[-1].count, _CHUNK), 1, direct=True)
     turned = site.attr("storage_order", 0)
@@ -114,9 +116,16 @@ class _Part(NamedTuple):
     direct: bool
 
 
-def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsize: int) -> _Part:
+def _part(
+    kind: str,
+    axes: Sequence[Window],
+    planes: int,
+    channels: int,
+    itemsize: int,
+    ordered: bool = False,
+) -> _Part:
     """The items of images with as many ``channels`` innermost; of planes, if their ``itemsize`` is
-    given. Raises ``UnsupportedError``."""
+    given. ``ordered``: rows first, however many planes there are. Raises ``UnsupportedError``."""
     depth, height, width = axes
     outer = depth.kernel * height.kernel
     may = kind in ("average", "max") and outer * width.kernel <= _MOST_TAPS
@@ -127,7 +136,7 @@ def _part(kind: str, axes: Sequence[Window], planes: int, channels: int, itemsiz
     lanes = min(lanes, planes) if planes >= _FEW_PLANES else 0
     slid = outer == width.kernel == 3 and width.dilation == 1
     slid = slid and width.stride <= (2 if kind == "max" else 1) and (lanes or channels) >= _SLID
-    direct = may and (slid or outer * width.kernel - 1 <= apart)
+    direct = may and not ordered and (slid or outer * width.kernel - 1 <= apart)
 
     def grouped(width_of: int, chunk: int) -> int:
         """Rows that are combined together, each of stretches of as many elements."""

@@ -147,7 +147,7 @@ def _compile_unpack(node: Node, types: Types) -> Kernel:
     return Kernel(function, into)
 
 
-UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack)
+UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack, moves=True)
 """Packed rows [..., 1, T, ...], and ``ranges``, to ``dims``, whose axes ``axis`` and that behind it
 are samples and rows."""
 

@@ -372,7 +372,7 @@ def _infer_compress(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     return (TensorType(x.dtype, (*x.shape[:i], None, *x.shape[i + 1 :])),)
 
 
-@array_operator("Compress", since=9, infer=_infer_compress, strings=True)
+@array_operator("Compress", since=9, infer=_infer_compress, strings=True, moves=True)
 def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
     return np.compress(condition.reshape(-1), x, axis)
 

@@ -68,7 +68,7 @@ class _Folder:
     def __init__(self, graph: Graph, context: PassContext) -> None:
         self.graph = graph
         self.inferred, self.limits = context.inferred, context.limits
-        self.framed = context.framed
+        self.framed, self.reproducible = context.framed, context.numerics.reproducible
         self.kept = () if context.fold_quantized_weights else quantized_weights(graph)
         # The number of nodes that read each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
@@ -169,6 +169,11 @@ class _Folder:
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""
+        if self.reproducible:
+            from penstock.ops.exactness import is_exact
+
+            if not is_exact(node, types):
+                return None
         consts = [None if value is None else value.const for value in node.inputs]
         given = [const for const in consts if const is not None]
         held = sum(map(owned_bytes, given))

@@ -18,6 +18,7 @@ struct product {
     double alpha, beta;
     const int64_t *chosen; /* the matrix of each product, of so many, so far apart; or null */
     int64_t matrices, b_matrix;
+    int64_t ordered; /* each sum is taken in one order, whatever the numbers of rows and columns */
 };
 
 /* Of softmax.c. */

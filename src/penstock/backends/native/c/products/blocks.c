@@ -21,6 +21,7 @@ struct block_product {
     const float *scales, *shifts, *bias; /* without zero points and bias: null */
     float *y, *border;                   /* border: [rows][32], for a panel that y ends in */
     int64_t rows, k, n, bits, block;
+    int64_t ordered; /* whether the order of sums depends on no number of rows */
 };
 
 /* Sums of a column that are under way: of several rows, or CHAINS of a single one. */
@@ -139,7 +140,7 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
                     memcpy(part + (k + i) * PANEL + j * LANES, &w, sizeof w);
                 }
         }
-        add_product(c, c_step, a->x + from, a->k, part, count, a->rows);
+        add_product(c, c_step, a->x + from, a->k, part, count, a->rows, (int)a->ordered);
     }
 }
 
@@ -147,7 +148,8 @@ ITEMS_OF(block_product, block_product)
 {
     float sums[FEW * MOST_BLOCKS];
     int64_t blocks = (a->k + a->block - 1) / a->block;
-    if (a->rows <= FEW && a->shifts)
+    const int is_few = a->rows <= FEW && !a->ordered;
+    if (is_few && a->shifts)
         for (int64_t i = 0; i < a->rows * blocks; i++) {
             int64_t from = i % blocks * a->block, rest = a->k - from;
             const float *x = a->x + i / blocks * a->k + from;
@@ -166,8 +168,9 @@ ITEMS_OF(block_product, block_product)
                 memcpy(c + row * step, a->bias + p * PANEL, width * sizeof(float));
         }
         if (a->bits == 32)
-            add_product(c, step, a->x, a->k, (const float *)a->weights + p * a->k * PANEL, a->k, a->rows);
-        else if (a->rows <= FEW)
+            add_product(c, step, a->x, a->k, (const float *)a->weights + p * a->k * PANEL, a->k, a->rows,
+                        (int)a->ordered);
+        else if (is_few)
             a->bits == 4 ? few(a, 4, p, sums, c, step) : few(a, 8, p, sums, c, step);
         else
             a->bits == 4 ? many(a, 4, p, c, step) : many(a, 8, p, c, step);
@@ -193,6 +196,7 @@ struct experts {
     float *y;
     int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalized, together;
     double alpha, beta, limit;
+    int64_t ordered; /* as of a product */
 };
 
 /* How many experts are better than expert e: of equal scores the last comes first, after NaN. */
@@ -231,7 +235,7 @@ static void run_layer(const struct experts *a, int i, int64_t e, const float *x,
     struct block_product product = {
         x, l->weights + e * l->n * l->k * l->bits / 8, l->scales ? l->scales + scales : NULL,
         l->shifts ? l->shifts + scales : NULL, l->bias ? l->bias + e * l->n : NULL, y, NULL,
-        rows, l->k, l->n, l->bits, l->block};
+        rows, l->k, l->n, l->bits, l->block, a->ordered};
     block_product(&product, 0, l->n / PANEL);
 }
 

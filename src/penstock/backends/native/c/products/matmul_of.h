@@ -147,7 +147,8 @@ static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_
     const int64_t columns = smaller(width, stop - column);
     const REAL *b = m.b + k * p->b_inner + column * p->b_column;
     OF(tile) t = {m.a + row * p->a_row + k * p->a_inner, b, m.y + row * p->y_row + column, inner, p->a_row,
-                  p->a_inner, p->b_inner, p->y_row, columns - width + OF(LANES), k || p->c};
+                  p->a_inner, p->b_inner, p->y_row, columns - width + OF(LANES), k || p->c,
+                  p->ordered};
     if (p->b_column != 1 || (columns < width && !p->padded) || p->alpha != 1 ||
         (rows > DIRECT && p->b_inner != width)) {
         OF(pack)(packed, width, b, p->b_inner, p->b_column, inner, columns, (REAL)p->alpha);
@@ -161,7 +162,7 @@ CHECKED_ITEMS_OF(OF(product), product)
 {
     const int64_t unit = UNIT / sizeof(REAL), units = (a->columns + unit - 1) / unit;
     /* In cycles for the elements of a vector: to multiply each row and add up lanes, or to copy them. */
-    const int dots = a->b_inner == 1 && a->a_inner == 1 && a->rows * (a->inner + 160) < 12 * a->inner;
+    const int dots = a->b_inner == 1 && a->a_inner == 1 && a->rows * (a->inner + 160) < 12 * a->inner && !a->ordered;
     const int64_t parts = (a->inner + DEPTH - 1) / DEPTH;
     for (int64_t item = begin, next; item < end; item = next) {
         const int64_t strip = item % a->strips, group = item / a->strips % a->groups;

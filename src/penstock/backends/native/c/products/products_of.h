@@ -58,7 +58,7 @@ typedef struct {
     const REAL *a, *b;
     REAL *y;
     int64_t inner, a_row, a_inner, b_inner, y_row, last; /* strides in elements */
-    int adds;
+    int adds, ordered; /* ordered: sums are not divided */
 } OF(tile);
 
 /* `tiles` tiles, one below the other, of numbers of rows and vectors that are constants. Few sums are divided
@@ -75,7 +75,7 @@ INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
             sums[i] = (OF(vector)){0};
         UNROLLED(i, (rows + 2) / 3)
             at[i] = t->a + 3 * i * a_row;
-        int64_t left = t->inner;
+        int64_t left = t->inner, apart = ways > 1 && !t->ordered ? left / ways * ways : 0;
 #define STEP(way)                                                                                  \
     {                                                                                              \
         OF(vector) columns[TILE_VECTORS];                                                          \
@@ -86,10 +86,10 @@ INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
         UNROLLED(i, (rows + 2) / 3) { ADVANCE(at[i], a_inner); }                                   \
         b += b_inner;                                                                              \
     }
-        for (; left >= ways; left -= ways)
+        for (left -= apart; apart > 0; apart -= ways)
             UNROLLED(way, ways)
                 STEP(way)
-        for (; left > 0 && ways > 1; left--)
+        for (; left > 0; left--)
             STEP(0)
 #undef STEP
 #pragma GCC unroll 16
@@ -132,11 +132,11 @@ __attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows
     }
 }
 
-/* c += a b, for a of [rows, k] and b of one panel of 32 columns. */
+/* c += a b, for a of [rows, k] and b of one panel of 32 columns; `ordered`: as of a tile. */
 static inline void OF(add_product)(REAL *c, int64_t c_step, const REAL *a, int64_t a_step,
-                                   const REAL *b, int64_t k, int64_t rows)
+                                   const REAL *b, int64_t k, int64_t rows, int ordered)
 {
     enum { TOGETHER = BY_WIDTH(4, 2, 2), WIDE = (int)OF(VECTORS) < TOGETHER ? (int)OF(VECTORS) : TOGETHER };
     for (int64_t j = 0; j < PANEL; j += WIDE * OF(LANES))
-        OF(multiply_rows)((OF(tile)){a, b + j, c + j, k, a_step, 1, PANEL, c_step, OF(LANES), 1}, rows, WIDE);
+        OF(multiply_rows)((OF(tile)){a, b + j, c + j, k, a_step, 1, PANEL, c_step, OF(LANES), 1, ordered}, rows, WIDE);
 }

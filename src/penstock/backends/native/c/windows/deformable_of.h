@@ -91,7 +91,7 @@ ITEMS_OF(OF(deformable), OF(deformable))
             to = from + most < to ? from + most : to;
             OF(see)(a, image, from, to, first, count, &c, panel);
             const REAL *weights = a->weights + (filter * depth + from - group * depth) * taps;
-            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters);
+            OF(add_product)(sums, PANEL, weights, depth * taps, panel, (to - from) * taps, filters, 0);
         }
         for (int64_t i = 0; i < filters; i++) {
             REAL *y = a->y + (image * a->filters + filter + i) * positions + first;

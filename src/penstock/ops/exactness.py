@@ -1,0 +1,49 @@
+"""Which nodes NumPy computes to the same bits on all processors, for ``reproducible=True``.
+
+IEEE 754 rounds sums, products, quotients and roots of two numbers in one way. Of functions such as
+``exp``, and of sums of many numbers, NumPy has several forms, and takes one by the processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.types import TensorType, Type
+from penstock.ir.graph import Node
+
+NOT_EXACT = "NumPy computes it, in a form that depends on the processor (reproducible=True)"
+"""why a node is refused"""
+
+_ROUNDED = frozenset(
+    {
+        *(np.add, np.subtract, np.multiply, np.divide, np.negative, np.absolute, np.reciprocal),
+        *(np.sqrt, np.floor, np.ceil, np.sign, np.trunc, np.rint, np.where),
+    }
+)
+# Of an element each, by functions of their own.
+_OTHERS = ("Cast", "DequantizeLinear")
+
+
+def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
+    """Whether NumPy gives the same results for a node everywhere, which have these ``types``."""
+    op = node.op
+    if op.moves or op.view or op.name.startswith(_OTHERS):
+        return True
+    given = [None if v is None else v.type for v in node.inputs]
+    # Of integers, NumPy computes floats by sums and quotients, but for windows of signals.
+    reads = any(map(_is_float, filter(None, given))) or op.name.endswith("Window")
+    if not reads or not any(map(_is_float, filter(None, types))):
+        return True
+    try:
+        kernel = op.compile(node, given)
+    except Exception:  # whoever runs the node raises it
+        return False
+    return kernel.function in _ROUNDED
+
+
+def _is_float(type_: object) -> bool:
+    if not isinstance(type_, TensorType) or type_.dtype is None:
+        return True  # it may be one
+    return type_.dtype.kind in "fcV"

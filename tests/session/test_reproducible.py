@@ -1,0 +1,272 @@
+"""``reproducible=True``: the same bits whatever the batch, the threads, the executor, the processor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.zoo.sample import samples
+from bench.zoo.store import flat
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.build import GraphBuilder
+from penstock.host.native import load_level
+from penstock.ops.internal.fused import parts
+from tests.support.onnx_text import compile_text
+from tests.support.sweeps import drawn
+
+ENCODERS = Path(__file__).parents[1] / "models" / "encoders.zip"
+NAMES = sorted(zipfile.ZipFile(ENCODERS).namelist())
+ZOO = {sample.name: (model, feeds) for sample, model, feeds in samples()}
+# NumPy computes these by functions of which it has several forms.
+REFUSED = {"torch-modules/CrossEntropyLoss_dynamo", "jax/jnp_arcsinh"}
+# Another random result is in each run, and none in each row.
+RANDOM = [name for name in ZOO if "rand" in name.lower() or "multinomial" in name.lower()]
+
+pytestmark = pytest.mark.skipif(
+    os.uname().machine == "x86_64" and load_level("x86-64-v3") is None, reason="needs AVX2"
+)
+
+
+def session_of(model: Any, **options: Any) -> ps.Session:
+    return ps.compile(model, cache=False, reproducible=True, **options)
+
+
+def digest(values: Sequence[Any]) -> str:
+    """Of all bits of results."""
+    total = hashlib.md5()
+    for value in flat(values):
+        is_plain = isinstance(value, np.ndarray) and value.dtype != object
+        total.update(value.tobytes() if is_plain else repr(value).encode())
+    return total.hexdigest()
+
+
+def encoder(name: str) -> bytes:
+    return zipfile.ZipFile(ENCODERS).read(name)
+
+
+def padded(session: ps.Session, lengths: Sequence[int], rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    mask = np.arange(rows) < np.array(lengths)[:, None]
+    # Texts are the same whatever they are padded to.
+    ids = np.where(mask, rng.integers(3, 40, (len(lengths), 64))[:, :rows], 1)
+    given = {"attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    return {p.name: given.get(p.name, ids).astype(p.type.dtype) for p in session.inputs}
+
+
+def rows_of(results: Mapping[str, Any], i: int) -> str:
+    return digest([value[i] for value in results.values()])
+
+
+@pytest.mark.parametrize("name", drawn(NAMES, 8))
+@given(
+    lengths=st.lists(st.integers(0, 24), min_size=1, max_size=6),
+    data=st.data(),
+    alone=st.booleans(),
+)
+def test_sample_of_a_padded_batch_has_the_bits_that_it_has_alone(name, lengths, data, alone):
+    session = session_of(encoder(name))
+    feeds = padded(session, lengths, 24)
+    results = session.run(feeds)
+    i = data.draw(st.integers(0, len(lengths) - 1))
+    others = [] if alone else data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=3))
+    some = {key: value[[*others, i]] for key, value in feeds.items()}
+    assert rows_of(session.run(some), -1) == rows_of(results, i)
+
+
+@pytest.mark.parametrize("name", drawn([n for n in NAMES if "_mean" in n or "_first" in n], 6))
+def test_text_has_the_same_bits_whatever_it_is_padded_to(name):
+    session = session_of(encoder(name))
+    wanted = None
+    for lengths, rows in (([7], 7), ([7, 24], 24), ([3, 7, 1], 16), ([12] * 5 + [7], 12)):
+        found = rows_of(session.run(padded(session, lengths, rows)), lengths.index(7))
+        # Texts are drawn by their place: that of the first batch is compared alone.
+        if lengths.index(7) == 0:
+            wanted = wanted or found
+            assert found == wanted
+    feeds = padded(session, [24, 7], 24)
+    batch = rows_of(session.run(feeds), 1)
+    alone = {key: value[1:, :7] for key, value in feeds.items()}
+    assert rows_of(session.run(alone), 0) == batch
+
+
+@pytest.mark.parametrize("name", drawn(sorted({*ZOO} - REFUSED), 40))
+def test_model_has_the_same_bits_on_all_executors_and_threads(name):
+    model, feeds = ZOO[name]
+    wanted = digest([*session_of(model, threads=1).run(feeds).values()])
+    for executor in ("linear", "dataflow", "parallel", "streams"):
+        session = session_of(model, executor=executor)
+        for _ in range(2):
+            assert digest([*session.run(feeds).values()]) == wanted, executor
+
+
+def is_batch(session: ps.Session, feeds: Mapping[str, np.ndarray]) -> bool:
+    dims = [port.type.shape for port in session.inputs]
+    sizes = {len(x) for x in feeds.values() if np.ndim(x)}
+    return all(d and not isinstance(d[0], int) for d in dims) and len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", drawn(sorted({*ZOO} - REFUSED - {*RANDOM}), 40))
+def test_row_has_the_same_bits_in_every_batch(name):
+    model, feeds = ZOO[name]
+    session = session_of(model)
+    if not is_batch(session, feeds):
+        pytest.skip("its inputs are no batch")
+    wanted = session.run(feeds)
+    own = len(next(iter(feeds.values())))
+    rolled = {k: np.roll(x, 1, -1) if x.dtype.kind == "f" else x for k, x in feeds.items()}
+    for copies in (1, 2, 6):
+        batch = {k: np.concatenate([rolled[k]] * copies + [x]) for k, x in feeds.items()}
+        results = session.run(batch)
+        for key, value in wanted.items():
+            rows = np.shape(results[key])[:1]
+            if isinstance(value, np.ndarray) and rows == ((copies + 1) * own,):
+                assert digest([results[key][-own:]]) == digest([value]), key
+
+
+PROGRAM = """
+import json, sys
+from tests.session.test_reproducible import ZOO, digest, encoder, padded, session_of
+found = {}
+for name in json.loads(sys.argv[1]):
+    if name in ZOO:
+        model, feeds = ZOO[name]
+        session = session_of(model)
+    else:
+        session = session_of(encoder(name))
+        feeds = padded(session, [24, 3, 11], 24)
+    found[name] = digest([*session.run(feeds).values()])
+print(json.dumps(found))
+"""
+NARROW = {
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OMP_NUM_THREADS": "1",
+    "PENSTOCK_NATIVE": "x86-64-v3",
+}
+
+
+def bits(names: Sequence[str], **environment: str) -> dict[str, str]:
+    """In a process of its own."""
+    own = {k: v for k, v in os.environ.items() if k != "PENSTOCK_NATIVE"} | environment
+    text = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(names)],
+        check=True,
+        env=own,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found: dict[str, str] = json.loads(text.splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(load_level("x86-64-v4") is None, reason="a processor without AVX512")
+def test_processors_without_wide_vectors_give_the_same_bits():
+    names = [*NAMES[::4], *sorted({*ZOO} - REFUSED)[::5]]
+    assert bits(names, **NARROW) == bits(names)
+
+
+def test_requests_that_run_together_have_the_bits_that_they_have_alone():
+    name = next(n for n in NAMES if "BertModel_mean" in n)
+    session = session_of(encoder(name))
+    lengths = [3, 24, 11, 7, 1, 16, 9, 20]
+    feeds = padded(session, lengths, 24)
+    requests = [
+        {key: value[i : i + 1, :n] for key, value in feeds.items()} for i, n in enumerate(lengths)
+    ]
+    alone = [rows_of(session.run(request), 0) for request in requests]
+    with ps.Replicas(
+        encoder(name),
+        max_batch=len(lengths),
+        max_batch_tokens=200,
+        max_delay=60.0,
+        cache=False,
+        reproducible=True,
+    ) as replicas:
+        futures = [replicas.submit(request) for request in requests]
+        assert [rows_of(future.result(), 0) for future in futures] == alone
+        assert replicas.counts.batches < len(requests)
+
+
+def test_saved_session_is_reproducible_when_it_is_opened(tmp_path):
+    name = NAMES[0]
+    session = session_of(encoder(name))
+    feeds = padded(session, [5, 24], 24)
+    wanted = digest([*session.run(feeds).values()])
+    session.save(tmp_path / "model.penstock")
+    opened = ps.open(tmp_path / "model.penstock")
+    assert opened.options.reproducible
+    assert digest([*opened.run(feeds).values()]) == wanted
+
+
+def test_session_of_the_cache_is_another_one(tmp_path):
+    model = encoder(NAMES[0])
+    for reproducible in (False, True):
+        with ps.compile(model, cache=tmp_path, reproducible=reproducible) as session:
+            session.run(padded(session, [5], 8))
+    assert len([*tmp_path.glob("*.penstock")]) == 2
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_node_that_numpy_computes_by_the_processor_is_refused(name):
+    model, feeds = ZOO[name]
+    with pytest.raises(ps.Unsupported, match=r"reproducible=True"):
+        session_of(model).run(feeds)
+    ps.compile(model, cache=False).run(feeds)
+
+
+def test_node_whose_shapes_only_the_run_knows_is_refused_there():
+    text = "g (float[N] x, bool[N] m) => (float[?] y) { c = Compress(x, m) y = Asinh(c) }"
+    session = compile_text(text, reproducible=True)
+    with pytest.raises(ps.PenstockError, match=r"(?s)Asinh.*reproducible=True"):
+        session.run({"x": np.ones(3, np.float32), "m": np.ones(3, bool)})
+
+
+def test_constants_are_computed_by_compiled_kernels():
+    """NumPy would fold them, by a form of ``exp`` that depends on the processor."""
+    b = GraphBuilder()
+    x = b.input("x", "float32", [8])
+    b.output("y", x + b.op("Exp", b.constant(np.linspace(-1, 1, 8, dtype=np.float32))))
+    model = b.model()
+    plain, own = ps.compile(model, shapes={}, cache=False), session_of(model, shapes={})
+    names = [
+        {part.op.name for step in session.inspect.plan.walk() for part in parts(step.node)}
+        for session in (plain, own)
+    ]
+    assert names == [{"Add"}, {"Add", "Exp"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"precision": "bf16"}, "precision='bf16'"),
+        ({"autotune": True}, "autotune="),
+        ({"devices": 2}, "devices="),
+        ({"executor": "interpret"}, "executor='interpret'"),
+        ({"backends": ["torch"]}, "backends"),
+        ({"cluster": ps.SimulatedCluster(2, bandwidth=1e9, latency=1e-3)}, "cluster="),
+        ({"expert": ps.ExpertOptions(cost_model=type("C", (), {"cost": None})())}, "cost_model="),
+    ],
+)
+def test_options_that_go_without_it_are_refused(options, says):
+    with pytest.raises(ValueError, match=rf"reproducible=True goes with.*{says}"):
+        session_of(encoder(NAMES[0]), **options)
+
+
+def test_machine_without_the_kernels_is_told_what_is_missing(monkeypatch):
+    from penstock.backends.native import backend
+
+    monkeypatch.setattr(backend, "load_level", lambda level: None)
+    with pytest.raises(ps.PenstockError, match="reproducible=True needs kernels for"):
+        session_of(encoder(NAMES[0]))
