@@ -56,8 +56,9 @@ setup: $(VENV)/.installed
 demo: setup
 	$(RUN) examples/filetypes.py
 
+# One worker more than cores of a small machine: some tests wait for processes and deadlines.
 test: $(VENV)/.installed-test
-	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 3 $(PYTEST_ARGS)
 
 # Without changes there are no tests to run, and pytest without files would run all.
 test-changed: $(VENV)/.installed-test

@@ -100,11 +100,11 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave half of the tests of sampled classes to ``make test-full``, by the day, and run the
+    """Leave two thirds of the tests of sampled classes to ``make test-full``, by the day, and run the
     tests that trace allocations last, since tracing slows all that come after."""
     for item in items:
         if getattr(getattr(item, "cls", None), "sampled", False):
-            drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 0.5
+            drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 3
             if not drawn:
                 item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))

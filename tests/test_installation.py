@@ -212,10 +212,9 @@ def _python(minor: int) -> str:
     pytest.skip(f"there is no Python 3.{minor} here")
 
 
+@pytest.mark.full  # packages are installed for each
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "minor", [13, *[pytest.param(other, marks=pytest.mark.full) for other in (12, 14)]]
-)
+@pytest.mark.parametrize("minor", [12, 13, 14])
 def test_sample_of_tests_passes_on_each_python(minor, tmp_path):
     """With the compiled modules of this checkout, which all versions load."""
     home = tmp_path / "environment"

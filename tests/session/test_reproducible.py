@@ -69,7 +69,7 @@ def rows_of(results: Mapping[str, Any], i: int) -> str:
     return digest([value[i] for value in results.values()])
 
 
-@pytest.mark.parametrize("name", drawn(NAMES, 8))
+@pytest.mark.parametrize("name", drawn(NAMES, 3))
 @given(
     lengths=st.lists(st.integers(0, 24), min_size=1, max_size=6),
     data=st.data(),

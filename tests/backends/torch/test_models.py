@@ -11,6 +11,7 @@ from bench.zoo.store import flat
 import penstock as ps
 from tests.models.fetch import RealModel, fetch, real_models
 from tests.models.test_zoo import answers
+from tests.support.sweeps import drawn
 from tests.support.torch_kernels import needs_torch
 from tests.test_models import assert_agree, onnxruntime_session, resnet50
 
@@ -35,7 +36,7 @@ def on_torch_alone(session: ps.Session) -> bool:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("model", real_models(), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", drawn(real_models(), 6), ids=lambda model: model.name)
 def test_real_model_on_torch_agrees_with_onnx_runtime(model: RealModel):
     path = fetch(model)
     feeds = model.feeds()

@@ -16,7 +16,7 @@ class ExecutorConformance(Results, Loops, Endings, Concurrency, Observers):
     """What every executor must hold.
 
     A test class sets ``executor``; ``backends`` are those that its models are compiled with.
-    ``sampled``: it is another way to run what other classes do, and ``make test`` runs half of its
+    ``sampled``: it is another way to run what other classes do, and ``make test`` runs a third of its
     tests, drawn by the day (``tests/conftest.py``).
     """
 
