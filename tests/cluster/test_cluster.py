@@ -117,6 +117,7 @@ def test_backend_of_the_program_that_cannot_be_sent_is_refused(cluster):
         answer(ps.compile(convnet(), cluster=cluster, backends=[backend]), images())
 
 
+@pytest.mark.full  # Ray starts once more
 def test_operations_and_backends_of_the_program_run_on_workers():
     """Of a program that workers could not import: those of its main module travel by value."""
     program = textwrap.dedent("""

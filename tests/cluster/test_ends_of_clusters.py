@@ -80,6 +80,7 @@ def tried():
     return run.stdout
 
 
+@pytest.mark.full  # Ray starts twice
 def test_ray_that_is_shut_down_ends_runs_and_is_not_started_again():
     printed = program("ray.shutdown(); tried(); cluster.close(); print(ray.is_initialized())")
     assert printed == "WorkerLost Ray was shut down, and all workers with it\nFalse\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock.observers.base import Observer
 from tests.support.onnx_text import model_from_text
+from tests.support.sweeps import drawn
 
 ROOT = Path(__file__).parents[2]
 MODEL = """g (float[N, 3] x) => (float[N, 3] y)
@@ -79,8 +81,10 @@ print(min(runs, done))
 """
 
 
-@pytest.mark.parametrize("executor", ["linear", "parallel", "frames"])
-@pytest.mark.parametrize("call", ["run", "submit", "compile"])
+@pytest.mark.parametrize(
+    ("call", "executor"),
+    drawn(product(["run", "submit", "compile"], ["linear", "parallel", "frames"]), 5),
+)
 def test_call_in_signal_handlers_and_finalizers_answers_or_is_refused(call, executor):
     command = [sys.executable, "-c", PROGRAM, call, executor]
     result = subprocess.run(

@@ -17,6 +17,7 @@ from penstock.host.native import library
 from penstock.session.facts import Memory
 from tests.support.onnx_text import compile_text
 from tests.support.processes import end_of
+from tests.support.sweeps import drawn
 from tests.support.tf_graphs import Builder, Func, Type
 from tests.support.tf_loops import counting
 
@@ -140,7 +141,8 @@ for executor in tests.EXECUTORS:
 
 # In a process of its own, where no other test leaves anything to collect.
 @pytest.mark.parametrize(
-    "use", ["loop", "failing", "refused", "observed", "stopped", "framed", "nested", "saved"]
+    "use",
+    drawn(["loop", "failing", "refused", "observed", "stopped", "framed", "nested", "saved"], 4),
 )
 def test_dropped_session_leaves_nothing_to_collect(use):
     assert end_of(PROGRAM.format(use=use)) == ""

@@ -51,7 +51,7 @@ def test_training_matches_tensorflow_on_other_executors(
     check(name, executor, tmp_path)
 
 
-@pytest.mark.parametrize("executor", ["parallel", "auto", "streams", "frames"])
+@pytest.mark.parametrize("executor", drawn(["parallel", "auto", "streams", "frames"], 2))
 def test_measuring_is_no_training_step(executor: str, tmp_path: Path) -> None:
     """Neither ahead of the first run, with ``autotune``, nor by ``profile``."""
     name = "convolutional_GradientDescent"
