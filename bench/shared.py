@@ -17,6 +17,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -80,14 +81,14 @@ def priorities(path: str, seconds: float, texts: int) -> Figures:
         session = ps.compile(path, priority=5, cache=False)
         others = [ps.compile(path, cache=False) for _ in range(2)]
         for one, feeds in ((session, high), *[(other, low) for other in others]):
-            timed(lambda one=one, feeds=feeds: one.run(feeds), 1.0)
-        alone = timed(lambda: session.run(high), seconds / 2)
+            timed(partial(one.run, feeds), 1.0)
+        alone = timed(partial(session.run, high), seconds / 2)
         every = max(0.15, 5 * float(np.median(alone)))
         with busy(others, low) as counts:
             sleep(seconds / 2)
             undisturbed = sum(counts) / (seconds / 2)
             before = sum(counts)
-            beside = timed(lambda: session.run(high), seconds, every)
+            beside = timed(partial(session.run, high), seconds, every)
             left = (sum(counts) - before) / seconds
         found[f"{of_high} beside {of_low}"] = {
             "alone_ms": 1e3 * float(np.median(alone)),
@@ -145,7 +146,7 @@ def states(path: str, seconds: float, texts: int) -> Figures:
         session.run(feeds)
     for _ in range(3):
         for name, session in sessions.items():
-            best = timed(lambda s=session: s.run(feeds), seconds / 9)
+            best = timed(partial(session.run, feeds), seconds / 9)
             found.setdefault(name, []).append(float(np.median(best)))
     return {name: min(times) / min(found["plain"]) for name, times in found.items()}
 
@@ -167,12 +168,12 @@ def page(found: Figures, seconds: float, texts: int) -> str:
         "# Runs that share a process",
         "",
         f"Measured on {date.today().isoformat()} by `python -m bench.shared`: {machine()}.",
-        f"The encoder of [texts of unequal lengths](unequal.md); {seconds:g} seconds a row, {texts}",
-        "texts in batches of 32 as they come.",
+        f"The encoder of [texts of unequal lengths](unequal.md); {seconds:g} seconds a row,",
+        f"{texts} texts in batches of 32 as they come.",
         "",
-        "A session of priority 5 with a run every few of its own times, beside two of priority 0 that",
-        "run without end: its median and 99th percentile to those that it has alone, the runs of the",
-        "others to those without it, and the part of the time that it computes.",
+        "A session of priority 5 with a run every few of its own times, beside two of priority 0",
+        "that run without end: its median and 99th percentile to those that it has alone, the runs",
+        "of the others to those without it, and the part of the time that it computes.",
         "",
         "| rows and tokens | alone, ms | median | 99 % | others | part |",
         "|---|---|---|---|---|---|",
@@ -184,7 +185,9 @@ def page(found: Figures, seconds: float, texts: int) -> str:
         "",
         "The job within `memory=`: weights and so many times the arena of its largest batch.",
         "",
-        "| arenas | budget, MB | texts a second | to unbounded | held, MB | spread of the second half |",
+        "Spread: of the resident memory in the second half of the job.",
+        "",
+        "| arenas | budget, MB | texts a second | to unbounded | held, MB | spread |",
         "|---|---|---|---|---|---|",
     ]
     free = found["memory"]["none"]["texts_s"]

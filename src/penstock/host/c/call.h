@@ -10,7 +10,7 @@ enum { MOST_WORDS = 64, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK =
 /* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
    lock, and the time between two looks at whether the run must stop; and of a stage that several threads
    share, since each takes the next when all have finished it. */
-static const double WORTH_THREAD = 5e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 20e6, WORTH_STAGE = 1500;
+static const double WORTH_THREAD = 5e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 4e6, WORTH_STAGE = 1500;
 
 typedef union {
     int64_t integer;
