@@ -73,3 +73,18 @@ def test_encoders_give_the_same_in_parts(name, samples, seed, more):
         return
     for key, value in found.items():
         np.testing.assert_allclose(value, expected[key], 1e-4, 2e-5)
+
+
+def test_constant_that_is_too_large_to_be_kept_for_all_samples_stays_no_batch():
+    """It is folded in the graph of a part, and a node in that of the batch."""
+    text = """g (float[N, 1024] x) => (float[N, 4] y) {
+        w = Constant<value = float[1, 4] {1, -1, 0.5, 2}> () n = Shape(x)
+        last = Constant<value = int64[1] {1}> () zeros = ConstantOfShape(n) ones = Exp(zeros)
+        a = Mul(x, ones) b = Sin(a) c = Cos(a) d = Mul(b, c) e = Softmax(d)
+        m = ReduceMax<keepdims = 1>(e, last) y = Mul(m, w) }"""
+    x = rows(64)
+    limits = ps.Limits(max_folded_bytes=48 * 4096)
+    expected = session_of(text).run({"x": x})["y"]
+    memory = least(text, {"x": x}, limits=limits)
+    session = session_of(text, limits=limits, memory=memory * 2 // 3)
+    np.testing.assert_allclose(session.run({"x": x})["y"], expected, 1e-6)

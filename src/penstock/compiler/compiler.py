@@ -192,6 +192,12 @@ class Compiler:
         """A compiler that knows that these nodes take long, which estimates do not say."""
         return Compiler(replace(self.context, long=long))
 
+    def folding(self, most: int) -> Compiler:
+        """A compiler that folds constants of up to so many bytes."""
+        options = self.context.options
+        limits = replace(self.context.limits, max_folded_bytes=most)
+        return Compiler(replace(self.context, options=replace(options, limits=limits)))
+
     def forecast_on_cluster(self, subgraph: Subgraph, values: RunValues) -> ClusterForecast:
         """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
         from penstock.compiler.cluster import forecast_on_cluster
