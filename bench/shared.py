@@ -108,7 +108,7 @@ def memory(path: str, seconds: float, texts: int) -> Figures:
         session.run(largest)
         weights, whole = session.memory.weights, session.memory.arenas
     found: Figures = {}
-    for name, bound in (("none", None), ("twice", 2.2), ("once", 1.1), ("half", 0.55)):
+    for name, bound in (("none", None), ("twice", 2.2), ("once", 1.1)):
         budget = None if bound is None else int(weights + bound * whole) + (1 << 20)
         command = ["job", path, str(budget or 0), str(texts)]
         found[name] = {"budget": budget, **measured(command)}

@@ -77,7 +77,7 @@ class FrameKernels:
             graph, context.costs, values, self.table, partial(observed_executor, context)
         )
         place = context.options.place or {}
-        placement = Placement(context.backends, place, self.table, context.costs)
+        placement = Placement(context.backends, place, self.table, context.placing_costs)
         profiler.allowed = placement.candidates(graph)
         runs = None if context.options.autotune else BUDGET - 2
         # Tokens are placed by the times with all threads, tasks of segments by those with one.
@@ -105,7 +105,7 @@ class FrameKernels:
             return next((host for host in hosts if self.table.accepts(host, node)), hosts[0])
         context = self.context_of(node.device)
         place = context.options.place or {}
-        placement = Placement(context.backends, place, self.table, context.costs)
+        placement = Placement(context.backends, place, self.table, context.placing_costs)
         return placement.fastest(Graph([], [], [node]))[node]
 
     def kernel(self, node: Node) -> tuple[Kernel, str] | None:

@@ -40,7 +40,8 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     if context.measures:
         observed = partial(_observed_executor, context)
         profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
-    placement = Placement(context.backends, context.options.place or {}, kernels, costs)
+    place, of_places = context.options.place or {}, context.placing_costs
+    placement = Placement(context.backends, place, kernels, of_places)
     # In several memories, candidates are measured where placement needs them (``_places``).
     if context.one_memory and context.options.autotune and profiler is not None:
         _measure_fused(graph, placement, profiler, context)

@@ -156,12 +156,16 @@ class CompileContext:
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
-        model: object = self.options.expert.cost_model
-        if self.options.reproducible:
-            from penstock.tuning.fixed_costs import FixedCosts
+        return costs_of(self.options.expert.cost_model, self.backends)
 
-            model = FixedCosts(self.backends)
-        return costs_of(model, self.backends)
+    @property
+    def placing_costs(self) -> CostModel:
+        """The costs that decide where nodes run and what is fused, which may change roundings."""
+        if not self.options.reproducible:
+            return self.costs
+        from penstock.tuning.fixed_costs import FixedCosts
+
+        return costs_of(FixedCosts(self.backends), self.backends)
 
     @property
     def measures(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -74,6 +74,15 @@ def library() -> NativeLibrary | None:
     # best.
     levels = [chosen] if chosen else LEVELS
     return next(filter(None, map(load_level, levels)), None)
+
+
+def library_of(calls: Iterable[Any]) -> NativeLibrary | None:
+    """The library of the first of some compiled calls, that of this process if there is none."""
+    own, kinds = library(), [type(call) for call in calls if call is not None]
+    if own is None or not kinds or kinds[0] is own.call:
+        return own
+    # Sessions with ``reproducible=True`` have kernels of another level.
+    return next(x for x in map(load_level, LEVELS) if x is not None and x.call is kinds[0])
 
 
 @cache
