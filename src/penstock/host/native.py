@@ -76,7 +76,7 @@ def library() -> NativeLibrary | None:
     return next(filter(None, map(load_level, levels)), None)
 
 
-def library_of(calls: Iterable[Any]) -> NativeLibrary | None:
+def library_of(calls: Iterable[object]) -> NativeLibrary | None:
     """The library of the first of some compiled calls, that of this process if there is none."""
     own, kinds = library(), [type(call) for call in calls if call is not None]
     if own is None or not kinds or kinds[0] is own.call:
