@@ -270,3 +270,15 @@ def test_machine_without_the_kernels_is_told_what_is_missing(monkeypatch):
     monkeypatch.setattr(backend, "load_level", lambda level: None)
     with pytest.raises(ps.PenstockError, match="reproducible=True needs kernels for"):
         session_of(encoder(NAMES[0]))
+
+
+def test_products_that_numpy_makes_ahead_are_refused():
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(s).astype(np.float32) for s in ((4, 1, 2, 3), (4,), (5, 3))]
+    b = GraphBuilder()
+    words = b.input("x", "int32", [2, 6])
+    b.output("y", b.op("WordConvEmbedding", words, *weights, domain="com.microsoft"))
+    model = b.model()
+    ps.compile(model, shapes={}, cache=False)
+    with pytest.raises(ps.Unsupported, match="WordConvEmbedding.*reproducible=True"):
+        session_of(model, shapes={})

@@ -70,7 +70,7 @@ def embedded_words(site: Site) -> NativeCall | None:
     elements = window * len(table) * filters
     if {weights.dtype, table.dtype} != {FLOAT32} or not elements or window > characters:
         return None
-    if elements > _MOST_PRODUCTS or not characters:
+    if elements > _MOST_PRODUCTS or not characters or site.ordered:  # NumPy's are in any order
         return None
 
     def products() -> np.ndarray:
