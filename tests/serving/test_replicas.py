@@ -163,6 +163,7 @@ def test_request_run_here_runs_on_the_calling_thread_in_its_turn():
         told: list[Exception] = []
         with pytest.raises(ps.DeadlineExceeded):
             replicas.run_here(row(3), timeout=0.3, told=Told(told.append))
+        wait_until(lambda: told)  # by the thread of deadlines, which may have ended the wait first
         assert [type(error) for error in told] == [ps.DeadlineExceeded]
         third = replicas.submit(row(4))
         with pytest.raises(ps.QueueFull):
