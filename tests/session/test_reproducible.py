@@ -23,6 +23,7 @@ import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.host.native import load_level
 from penstock.ops.internal.fused import parts
+from tests.support.frame_runs import inputs
 from tests.support.onnx_text import compile_text
 from tests.support.sweeps import drawn
 
@@ -88,13 +89,10 @@ def test_sample_of_a_padded_batch_has_the_bits_that_it_has_alone(name, lengths, 
 @pytest.mark.parametrize("name", drawn([n for n in NAMES if "_mean" in n or "_first" in n], 6))
 def test_text_has_the_same_bits_whatever_it_is_padded_to(name):
     session = session_of(encoder(name))
-    wanted = None
-    for lengths, rows in (([7], 7), ([7, 24], 24), ([3, 7, 1], 16), ([12] * 5 + [7], 12)):
-        found = rows_of(session.run(padded(session, lengths, rows)), lengths.index(7))
-        # Texts are drawn by their place: that of the first batch is compared alone.
-        if lengths.index(7) == 0:
-            wanted = wanted or found
-            assert found == wanted
+    # Texts are drawn by their place: the first is the same in all of these.
+    batches = [([7], 7), ([7, 24], 24), ([7, 3, 1], 16), ([7] + [12] * 5, 12)]
+    found = [rows_of(session.run(padded(session, lengths, rows)), 0) for lengths, rows in batches]
+    assert len({*found}) == 1
     feeds = padded(session, [24, 7], 24)
     batch = rows_of(session.run(feeds), 1)
     alone = {key: value[1:, :7] for key, value in feeds.items()}
@@ -282,3 +280,28 @@ def test_products_that_numpy_makes_ahead_are_refused():
     ps.compile(model, shapes={}, cache=False)
     with pytest.raises(ps.Unsupported, match=r"(?s)WordConvEmbedding.*reproducible=True"):
         session_of(model, shapes={})
+
+
+def test_backends_are_those_that_are_asked_for():
+    """NumPy alone computes what is exact; of products it refuses those that it would compute."""
+    b = GraphBuilder()
+    x = b.input("x", "float32", [2, 2])
+    b.output("y", x + x)
+    session = session_of(b.model(), backends=["numpy"])
+    np.testing.assert_array_equal(session(np.ones((2, 2), np.float32)), 2)
+    assert {step.backend for step in session.inspect.plan.walk()} == {"numpy"}
+    b = GraphBuilder()
+    x = b.input("x", "float32", [2, 2])
+    b.output("y", x @ x)
+    with pytest.raises(ps.Unsupported, match=r"(?s)MatMul.*reproducible=True"):
+        session_of(b.model(), backends=["numpy"], shapes={})
+
+
+@pytest.mark.parametrize("backends", [None, ["numpy"]])
+def test_node_of_a_frame_that_numpy_computes_is_refused(backends):
+    g = inputs(x="float32", zero="int32", n="int32")
+    left = g.loop("while", "zero", "n")
+    g.op("Asinh", "x", name="y", T="float32")
+    with pytest.raises(ps.Unsupported, match=r"(?s)Asinh.*reproducible=True"):
+        session = session_of(g.bytes(), executor="frames", backends=backends)
+        session.run({"x": 1.0, "zero": 0, "n": 2}, [left, "y:0"])

@@ -28,7 +28,6 @@ import numpy as np
 
 from penstock.backends.base import Backend, HostBackend
 from penstock.backends.numpy import NumpyBackend
-from penstock.core.errors import Unsupported
 from penstock.core.types import ANY, RunValue, RunValues, ShapeError, TensorType, Type
 from penstock.host.malloc import give_back_memory
 from penstock.ir.graph import Contents, Node, Value
@@ -263,22 +262,15 @@ class KernelCache:
         # again.
         pays = own or gain > 0
         kernel = self.backend.static_kernel(node, _types(node.inputs)) if pays else None
-        if own:
-            _check_exact(node, kernel)
+        if own and kernel is None:
+            from penstock.ops.exactness import check_exact
+
+            check_exact([node])
         function = self.plain if kernel is None else self._weighted(kernel)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
         self.backend.make_room()
         return function
-
-
-def _check_exact(node: Node, kernel: Kernel | None) -> None:
-    """Raise ``Unsupported`` for a node without a ``kernel`` whose results by NumPy depend on the
-    processor."""
-    from penstock.ops.exactness import NOT_EXACT, is_exact
-
-    if kernel is None and not is_exact(node, _types(node.outputs)):
-        raise Unsupported.of([(node.op.full_name, NOT_EXACT, node.label)])
 
 
 def _empty_results(node: Node) -> Callable[..., RunValue] | None:

@@ -193,7 +193,7 @@ class Compiler:
         return Compiler(replace(self.context, long=long))
 
     def folding(self, most: int) -> Compiler:
-        """A compiler that folds constants of up to so many bytes."""
+        """A compiler that folds constants of up to ``most`` bytes."""
         options = self.context.options
         limits = replace(self.context.limits, max_folded_bytes=most)
         return Compiler(replace(self.context, options=replace(options, limits=limits)))

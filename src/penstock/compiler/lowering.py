@@ -8,10 +8,9 @@ from functools import partial
 from typing import Any
 
 from penstock.analysis.sizes import check_sizes
-from penstock.backends.base import Backend, copier, stacks
+from penstock.backends.base import copier, stacks
 from penstock.backends.kernels import KernelTable
 from penstock.compiler.stages import CompileContext, Feeds, Lowered, set_threads
-from penstock.core.errors import Unsupported
 from penstock.executors.base import Executor
 from penstock.ir.graph import Graph, Node, clone
 from penstock.ops.internal.transfer import Place, Ports
@@ -52,22 +51,10 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
     # Passes know places by name; from here on steps belong to backends.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
     if context.options.reproducible:
-        _check_exact(placed)
+        from penstock.ops.exactness import check_exact
+
+        check_exact([node for node, backend in placed.items() if backend.name != "native"])
     return Lowered(graph, placed, kernels, costs, profiler, memory=placing.memory)
-
-
-def _check_exact(placed: Mapping[Node, Backend]) -> None:
-    """Raise ``Unsupported`` for nodes whose results depend on the processor."""
-    from penstock.ops.exactness import NOT_EXACT, is_exact
-
-    types = {node: [None if v is None else v.type for v in node.outputs] for node in placed}
-    faults = [
-        (node.op.full_name, NOT_EXACT, node.label)
-        for node, backend in placed.items()
-        if backend.name != "native" and not is_exact(node, [t for t in types[node] if t])
-    ]
-    if faults:
-        raise Unsupported.of(faults)
 
 
 def _observed_executor(context: CompileContext, *parts: Any) -> Executor:

@@ -63,7 +63,7 @@ class TracedSpan:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span, with an error if there was one; another call does nothing."""
-        if not self._span.is_recording():  # it has ended, or nobody wants this one
+        if not self._span.is_recording():  # it has ended, or was not sampled
             return
         if error is not None:
             self._span.record_exception(error)

@@ -288,7 +288,7 @@ class Profile(Observer):
 
 
 def steps_document(runs: int, seconds: float, rows: Iterable[StepRow]) -> str:
-    """The steps of so many runs, which have taken ``seconds``, as JSON, the longest first."""
+    """The steps of ``runs`` runs, which took ``seconds`` in all, as JSON, the longest first."""
     import json
 
     ordered = sorted(rows, key=lambda row: -row.seconds)

@@ -6,15 +6,15 @@ IEEE 754 rounds sums, products, quotients and roots of two numbers in one way. O
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from penstock.core.errors import Unsupported
 from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 
-NOT_EXACT = "NumPy computes it, in a form that depends on the processor (reproducible=True)"
-"""why a node is refused"""
+_REASON = "NumPy computes it, in a form that depends on the processor (reproducible=True)"
 
 _ROUNDED = frozenset(
     {
@@ -24,6 +24,17 @@ _ROUNDED = frozenset(
 )
 # Of an element each, by functions of their own.
 _OTHERS = ("Cast", "DequantizeLinear")
+
+
+def check_exact(nodes: Iterable[Node]) -> None:
+    """Raise ``Unsupported`` for those of the nodes that NumPy computes by the processor."""
+    faults = [
+        (node.op.full_name, _REASON, node.label)
+        for node in nodes
+        if not is_exact(node, [None if value is None else value.type for value in node.outputs])
+    ]
+    if faults:
+        raise Unsupported.of(faults)
 
 
 def is_exact(node: Node, types: Sequence[Type | None]) -> bool:

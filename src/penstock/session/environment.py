@@ -65,8 +65,8 @@ VARIABLES = {
     "PENSTOCK_THREADS": Variable("threads", _threads),
 }
 TRACE = "PENSTOCK_TRACE"
-"""the file for a trace of the runs of the process, of the last ``TRACED`` events; or, with a number
-behind it, for a profile of one run in so many"""
+"""the file for a trace of the runs of the process, of the last ``TRACED`` events; or, with ``@1/N``
+behind it, for a profile of one run in N"""
 TRACED = 500_000  # about 150 MB
 
 
@@ -117,7 +117,8 @@ def save_recording() -> None:
 
 
 def _recording() -> tuple[str, int]:
-    """The file of the trace, or of a profile of one run in so many. Raises ``OptionError``."""
+    """The file of the trace and 0, or that of a profile of one run in N and N. Raises
+    ``OptionError``."""
     text = os.environ.get(TRACE, "").strip()
     path, at, interval = text.rpartition("@1/")
     if not at:

@@ -138,7 +138,7 @@ def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
     if options.reproducible:
         from penstock.backends.native.backend import reproducible_backend
 
-        names = ["native", *([] if chosen is not None and "numpy" not in chosen else ["numpy"])]
+        names = chosen or ("native", "numpy")
         chosen = [reproducible_backend() if name == "native" else name for name in names]
     backends = tuple(backends_of(chosen, precision, devices, places))
     if options.precision == "bf16":

@@ -120,9 +120,9 @@ class Session:
             opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
-            # Runs have a control of their own, though no option of theirs asks for one.
             # Of a cluster, steps are on the workers.
             self._sampled = None if options.cluster is not None else sampled_profile()
+            # Tells whether a run has a control of its own, though no option of its asks for one.
             due = None if self._sampled is None else self._sampled.due
             self._controlled = _always if self._traced or options.priority else due
             self._compiler = Compiler(opened.context)
