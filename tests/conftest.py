@@ -24,10 +24,12 @@ import shutil
 import sys
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
@@ -70,6 +72,15 @@ def pytest_sessionstart() -> None:
     from penstock.compiler import stages
 
     stages.ALWAYS_CHECKED = True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Set the generators of the test's module to a state that comes of the test's name: what a test
+    draws does not depend on the tests before it, which another run may have in another process."""
+    for value in vars(getattr(item, "module", None) or object).values():
+        if isinstance(value, np.random.Generator):
+            seed = zlib.crc32(item.nodeid.encode())
+            value.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 def pytest_report_header() -> str:
