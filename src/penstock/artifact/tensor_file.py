@@ -21,12 +21,13 @@ import sys
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from penstock.core.errors import InvalidInput, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import NamedTuple
 from penstock.core.types import dtype_name, dtype_named
 from penstock.host.replace_file import replacing
 
@@ -72,6 +73,42 @@ def save_arrays(path: Path, arrays: Mapping[str, np.ndarray], texts: Mapping[str
             file.write(_little_endian(array).tobytes())
 
 
+class ArrayPlace(NamedTuple):
+    """An array of a file: ``nbytes`` bytes from ``begin`` on, counted from the file's beginning."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+
+def array_places(
+    path: Path, file: BinaryIO, size: int
+) -> tuple[dict[str, ArrayPlace], dict[str, str]]:
+    """The places of the arrays, and the texts, of an open file of ``size`` bytes, of which the
+    header alone is read. Raises ``InvalidInput`` for a file that is damaged or of another format.
+    """
+    head = file.read(_LENGTH.size)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+    start = _LENGTH.size + length
+    if not 0 <= length <= _MOST_HEADER or start > size:
+        raise _damaged(path, "its header has another length than it says")
+    text = file.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=_without_repeats)
+        texts = header.pop(_METADATA, {})
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise TypeError("its metadata are no texts")
+        places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
+        ends = [0, *[end for _, end, _ in places]]  # each array begins where the one before it ends
+        # The format has no holes, so that a file cannot be one of another format as well.
+        if [begin for begin, _, _ in places] != ends[:-1] or ends[-1] != size - start:
+            raise ValueError("its arrays leave gaps, share bytes or end elsewhere than the file")
+        return {name: _place(name, entry, start) for name, entry in header.items()}, texts
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+
+
 def load_arrays(
     path: Path, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -84,29 +121,15 @@ def load_arrays(
             raise InvalidInput(f"{str(path)!r} is no file")
         if excess := limits.beyond("max_bytes", status.st_size):
             raise InvalidInput(f"{str(path)!r} has more bytes {excess}")
-        head = file.read(_LENGTH.size)
-        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
-        rest = status.st_size - _LENGTH.size - length
-        if not 0 <= length <= _MOST_HEADER or rest < 0:
-            raise _damaged(path, "its header has another length than it says")
-        text, content = file.read(length), file.read(rest)
-    try:
-        header = json.loads(text, object_pairs_hook=_without_repeats)
-        texts = header.pop(_METADATA, {})
-        if not all(isinstance(text, str) for text in texts.values()):
-            raise TypeError("its metadata are no texts")
-        places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
-        ends = [0, *[end for _, end, _ in places]]  # each array begins where the one before it ends
-        # The format has no holes, so that a file cannot be one of another format as well.
-        if [begin for begin, _, _ in places] != ends[:-1] or ends[-1] != len(content):
-            raise ValueError("its arrays leave gaps, share bytes or end elsewhere than the file")
-        return {name: _array(name, entry, content) for name, entry in header.items()}, texts
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from error
+        places, texts = array_places(path, file, status.st_size)
+        start = file.tell()
+        content = file.read()
+    if len(content) != status.st_size - start:
+        raise _damaged(path, "it was changed while it was read")
+    return {name: _array(place, content, start) for name, place in places.items()}, texts
 
 
-def _array(name: str, entry: Mapping[str, Any], content: bytes) -> np.ndarray:
-    """An array that may be written to."""
+def _place(name: str, entry: Mapping[str, Any], start: int) -> ArrayPlace:
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     # True is an int in Python, but no dim; NumPy's arrays have at most 64 dims.
     if not all(type(x) is int and 0 <= x < 2**62 for x in (*shape, begin, end)) or len(shape) > 64:
@@ -118,9 +141,14 @@ def _array(name: str, entry: Mapping[str, Any], content: bytes) -> np.ndarray:
     dtype = dtype_named(_DTYPES[entry["dtype"]])
     if end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"{shortened(name)!r} has {end - begin} bytes, which do not fit its shape")
+    return ArrayPlace(dtype, tuple(shape), start + begin, end - begin)
+
+
+def _array(place: ArrayPlace, content: bytes, start: int) -> np.ndarray:
+    """An array that may be written to."""
     # A copy: bytes cannot be written to, and a view would keep those of the whole file.
-    array = np.frombuffer(content, np.uint8, end - begin, begin).copy().view(dtype).reshape(shape)
-    return _little_endian(array)
+    elements = np.frombuffer(content, np.uint8, place.nbytes, place.begin - start).copy()
+    return _little_endian(elements.view(place.dtype).reshape(place.shape))
 
 
 def _little_endian(array: np.ndarray) -> np.ndarray:
