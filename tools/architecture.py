@@ -43,7 +43,7 @@ ORDER = (
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect"),
     *("tuning", "compiler", "session"),
-    *("cluster", "serving", "compat", "peers", "extend", "testing"),
+    *("cluster", "stepping", "generation", "serving", "compat", "peers", "extend", "testing"),
     *("__init__", "cli", "onnx_backend"),
 )
 
@@ -54,7 +54,7 @@ SUBFOLDERS = {
         *("common", "onnx", "onnx_ml", "microsoft", "tensorflow", "tflite", "penstock"),
         "internal",
     ),
-    "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage", "artifact"),
+    "frontends": ("common", "onnx", "tensorflow", "tflite", "nnpackage", "artifact", "weights"),
 }
 
 

@@ -1,0 +1,1 @@
+"""Text that decoders generate: tokens, their choice, and what constrains them."""

@@ -1,0 +1,207 @@
+"""What a caller asks of a generated text: its length, how tokens are chosen, and its form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+
+from penstock.core.errors import InvalidInput, shortened, wrong_type
+from penstock.core.records import dataclass
+
+GREEDY_BELOW = 1e-5
+"""temperatures below it count as 0: quotients of logits would leave the range of float32"""
+MOST_TOKENS = 2**31 - 1
+MOST_LOGPROBS = 1000
+MOST_TEXTS = 1024
+"""texts of one request, and beams of a search"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How a text is generated. The defaults choose the likeliest token at each step.
+
+    Every value is checked on creation: a wrong type raises ``TypeError``, a value out of its bounds
+    ``InvalidInput``. Sequences become tuples, and a schema that is a mapping becomes text.
+    """
+
+    max_tokens: int | None = None
+    """the most tokens that are generated; None for as many as the model has positions"""
+    min_tokens: int = 0
+    """as many tokens are generated before one may end the text"""
+    temperature: float = 0.0
+    """what logits are divided by before a token is drawn; 0 chooses the likeliest one"""
+    top_k: int | None = None
+    """draw from so many of the likeliest tokens; None or 0 for all"""
+    top_p: float = 1.0
+    """draw from the fewest tokens whose probabilities sum to this"""
+    min_p: float = 0.0
+    """draw from tokens whose probability is at least this part of the likeliest one's"""
+    repetition_penalty: float = 1.0
+    """positive logits of tokens of the prompt and the text are divided by it, others multiplied"""
+    presence_penalty: float = 0.0
+    """subtracted from the logits of tokens of the text"""
+    frequency_penalty: float = 0.0
+    """subtracted from the logits of tokens of the text, as often as they occur"""
+    logit_bias: Mapping[int, float] | None = None
+    """added to the logits of single tokens; minus infinity forbids one"""
+    seed: int | None = None
+    """what the random numbers begin with; None for others in each request"""
+    stop: str | Sequence[str] = ()
+    """the text ends before one of these"""
+    stop_ids: Sequence[int] = ()
+    """tokens that end the text, beside those of the tokenizer"""
+    ignore_end: bool = False
+    """go on behind tokens that end the text, up to ``max_tokens``"""
+    logprobs: int | None = None
+    """give the log probability of each token, and of so many of the likeliest ones"""
+    grammar: str | None = None
+    """a Lark grammar of the text"""
+    json_schema: str | Mapping[str, object] | None = None
+    """a schema of the text, which is JSON"""
+    regex: str | None = None
+    """a regular expression that the text matches"""
+    beams: int = 1
+    """the number of texts that a beam search keeps; 1 for no search"""
+    length_penalty: float = 1.0
+    """the power of the length that divides the score of a beam; above 0, long texts gain"""
+    best_of: int = 1
+    """draw so many texts and give the likeliest ``count``; at least ``count`` are drawn"""
+    count: int = 1
+    """the number of texts for one prompt"""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_counts()
+        if not isinstance(self.ignore_end, bool):
+            raise wrong_type("ignore_end", self.ignore_end, "True or False")
+        texts = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _texts("stop", texts))
+        object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        for name in constraints:
+            if not isinstance(getattr(self, name), str):
+                raise wrong_type(name, getattr(self, name), "a text")
+        if len(constraints) > 1:
+            raise InvalidInput(f"{' and '.join(constraints)}: one of them is possible at a time")
+
+    def _check_numbers(self) -> None:
+        _number("temperature", self.temperature, 0, 100)
+        _number("top_p", self.top_p, 0, 1, above=True)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _number("presence_penalty", self.presence_penalty, -100, 100)
+        _number("frequency_penalty", self.frequency_penalty, -100, 100)
+        _number("length_penalty", self.length_penalty, -100, 100)
+
+    def _check_counts(self) -> None:
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, MOST_TOKENS)
+        _whole("min_tokens", self.min_tokens, 0, MOST_TOKENS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidInput(
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            )
+        if self.top_k is not None:
+            _whole("top_k", self.top_k, 0, MOST_TOKENS)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**64 - 1)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MOST_LOGPROBS)
+        for name in ("beams", "best_of", "count"):
+            _whole(name, getattr(self, name), 1, MOST_TEXTS)
+        if self.beams > 1:
+            self._check_beams()
+        elif self.best_of == 1:
+            object.__setattr__(self, "best_of", self.count)
+        elif self.best_of < self.count:
+            raise InvalidInput(f"best_of={self.best_of} is less than count={self.count}")
+
+    def _check_beams(self) -> None:
+        if not self.greedy:
+            raise InvalidInput(
+                f"beams={self.beams} needs temperature=0, not {self.temperature}: a beam search "
+                "draws nothing"
+            )
+        if self.best_of > 1:
+            raise InvalidInput(f"beams={self.beams} and best_of={self.best_of}: one of them is 1")
+        if self.count > self.beams:
+            raise InvalidInput(f"count={self.count} is more than beams={self.beams}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is chosen at each step."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The option that says which form the text has, one of ``CONSTRAINTS``, and its value."""
+        for name in CONSTRAINTS:
+            if (text := getattr(self, name)) is not None:
+                return name, text
+        return None
+
+
+CONSTRAINTS = ("grammar", "json_schema", "regex")
+"""options that say which form a text has"""
+
+
+def _number(option: str, value: object, least: float, most: float, above: bool = False) -> None:
+    bounds = f"a number {'above' if above else 'from'} {least} {'up ' if above else ''}to {most}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise wrong_type(option, value, bounds)
+    number = float(value)
+    # Comparisons with NaN are false.
+    if not (least < number if above else least <= number) or not number <= most:
+        raise InvalidInput(f"{option}={shortened(repr(value))}: {bounds} is needed")
+
+
+def _whole(option: str, value: object, least: int, most: int) -> None:
+    bounds = f"a whole number from {least} to {most:,}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise wrong_type(option, value, bounds)
+    if not least <= int(value) <= most:
+        raise InvalidInput(f"{option}={shortened(repr(value))}: {bounds} is needed")
+
+
+def _texts(option: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
+        raise wrong_type(option, value, "a text or a sequence of texts")
+    if "" in value:
+        raise InvalidInput(f"{option}={shortened(repr(value))}: an empty text would end all others")
+    return tuple(value)
+
+
+def _token_ids(option: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise wrong_type(option, value, "a sequence of tokens")
+    for token in value:
+        _whole(option, token, 0, MOST_TOKENS)
+    return tuple([int(token) for token in value])
+
+
+def _biases(value: object) -> dict[int, float]:
+    needed = "a mapping of tokens to numbers"
+    if not isinstance(value, Mapping):
+        raise wrong_type("logit_bias", value, needed)
+    for token, bias in value.items():
+        _whole("logit_bias", token, 0, MOST_TOKENS)
+        if isinstance(bias, bool) or not isinstance(bias, Real):
+            raise wrong_type(f"logit_bias[{token}]", bias, "a number")
+        if math.isnan(float(bias)) or float(bias) == math.inf:
+            raise InvalidInput(
+                f"logit_bias[{token}]={bias!r}: a finite number, or minus infinity, is needed"
+            )
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+def _schema_text(value: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"json_schema is no JSON: {error}") from error
