@@ -32,16 +32,19 @@ def load(
     """Load a model from a path, from bytes, or from an ``onnx.ModelProto``, and verify it.
 
     Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
-    (``.pb``, ``.pbtxt``) and folders of SavedModels; the format is recognized by the path and the
-    first bytes. Raises ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all
-    operations that have no kernel; ``InvalidInput`` if there is no such signature,
-    ``DeadlineExceeded`` or ``Cancelled`` if it is stopped.
+    (``.pb``, ``.pbtxt``), folders of SavedModels, GGUF files, and folders of Hugging Face's models
+    (``config.json`` and ``*.safetensors``); the format is recognized by the path and the first
+    bytes. Of the last two, the graph is made from the configuration and the weights. Raises
+    ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all operations that have
+    no kernel; ``InvalidInput`` if there is no such signature, ``DeadlineExceeded`` or ``Cancelled``
+    if it is stopped.
 
     Args:
         source: A path of a file or a folder, the bytes of a file, or an ``onnx.ModelProto``.
         limits: Bounds on what the model may ask for; by default ``Limits()``.
         map_weights: Map files of weights (ONNX's external data, the shards of a SavedModel, a
-            TFLite file itself) into memory instead of reading them: see ``penstock.compile``.
+            TFLite or GGUF file itself, safetensors) into memory instead of reading them: see
+            ``penstock.compile``.
         signature: The one of a SavedModel or a TFLite file that is the entry.
         timeout: Seconds after which loading ends with ``DeadlineExceeded``.
         cancel: A ``CancelToken`` that ends loading with ``Cancelled``.
@@ -116,12 +119,31 @@ _TEXT = (".pbtxt", ".prototxt")
 def _read(source: Any, limits: Limits, map_weights: bool, signature: str | None) -> Model:
     """The model as the front end of its format reads it."""
     is_path = isinstance(source, str | os.PathLike)
-    head = b"" if is_path and os.path.isdir(source) else _head(source)
+    is_folder = is_path and os.path.isdir(source)
+    head = b"" if is_folder else _head(source)
     if head.startswith(MAGIC):
         from penstock.frontends.artifact.importer import load_artifact
 
         return load_artifact(source, limits, map_weights)
-    return _imported(os.fspath(source) if is_path else source, head, limits, map_weights, signature)
+    source = os.fspath(source) if is_path else source
+    if is_folder or head.startswith(_GGUF):
+        model = _of_weights(source, limits, map_weights)
+        if model is not None:
+            return model
+    return _imported(source, head, limits, map_weights, signature)
+
+
+def _of_weights(source: str | bytes, limits: Limits, map_weights: bool) -> Model | None:
+    """The model of a GGUF file, or of a folder of weights; None of another folder."""
+    if isinstance(source, bytes) or not os.path.isdir(source):
+        from penstock.frontends.weights.gguf_model import load_gguf
+
+        return load_gguf(source, limits, map_weights)
+    from penstock.frontends.weights.folder import is_weights_folder, load_folder
+
+    if not is_weights_folder(source):
+        return None
+    return load_folder(_path_or_bytes(source), limits, map_weights)
 
 
 def _imported(
@@ -203,6 +225,7 @@ def _head(source: object) -> bytes:
         return file.read(HEAD_BYTES)
 
 
+_GGUF = b"GGUF"
 _TFLITE = (b"TFL3", b"CIR0")  # behind four bytes
 _TFLITE_SUFFIXES = (".tflite", ".circle", ".lite")
 

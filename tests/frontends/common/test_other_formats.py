@@ -29,7 +29,8 @@ FORMATS = {
     "model.ckpt-1000.meta": (b"\x0a", "part of a TensorFlow checkpoint"),
     "variables.data-00000-of-00001": (b"\0", "part of a TensorFlow checkpoint"),
     "m.ort": (b"\0\0\0\0ORTM", "ONNX Runtime's own format"),
-    "m.gguf": (b"GGUF", r"a llama\.cpp file"),
+    "m.gguf": (b"\0", "no GGUF file.*whole file anew"),
+    "m.ggml": (b"lmgg", "before GGUF.*convert the model again"),
     "m.pdmodel": (b"\x0a", "paddle2onnx"),
 }
 
@@ -55,7 +56,7 @@ def test_folder_of_another_format_is_named(tmp_path: Path) -> None:
 
 CONTENTS = {
     "hdf": (HDF + bytes(100), "a Keras file"),
-    "gguf": (b"GGUF" + bytes(100), r"a llama\.cpp file"),
+    "ggml": (b"tjgg" + bytes(100), "before GGUF"),
     "pickle": (b"\x80\x04" + bytes(100), "a pickled object"),
     "ort": (b"\0\0\0\0ORTM" + bytes(100), "ONNX Runtime's own format"),
     "xml": (b"<?xml version='1.0'?><net/>", "an OpenVINO model"),
@@ -213,7 +214,8 @@ def test_missing_file_is_no_model_of_a_hub(tmp_path: Path, monkeypatch, name: st
     [
         (["config.json", "onnx/model.onnx"], "give the path of onnx/model.onnx"),
         (["a.tflite", "b.onnx"], "give the path of a.tflite or b.onnx"),
-        (["config.json", "model.safetensors"], "weights without a graph.*optimum-cli export"),
+        (["model.safetensors"], "weights without a graph.*config.json.*optimum-cli export"),
+        (["config.json", "pytorch_model.bin"], "weights without a graph.*optimum-cli export"),
         (["notes.txt"], "neither a SavedModel nor an nnpackage$"),
     ],
 )

@@ -16,7 +16,8 @@ _TORCH = "a PyTorch file", "export the model with torch.onnx.export"
 _CHECKPOINT = "part of a TensorFlow checkpoint", "export the model to a SavedModel"
 _KERAS = "a Keras file", "export it to a SavedModel or to TFLite"
 _PICKLE = "a pickled object", "convert it with skl2onnx, or torch.onnx.export"
-_LLAMA = "a llama.cpp file", _EXPORT
+_LLAMA = "a llama.cpp file of a format before GGUF", "convert the model again with llama.cpp"
+_DAMAGED_GGUF = "no GGUF file, since it does not begin as one", "get the whole file anew"
 _OPENVINO = "an OpenVINO model", "load the model that it was converted from, or " + _EXPORT
 _ORT = "in ONNX Runtime's own format", "load the ONNX model that it was made from"
 _ZIP = "a zip file without metadata/MANIFEST", "give the path of the model in it"
@@ -31,7 +32,12 @@ _MLIR = (
 _TFJS = "a TensorFlow.js model", "load the SavedModel that it was converted from"
 _HUB = (
     "the configuration of a model of the Hugging Face hub, not the model",
-    "export that with optimum-cli export onnx, and give the path of its model.onnx",
+    "give the path of its folder, if that has weights in files of safetensors; or export the model "
+    "with optimum-cli export onnx, and give the path of its model.onnx",
+)
+_WITHOUT_GRAPH = (
+    "with a config.json and weights in files of safetensors it could be loaded; else export the "
+    "model with optimum-cli export onnx, and give the path of its model.onnx"
 )
 _LFS = "a Git LFS pointer, not the file itself", "get that with git lfs pull"
 _HTML = (
@@ -48,12 +54,17 @@ _SUFFIXES = {
     **dict.fromkeys((".pkl", ".joblib"), _PICKLE),
     **dict.fromkeys((".mlmodel", ".mlpackage"), ("a Core ML model", _EXPORT)),
     **dict.fromkeys((".engine", ".plan"), ("a TensorRT engine", "load what it was built from")),
-    **dict.fromkeys((".gguf", ".ggml"), _LLAMA),
+    ".ggml": _LLAMA,
+    ".gguf": _DAMAGED_GGUF,
     **dict.fromkeys((".mlir", ".mlirbc", ".stablehlo"), _MLIR),
     ".caffemodel": ("a Caffe model", _EXPORT),
     ".pdmodel": ("a PaddlePaddle model", "convert it with paddle2onnx"),
     ".ckpt": ("a checkpoint of PyTorch or TensorFlow", "export the model to ONNX or a SavedModel"),
-    ".safetensors": ("a file of weights without a graph", "export the model to ONNX"),
+    ".safetensors": (
+        "a file of weights without a graph",
+        "give the path of its folder, if that has the model's config.json; or export the model to "
+        "ONNX",
+    ),
     ".xml": _OPENVINO,
     **dict.fromkeys((".index", ".meta", ".data"), _CHECKPOINT),
     ".ort": _ORT,
@@ -64,7 +75,7 @@ _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
 """files that tell the format of a zip file"""
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
-    (0, b"GGUF", _LLAMA),
+    *((0, start, _LLAMA) for start in (b"lmgg", b"fmgg", b"tjgg")),
     # The opcode with which pickles begin from protocol 2 on.
     (0, b"\x80", _PICKLE),
     (4, b"ORTM", _ORT),
@@ -182,7 +193,7 @@ def no_model_folder(folder: str) -> InvalidModel:
     if models:
         advice = f"; to load one of its files, give the path of {' or '.join(models[:3])}"
     elif any(name.endswith((".safetensors", "pytorch_model.bin")) for name in files):
-        advice = "; it has weights without a graph: " + _HUB[1]
+        advice = "; it has weights without a graph: " + _WITHOUT_GRAPH
     return InvalidModel(
         f"there is no saved_model.pb in {folder!r}, nor metadata/MANIFEST: it is neither a "
         f"SavedModel nor an nnpackage{advice}"

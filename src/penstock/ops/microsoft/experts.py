@@ -133,7 +133,10 @@ def _check_layer(
         return
     blocks = columns // block if isinstance(columns, int) else None
     check_shape(f"{layer.name}_scales", scales, (experts, rows, blocks))
-    check_shape(f"{layer.name}_zero_points", zeros, (experts, rows, packed(blocks)))
+    dtype = tensor(types, layer.zeros).dtype
+    # Zero points of floats are not packed.
+    columns = blocks if dtype is not None and is_float(dtype) else packed(blocks)
+    check_shape(f"{layer.name}_zero_points", zeros, (experts, rows, columns))
 
 
 def _infer(

@@ -1,0 +1,161 @@
+"""Blocks of quantized weights, as GGUF files have them.
+
+A block of ``size`` weights of a row has codes and what turns them into numbers. All formats become
+one form, which MatMulNBits takes::
+
+    weight = (code - zero) * scale      for each group of 16 or 32 weights of a row
+
+    Q4_0   32 weights:  scale, 16 bytes of two codes each, those of both halves of the block
+    Q8_0   32 weights:  scale, 32 codes
+    Q4_K  256 weights:  scales of scales and of minima, 8 of each in 6 bits, 128 bytes of codes
+    Q6_K  256 weights:  128 bytes of low and 64 of high bits, 16 scales, scale of scales
+
+The layouts are those of https://github.com/ggml-org/ggml, ``ggml-common.h`` and ``ggml-quants.c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32
+
+
+class BlockCodes(NamedTuple):
+    """Rows of ``codes`` [rows, columns], uint8 of ``bits`` bits; ``scales`` and ``zeros`` [rows,
+    columns / group] are float32. Without ``zeros`` these are the middle of the range of codes."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None
+    bits: int
+
+    @property
+    def group(self) -> int:
+        """Weights that share a scale."""
+        return int(self.codes.shape[1] // self.scales.shape[1])
+
+    def packed(self) -> np.ndarray:
+        """The codes as MatMulNBits has them: of 4 bits, the first of two in the low bits."""
+        if self.bits == 8:
+            return self.codes
+        return self.codes[:, ::2] | self.codes[:, 1::2] << 4
+
+    def dequantized(self) -> np.ndarray:
+        """The weights, float32 [rows, columns]."""
+        rows, columns = self.codes.shape
+        weights = self.codes.reshape(rows, -1, self.group).astype(FLOAT32)
+        middle = np.float32(1 << (self.bits - 1))
+        weights -= middle if self.zeros is None else self.zeros[..., None]
+        weights *= self.scales[..., None]
+        return weights.reshape(rows, columns)
+
+    def of_group(self, group: int) -> BlockCodes:
+        """The same weights with groups of ``group`` weights, a divisor of that of now."""
+        times = self.group // group
+        zeros = None if self.zeros is None else np.repeat(self.zeros, times, 1)
+        return BlockCodes(self.codes, np.repeat(self.scales, times, 1), zeros, self.bits)
+
+
+class _Format(NamedTuple):
+    """A block has ``size`` weights; ``fields`` are those of its bytes; ``decode`` gives codes,
+    scales, and zeros or None of blocks."""
+
+    size: int
+    block: np.dtype
+    bits: int
+    decode: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+
+
+_Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def _real(blocks: np.ndarray, name: str) -> np.ndarray:
+    return blocks[name].astype(FLOAT32)
+
+
+def _halves(nibbles: np.ndarray) -> np.ndarray:
+    """The low four bits of all bytes of the last axis, then the high ones."""
+    return np.concatenate((nibbles & 15, nibbles >> 4), -1)
+
+
+def _q4_0(blocks: np.ndarray) -> _Parts:
+    return _halves(blocks["codes"]), _real(blocks, "scale"), None
+
+
+def _q8_0(blocks: np.ndarray) -> _Parts:
+    return blocks["codes"] ^ 128, _real(blocks, "scale"), None  # of two's complement, plus 128
+
+
+def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight scales and eight minima of 6 bits, in 12 bytes."""
+    low, middle, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((low & 63, high & 15 | low >> 6 << 4), -1)
+    minima = np.concatenate((middle & 63, high >> 4 | middle >> 6 << 4), -1)
+    return scales, minima
+
+
+def _q4_k(blocks: np.ndarray) -> _Parts:
+    factors, minima = _six_bits(blocks["scales"])
+    scales = (_real(blocks, "scale")[..., None] * factors).astype(FLOAT32)
+    offsets = (_real(blocks, "least")[..., None] * minima).astype(FLOAT32)
+    nibbles = blocks["codes"].reshape(*blocks.shape, 4, 32)
+    codes = _halves(nibbles).reshape(*blocks.shape, 8, 32)
+    # Where all codes stand for one number, that is one step below a zero of 1.
+    flat = scales == 0
+    codes[flat] = 0
+    scales = np.where(flat, offsets, scales)
+    zeros = np.divide(offsets, scales, out=np.zeros_like(scales), where=scales != 0)
+    return codes, scales, zeros
+
+
+def _q6_k(blocks: np.ndarray) -> _Parts:
+    low = blocks["low"].reshape(*blocks.shape, 2, 2, 32)
+    high = blocks["high"].reshape(*blocks.shape, 2, 1, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    nibbles = np.concatenate((low & 15, low >> 4), -2)
+    codes = (nibbles | (high >> shifts & 3) << 4) + 96  # of 8 bits, whose middle is 128
+    scales = _real(blocks, "scale")[..., None] * blocks["scales"].astype(FLOAT32)
+    return codes.astype(np.uint8), scales, None
+
+
+def _block(*fields: tuple[str, str, int]) -> np.dtype:
+    return np.dtype([(name, kind, (n,)) if n > 1 else (name, kind) for name, kind, n in fields])
+
+
+FORMATS = {
+    "Q4_0": _Format(32, _block(("scale", "<f2", 1), ("codes", "u1", 16)), 4, _q4_0),
+    "Q8_0": _Format(32, _block(("scale", "<f2", 1), ("codes", "u1", 32)), 8, _q8_0),
+    "Q4_K": _Format(
+        256,
+        _block(
+            *(("scale", "<f2", 1), ("least", "<f2", 1)),
+            *(("scales", "u1", 12), ("codes", "u1", 128)),
+        ),
+        4,
+        _q4_k,
+    ),
+    "Q6_K": _Format(
+        256,
+        _block(("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("scale", "<f2", 1)),
+        8,
+        _q6_k,
+    ),
+}
+"""formats by their names"""
+
+
+def decode(format_name: str, data: np.ndarray, columns: int) -> BlockCodes:
+    """The blocks of a matrix with rows of ``columns`` weights, from its bytes."""
+    form = FORMATS[format_name]
+    blocks = data.view(form.block).reshape(-1, columns // form.size)
+    codes, scales, zeros = form.decode(blocks)
+    rows = len(blocks)
+    return BlockCodes(
+        np.ascontiguousarray(codes.reshape(rows, columns)),
+        np.ascontiguousarray(scales.reshape(rows, -1)),
+        None if zeros is None else np.ascontiguousarray(zeros.reshape(rows, -1)),
+        form.bits,
+    )

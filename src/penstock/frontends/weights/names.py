@@ -1,0 +1,112 @@
+"""The names of tensors in checkpoints of Hugging Face's models, by those that GGUF has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from penstock.core.records import NamedTuple
+
+_LLAMA = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+}
+_GEMMA = _LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GPT2 = {
+    "token_embd": "wte",
+    "position_embd": "wpe",
+    "output_norm": "ln_f",
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_BERT = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_DISTILBERT = _BERT | {
+    "attn_q": "attention.q_lin",
+    "attn_k": "attention.k_lin",
+    "attn_v": "attention.v_lin",
+    "attn_output": "attention.out_lin",
+    "attn_output_norm": "sa_layer_norm",
+    "ffn_up": "ffn.lin1",
+    "ffn_down": "ffn.lin2",
+    "layer_output_norm": "output_layer_norm",
+}
+
+
+class Naming(NamedTuple):
+    """``prefixes`` that names may have, one in a file; what stands before a layer's number; and
+    names by those of GGUF."""
+
+    prefixes: tuple[str, ...]
+    layer: str
+    names: Mapping[str, str]
+
+
+_PREFIXES = ("model.", "", "language_model.model.", "model.language_model.")
+_NAMINGS = {
+    "gemma2": Naming(_PREFIXES, "layers", _GEMMA),
+    "gemma3_text": Naming(_PREFIXES, "layers", _GEMMA),
+    "phi3": Naming(_PREFIXES, "layers", _LLAMA | {"ffn_up": "mlp.gate_up_proj"}),
+    "gpt2": Naming(("transformer.", ""), "h", _GPT2),
+    "bert": Naming(("bert.", ""), "encoder.layer", _BERT),
+    "roberta": Naming(("roberta.", ""), "encoder.layer", _BERT),
+    "distilbert": Naming(("distilbert.", ""), "transformer.layer", _DISTILBERT),
+}
+# As checkpoints from before 2020 call the parameters of norms.
+_OLD = {"weight": "gamma", "bias": "beta"}
+
+
+def file_names(model_type: str, tensors: Container[str]) -> Callable[[str], str]:
+    """A function from names of GGUF to those that files with these ``tensors`` have."""
+    naming = _NAMINGS.get(model_type, Naming(_PREFIXES, "layers", _LLAMA))
+    embedding = f"{naming.names['token_embd']}.weight"
+    found = [prefix for prefix in naming.prefixes if prefix + embedding in tensors]
+    prefix = found[0] if found else naming.prefixes[0]
+
+    def file_name(name: str) -> str:
+        role, kind = name.rsplit(".", 1)
+        layer = ""
+        if role.startswith("blk."):
+            _, layer, role = role.split(".", 2)
+        if role == "output":
+            head = f"{prefix.removesuffix('model.')}lm_head.{kind}"
+            return head if head in tensors else f"lm_head.{kind}"
+        own = naming.names.get(role, role)
+        if layer:
+            own = f"{naming.layer}.{layer}.{own}"
+        old = f"{prefix}{own}.{_OLD.get(kind, kind)}"
+        return old if old in tensors else f"{prefix}{own}.{kind}"
+
+    return file_name

@@ -1,0 +1,178 @@
+"""Nodes of a graph that is made of weights: products, norms and embeddings of stored tensors.
+
+Matrices stay as they are stored: those of blocks are read by MatMulNBits, those in 16 bits are cast
+to float32 in the graph, which widens them once, when it is compiled. Matrices of checkpoints are
+[outputs, inputs], and read as transposed views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.core.types import FLOAT32, INT64, Dim, TensorType
+from penstock.frontends.common.builder import NodeBuilder, Operand, UniqueNames
+from penstock.frontends.common.inferred_types import InferredTypes
+from penstock.frontends.weights.block_codes import BlockCodes
+from penstock.frontends.weights.tensors import StoredTensor, TensorStore
+from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.op import Attrs
+from penstock.ops.registry import MICROSOFT
+
+Attribute: TypeAlias = "int | float | str | Sequence[int]"
+
+
+class ModelWriter:
+    """A graph in the making. ``section`` names the part to which nodes belong."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self.store = store
+        self._inputs: list[Value] = []
+        self._outputs: list[Value] = []
+        self._nodes: list[Node] = []
+        self._types = InferredTypes()
+        self._names = UniqueNames(lambda: [*store.tensors])
+        self._matrices: dict[str, Value] = {}
+        self._codes: dict[str, tuple[BlockCodes, list[Value]]] = {}
+        self.section("model")
+
+    # Graphs and nodes.
+
+    def section(self, name: str) -> None:
+        """From now on, nodes belong to a part of the model."""
+        origin = f"{name} in {self.store.label}"
+        self._builder = NodeBuilder(
+            name, [], [], {}, types=self._types, unique=self._names.unique, origin=origin
+        )
+        self._builder.nodes = self._nodes
+
+    def input(self, name: str, dtype: np.dtype, shape: Sequence[Dim]) -> Value:
+        value = Value(self._names.unique(name), TensorType(dtype, tuple(shape)))
+        self._inputs.append(value)
+        return value
+
+    def output(self, name: str, value: Value) -> None:
+        """Let the result of a node be an output of this name."""
+        value.name = self._names.unique(name)
+        self._outputs.append(value)
+
+    def op(self, op: str, *inputs: Operand, domain: str = "", **attrs: Attribute) -> Value:
+        """Add a node, and return its output. Integers stand for constants of int64."""
+        return self._builder.emit(op, inputs, attrs, domain=domain)
+
+    def several(self, op: str, inputs: Sequence[Operand], count: int, attrs: Attrs) -> list[Value]:
+        """Add a node of several outputs."""
+        return self._builder.emit_several(op, inputs, attrs, count=count)
+
+    def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
+        """The last axis of ``x`` in parts of these sizes."""
+        lengths = self.constant(np.array(sizes, np.int64), INT64)
+        return self.several("Split", [x, lengths], len(sizes), {"axis": -1})
+
+    def constant(self, data: np.ndarray | float, dtype: np.dtype = FLOAT32) -> Value:
+        return self._builder.constant(data, dtype)
+
+    def model(self, path: str | None, metadata: dict[str, str]) -> Model:
+        from penstock.analysis.type_constraints import check_types
+
+        graph = Graph(self._inputs, self._outputs, self._nodes, "main")
+        return Model({"main": graph}, "main", metadata=metadata, path=path, check_types=check_types)
+
+    # Stored tensors.
+
+    def vector(self, name: str, size: int, offset: float = 0.0) -> Value:
+        """A vector as float32, with ``offset`` added to it."""
+        tensor = self.store.get(name, (size,))
+        elements = tensor.real()
+        return self.named(tensor.name, elements + np.float32(offset) if offset else elements)
+
+    def linear(
+        self, x: Value, role: str, columns: int, rows: int, *, transposed: bool = True
+    ) -> Value:
+        """``x`` times a matrix of ``role`` [rows, columns], plus the bias if there is one. One that
+        is not ``transposed`` is stored as [columns, rows]."""
+        shape = (rows, columns) if transposed else (columns, rows)
+        tensor = self.store.get(f"{role}.weight", shape)
+        y = self._product(x, tensor, transposed)
+        if f"{role}.bias" in self.store:
+            y = self.op("Add", y, self.vector(f"{role}.bias", rows))
+        return y
+
+    def norm(self, x: Value, role: str, size: int, epsilon: float, offset: float = 0.0) -> Value:
+        """The rows of ``x`` divided by their root mean square."""
+        scale = self.vector(f"{role}.weight", size, offset)
+        return self.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon)
+
+    def layer_norm(self, x: Value, role: str, size: int, epsilon: float) -> Value:
+        scale, bias = (self.vector(f"{role}.{kind}", size) for kind in ("weight", "bias"))
+        return self.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon)
+
+    def embedding(self, ids: Value, role: str, width: int) -> Value:
+        """The rows of a table [any, width], as float32."""
+        name = f"{role}.weight"
+        tensor = self.store.get(name, (self.store.shape(name)[0], width))
+        if tensor.is_packed:
+            return self._gathered(ids, tensor)
+        return self.op("Gather", self.matrix(tensor), ids, axis=0)
+
+    def matrix(self, tensor: StoredTensor) -> Value:
+        """A tensor as it is stored, cast to float32."""
+        if tensor.name not in self._matrices:
+            self._matrices[tensor.name] = self.real(tensor.name, tensor.array())
+        return self._matrices[tensor.name]
+
+    def real(self, name: str, array: np.ndarray) -> Value:
+        """A constant, cast to float32 in the graph."""
+        value = self.named(name, array)
+        return value if value.dtype == FLOAT32 else self._builder.cast(value, "float32")
+
+    def named(self, name: str, array: np.ndarray) -> Value:
+        return Value(self._names.unique(f"{name}/constant"), const=array)
+
+    def _product(self, x: Value, tensor: StoredTensor, transposed: bool) -> Value:
+        if not tensor.is_packed:
+            matrix = self.matrix(tensor)
+            if transposed:
+                matrix = self.op("Transpose", matrix, perm=(1, 0))
+            return self.op("MatMul", x, matrix)
+        codes, constants = self._packed(tensor)
+        rows, columns = codes.codes.shape
+        sizes = {"N": rows, "K": columns, "bits": codes.bits, "block_size": codes.group}
+        return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, **sizes)
+
+    def _packed(self, tensor: StoredTensor) -> tuple[BlockCodes, list[Value]]:
+        """The codes of a matrix, and constants of packed codes, scales, and zeros if there are."""
+        if tensor.name not in self._codes:
+            codes = tensor.codes()
+            parts = {"codes": codes.packed(), "scales": codes.scales, "zeros": codes.zeros}
+            shape = (len(codes.codes), codes.scales.shape[1], codes.group * codes.bits // 8)
+            parts["codes"] = codes.packed().reshape(shape)
+            constants = [
+                self.named(f"{tensor.name}/{part}", array)
+                for part, array in parts.items()
+                if array is not None
+            ]
+            self._codes[tensor.name] = codes, constants
+        return self._codes[tensor.name]
+
+    def _gathered(self, ids: Value, tensor: StoredTensor) -> Value:
+        """Rows of a table of blocks."""
+        codes, (packed, scales, *_) = self._packed(tensor)
+        rows, columns = codes.codes.shape
+        table = Value(
+            self._names.unique(f"{tensor.name}/table"),
+            const=packed.const.reshape(rows, -1),  # type: ignore[union-attr]
+        )
+        sizes = {"bits": codes.bits, "block_size": codes.group}
+        y = self.op("GatherBlockQuantized", table, ids, scales, domain=MICROSOFT, **sizes)
+        if codes.zeros is None:
+            return y
+        # The operation takes zeros of integers alone: (code - zero) * scale is
+        # (code - 8) * scale + (8 - zero) * scale.
+        shifts = (np.float32(1 << (codes.bits - 1)) - codes.zeros) * codes.scales
+        shift = self.op("Gather", self.named(f"{tensor.name}/shifts", shifts), ids, axis=0)
+        blocks = self.op("Reshape", y, (0, 0, -1, codes.group))
+        blocks = self.op("Add", blocks, self.op("Unsqueeze", shift, (3,)))
+        return self.op("Reshape", blocks, (0, 0, columns))
