@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from penstock.frontends.weights import block_codes
 from penstock.frontends.weights.block_codes import FORMATS, decode
 from penstock.ops.microsoft.quantized_weights import PackedWeights
 from tests.support.weight_cases import BLOCKS, decoded_array, random_blocks
@@ -21,7 +22,7 @@ def test_blocks_have_the_weights_that_the_gguf_package_gives(name: str) -> None:
 def test_packed_codes_are_those_of_matmul_nbits(name: str) -> None:
     codes = decode(name, random_blocks(name, 3, 256), 256)
     packed = PackedWeights({"N": 3, "K": 256, "bits": codes.bits, "block_size": codes.group})
-    rows = packed.rows(0, 3, codes.packed(), codes.scales, codes.zeros, None)
+    rows = packed.rows(0, 3, codes.codes, codes.scales, codes.zeros, None)
     np.testing.assert_array_equal(rows, codes.dequantized())
 
 
@@ -38,3 +39,11 @@ def test_group_whose_scale_is_zero_has_its_minimum() -> None:
     block["scales"][:, 4:8] = 3  # minima of the first four groups
     codes = decode("Q4_K", block.view(np.uint8), 256)
     assert codes.dequantized().ravel().tolist() == [-1.5] * 128 + [0] * 128
+
+
+def test_large_matrices_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_blocks("Q4_K", 5, 256)
+    whole = decode("Q4_K", data, 256)
+    monkeypatch.setattr(block_codes, "_TOGETHER", 512)
+    for part, expected in zip(decode("Q4_K", data, 256), whole, strict=True):
+        np.testing.assert_array_equal(part, expected)

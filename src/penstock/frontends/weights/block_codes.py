@@ -19,13 +19,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from penstock.core.checkpoints import checkpoint
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32
 
+_TOGETHER = 1 << 22
+"""weights that are decoded at a time, since what is between takes several times their memory"""
+
 
 class BlockCodes(NamedTuple):
-    """Rows of ``codes`` [rows, columns], uint8 of ``bits`` bits; ``scales`` and ``zeros`` [rows,
-    columns / group] are float32. Without ``zeros`` these are the middle of the range of codes."""
+    """A matrix of ``codes`` of ``bits`` bits, uint8 [rows, columns * bits / 8], packed as
+    MatMulNBits has them: of two in a byte, the first in the low bits. ``scales`` and ``zeros``
+    [rows, columns / group] are float32. Without ``zeros`` these are the middle of the range of
+    codes."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -33,24 +39,28 @@ class BlockCodes(NamedTuple):
     bits: int
 
     @property
+    def rows(self) -> int:
+        return int(self.codes.shape[0])
+
+    @property
+    def columns(self) -> int:
+        return int(self.codes.shape[1]) * 8 // self.bits
+
+    @property
     def group(self) -> int:
         """Weights that share a scale."""
-        return int(self.codes.shape[1] // self.scales.shape[1])
-
-    def packed(self) -> np.ndarray:
-        """The codes as MatMulNBits has them: of 4 bits, the first of two in the low bits."""
-        if self.bits == 8:
-            return self.codes
-        return self.codes[:, ::2] | self.codes[:, 1::2] << 4
+        return self.columns // int(self.scales.shape[1])
 
     def dequantized(self) -> np.ndarray:
         """The weights, float32 [rows, columns]."""
-        rows, columns = self.codes.shape
-        weights = self.codes.reshape(rows, -1, self.group).astype(FLOAT32)
+        codes = self.codes
+        if self.bits == 4:
+            codes = np.stack((codes & 15, codes >> 4), -1)
+        weights = codes.reshape(self.rows, -1, self.group).astype(FLOAT32)
         middle = np.float32(1 << (self.bits - 1))
         weights -= middle if self.zeros is None else self.zeros[..., None]
         weights *= self.scales[..., None]
-        return weights.reshape(rows, columns)
+        return weights.reshape(self.rows, self.columns)
 
     def of_group(self, group: int) -> BlockCodes:
         """The same weights with groups of ``group`` weights, a divisor of that of now."""
@@ -151,11 +161,21 @@ def decode(format_name: str, data: np.ndarray, columns: int) -> BlockCodes:
     """The blocks of a matrix with rows of ``columns`` weights, from its bytes."""
     form = FORMATS[format_name]
     blocks = data.view(form.block).reshape(-1, columns // form.size)
+    step = max(_TOGETHER // columns, 1)
+    parts = [_decoded(form, blocks[at : at + step], columns) for at in range(0, len(blocks), step)]
+    if len(parts) == 1:
+        return parts[0]
+    codes, scales = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return BlockCodes(codes, scales, np.concatenate(zeros) if zeros else None, form.bits)
+
+
+def _decoded(form: _Format, blocks: np.ndarray, columns: int) -> BlockCodes:
+    checkpoint()
     codes, scales, zeros = form.decode(blocks)
     rows = len(blocks)
-    return BlockCodes(
-        np.ascontiguousarray(codes.reshape(rows, columns)),
-        np.ascontiguousarray(scales.reshape(rows, -1)),
-        None if zeros is None else np.ascontiguousarray(zeros.reshape(rows, -1)),
-        form.bits,
-    )
+    codes = codes.reshape(rows, columns)
+    if form.bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    zeros = None if zeros is None else zeros.reshape(rows, -1)
+    return BlockCodes(codes, scales.reshape(rows, -1), zeros, form.bits)

@@ -90,7 +90,7 @@ def _packed(
     for i, (tensor, layer) in enumerate(zip(stored, codes, strict=True), 1):
         layer = layer.of_group(group)
         shape = tensor.shape[:2]
-        parts = (layer.packed(), layer.scales, layer.zeros)
+        parts = (layer.codes, layer.scales, layer.zeros)
         weights, scales, points = (
             None if x is None else b.named(tensor.name, x.reshape(*shape, -1)) for x in parts
         )

@@ -34,8 +34,6 @@ class ModelWriter:
         self._nodes: list[Node] = []
         self._types = InferredTypes()
         self._names = UniqueNames(lambda: [*store.tensors])
-        self._matrices: dict[str, Value] = {}
-        self._codes: dict[str, tuple[BlockCodes, list[Value]]] = {}
         self.section("model")
 
     # Graphs and nodes.
@@ -115,13 +113,9 @@ class ModelWriter:
         tensor = self.store.get(name, (self.store.shape(name)[0], width))
         if tensor.is_packed:
             return self._gathered(ids, tensor)
-        return self.op("Gather", self.matrix(tensor), ids, axis=0)
-
-    def matrix(self, tensor: StoredTensor) -> Value:
-        """A tensor as it is stored, cast to float32."""
-        if tensor.name not in self._matrices:
-            self._matrices[tensor.name] = self.real(tensor.name, tensor.array())
-        return self._matrices[tensor.name]
+        # Rows are cast, not the table, which stays as it is stored.
+        rows = self.op("Gather", self.named(tensor.name, tensor.array()), ids, axis=0)
+        return rows if tensor.format == "F32" else self._builder.cast(rows, "float32")
 
     def real(self, name: str, array: np.ndarray) -> Value:
         """A constant, cast to float32 in the graph."""
@@ -133,37 +127,32 @@ class ModelWriter:
 
     def _product(self, x: Value, tensor: StoredTensor, transposed: bool) -> Value:
         if not tensor.is_packed:
-            matrix = self.matrix(tensor)
-            if transposed:
-                matrix = self.op("Transpose", matrix, perm=(1, 0))
+            array = tensor.array()
+            # A view: what a kernel packs is then held in that form alone.
+            matrix = self.real(tensor.name, array.T if transposed else array)
             return self.op("MatMul", x, matrix)
         codes, constants = self._packed(tensor)
-        rows, columns = codes.codes.shape
-        sizes = {"N": rows, "K": columns, "bits": codes.bits, "block_size": codes.group}
-        return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, **sizes)
+        sizes = {"N": codes.rows, "K": codes.columns, "block_size": codes.group}
+        return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, bits=codes.bits, **sizes)
 
     def _packed(self, tensor: StoredTensor) -> tuple[BlockCodes, list[Value]]:
-        """The codes of a matrix, and constants of packed codes, scales, and zeros if there are."""
-        if tensor.name not in self._codes:
-            codes = tensor.codes()
-            parts = {"codes": codes.packed(), "scales": codes.scales, "zeros": codes.zeros}
-            shape = (len(codes.codes), codes.scales.shape[1], codes.group * codes.bits // 8)
-            parts["codes"] = codes.packed().reshape(shape)
-            constants = [
-                self.named(f"{tensor.name}/{part}", array)
-                for part, array in parts.items()
-                if array is not None
-            ]
-            self._codes[tensor.name] = codes, constants
-        return self._codes[tensor.name]
+        """The codes of a matrix, and constants of codes, scales, and zeros if there are."""
+        codes = tensor.codes()
+        blocks = codes.codes.reshape(codes.rows, codes.scales.shape[1], -1)
+        parts = {"codes": blocks, "scales": codes.scales, "zeros": codes.zeros}
+        constants = [
+            self.named(f"{tensor.name}/{part}", array)
+            for part, array in parts.items()
+            if array is not None
+        ]
+        return codes, constants
 
     def _gathered(self, ids: Value, tensor: StoredTensor) -> Value:
         """Rows of a table of blocks."""
-        codes, (packed, scales, *_) = self._packed(tensor)
-        rows, columns = codes.codes.shape
-        table = Value(
-            self._names.unique(f"{tensor.name}/table"),
-            const=packed.const.reshape(rows, -1),  # type: ignore[union-attr]
+        codes = tensor.codes()
+        table, scales = (
+            self.named(f"{tensor.name}/{part}", array)
+            for part, array in (("table", codes.codes), ("factors", codes.scales))
         )
         sizes = {"bits": codes.bits, "block_size": codes.group}
         y = self.op("GatherBlockQuantized", table, ids, scales, domain=MICROSOFT, **sizes)
@@ -175,4 +164,4 @@ class ModelWriter:
         shift = self.op("Gather", self.named(f"{tensor.name}/shifts", shifts), ids, axis=0)
         blocks = self.op("Reshape", y, (0, 0, -1, codes.group))
         blocks = self.op("Add", blocks, self.op("Unsqueeze", shift, (3,)))
-        return self.op("Reshape", blocks, (0, 0, columns))
+        return self.op("Reshape", blocks, (0, 0, codes.columns))
