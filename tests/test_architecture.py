@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 19,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 114_600, "c_lines": 16_240}
+MOST = {"python_lines": 115_760, "c_lines": 16_240}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.
@@ -66,6 +66,9 @@ CONFINED = {
     "prometheus_client": ("serving.metrics",),
     "uvicorn": ("cli.serve", "serving.connection"),
     "httptools": ("serving.direct",),
+    "tokenizers": ("generation.*",),
+    "llguidance": ("generation.grammar",),
+    "jinja2": ("generation.chat", "generation.chat_sandbox"),
     "google": ("frontends.onnx.file", "frontends.onnx.messages", "frontends.tensorflow.*"),
 }
 

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import InvalidInput, RunError
 from penstock.generation.options import GenerationOptions
-from penstock.generation.sampling import TokenSampler, candidates, largest, log_sum_exp, nucleus
+from penstock.generation.sampling import (
+    TokenSampler,
+    candidates,
+    largest_first,
+    log_sum_exp,
+    nucleus,
+)
 from tests.support.sweeps import examples
 
 
@@ -109,12 +115,12 @@ def test_nucleus_with_equal_scores_is_shortest_end_of_sorted_ones(
 
 
 @given(size=SIZES, seed=SEEDS, count=st.integers(0, 200), rounded=st.booleans())
-def test_largest_equal_first_of_sorted_ones(
+def test_largest_first_equal_beginning_of_sorted_ones(
     size: int, seed: int, count: int, rounded: bool
 ) -> None:
     values = logits_of(seed, size)
     values = values.round() if rounded else values
-    assert largest(values, count) == np.argsort(-values, kind="stable")[:count].tolist()
+    assert largest_first(values, count) == np.argsort(-values, kind="stable")[:count].tolist()
 
 
 @given(

@@ -108,7 +108,7 @@ class TokenSampler:
             return TokenChoice(token, math.nan, [])
         total = log_sum_exp(logits)
         count = self.options.logprobs or 0
-        alternatives = [(i, float(logits[i]) - total) for i in largest(logits, count)]
+        alternatives = [(i, float(logits[i]) - total) for i in largest_first(logits, count)]
         return TokenChoice(token, float(logits[token]) - total, alternatives)
 
     def adjusted(
@@ -268,7 +268,7 @@ class _Ranking:
         return ids[values >= np.partition(values, ids.size - count)[ids.size - count]]
 
 
-def largest(values: np.ndarray, count: int) -> list[int]:
+def largest_first(values: np.ndarray, count: int) -> list[int]:
     """The indices of the ``count`` largest numbers, in falling order, the first of equals first."""
     if count <= 0:
         return []

@@ -1,0 +1,297 @@
+"""Text as tokens and back, also token by token while a text is generated.
+
+::
+
+    tokens   push()    ┌────────────┐  pieces of text   push()    ┌───────────┐  text to give
+    ───────────────────┤ TextStream ├─────────────────────────────┤ StopTexts ├──────────────
+                       └────────────┘                             └───────────┘
+               holds parts of letters                  holds what may begin a stop text
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
+from penstock.generation.gguf_vocabulary import (
+    gguf_chat_templates,
+    gguf_end_id,
+    gguf_end_ids,
+    gguf_start_id,
+    gguf_tokenizer,
+)
+from penstock.generation.packages import extra_needed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no letter
+# Replacements at the end of a text that no letter can be the cause of: it has four bytes at most,
+# but decoders of single bytes take one before the letter with it.
+_MOST_REPLACEMENTS = 12
+_LONGEST_WINDOW = 64  # tokens without text that are decoded again with each other one
+
+
+class TextTokenizer:
+    """Divides texts into tokens, and says which of them begin and end a text."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        start_id: int | None = None,
+        end_id: int | None = None,
+        end_ids: Iterable[int] = (),
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        if tokenizer.truncation is not None or tokenizer.padding is not None:
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's stays as it is
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.start_id = start_id
+        """the token that texts begin with, if there is one"""
+        self.end_id = end_id
+        """the token that is put behind a text, as templates write it, if there is one"""
+        self.end_ids = tuple(sorted({*end_ids, *([] if end_id is None else [end_id])}))
+        """the tokens that end a text"""
+        self.chat_templates = dict(chat_templates or {})
+        """templates of Jinja that make a text of messages, by name"""
+        self.is_of_bytes = _is_of_bytes(tokenizer)
+        """whether the text of tokens is that of their bytes, one after the other"""
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special = frozenset(i for i, token in added if token.special)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TextTokenizer:
+        """Read a ``tokenizer.json``, or a folder with one and perhaps ``tokenizer_config.json``,
+        ``special_tokens_map.json``, ``generation_config.json``, ``config.json`` and
+        ``chat_template.jinja``. Of a single file, the other files are not read. Raises
+        ``InvalidModel`` if a file is no such file."""
+        path = Path(path)
+        if not path.is_dir():
+            return cls(_read_tokenizer(path))
+        if not (path / "tokenizer.json").is_file():
+            raise InvalidModel(f"{path} has no tokenizer.json")
+        tokenizer = _read_tokenizer(path / "tokenizer.json")
+        settings = _read_json(path / "tokenizer_config.json")
+        special = {**_read_json(path / "special_tokens_map.json"), **settings}
+        ends: list[int] = []
+        for name in ("generation_config.json", "config.json"):
+            ends += _ids_of(_read_json(path / name).get("eos_token_id"))
+        return cls(
+            tokenizer,
+            start_id=_token_of(tokenizer, special.get("bos_token")),
+            end_id=_token_of(tokenizer, special.get("eos_token")),
+            end_ids=ends,
+            chat_templates=_read_templates(path, settings),
+        )
+
+    @classmethod
+    def of_gguf(cls, metadata: Mapping[str, object]) -> TextTokenizer:
+        """The tokenizer that the metadata of a GGUF file carries. Raises ``InvalidModel`` if there
+        is none, or one of an unknown kind."""
+        return cls(
+            gguf_tokenizer(metadata),
+            start_id=gguf_start_id(metadata),
+            end_id=gguf_end_id(metadata),
+            end_ids=gguf_end_ids(metadata),
+            chat_templates=gguf_chat_templates(metadata),
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that makes a text of messages, if there is one."""
+        return self.chat_templates.get("default")
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, added ones among them."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The tokens of a text. With ``add_special``, those come before and behind that the
+        tokenizer puts there; the text of a chat template has them already."""
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a string")
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special).ids
+        except TypeError as error:
+            raise InvalidInput(f"the text has half of a surrogate pair ({error})") from error
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """The text of some tokens, without special ones; others than the tokenizer's have none."""
+        return self.tokenizer.decode([*ids], skip_special_tokens=skip_special)
+
+    def text_of(self, token: int) -> str | None:
+        """A token as the vocabulary spells it."""
+        return self.tokenizer.id_to_token(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token if ``is_of_bytes``, none of a special token."""
+        text = None if token in self._special else self.tokenizer.id_to_token(token)
+        if text is None:
+            return b""
+        spelled = _bytes_by_letter()
+        try:
+            return bytes([spelled[letter] for letter in text])
+        except KeyError:  # an added token
+            return text.encode()
+
+
+def _is_of_bytes(tokenizer: Tokenizer) -> bool:
+    from tokenizers.decoders import ByteLevel
+
+    return isinstance(tokenizer.decoder, ByteLevel)
+
+
+@cache
+def _bytes_by_letter() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary spells: itself if it is printed, else
+    the letters from 256 on."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return {chr(byte if byte in printed else next(others)): byte for byte in range(256)}
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    with extra_needed("a tokenizer needs tokenizers"):
+        from tokenizers import Tokenizer
+    text = _read_text(path)
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises no other class
+        raise InvalidModel(f"{path} is no tokenizer: {error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"{path} is no text in UTF-8: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    """An object of JSON; an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidModel(f"{path} has no object of JSON")
+    return content
+
+
+def _read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+    """Chat templates by name: those of a file of their own, or else of the settings."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return {"default": _read_text(file)}
+    templates = settings.get("chat_template")
+    if isinstance(templates, str):
+        return {"default": templates}
+    entries = templates if isinstance(templates, list) else []
+    pairs = [(e.get("name"), e.get("template")) for e in entries if isinstance(e, Mapping)]
+    return {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
+
+
+def _token_of(tokenizer: Tokenizer, value: object) -> int | None:
+    """The token that a setting names, by its text or by an object with that."""
+    text = value.get("content") if isinstance(value, Mapping) else value
+    return tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+def _ids_of(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if isinstance(token, int)]
+
+
+class TextStream:
+    """Makes text of tokens that come one by one; the pieces together are the text of all.
+
+    ``before`` are tokens that precede the text, such as the last ones of a prompt: decoders leave
+    out a space at the beginning of a text, but not of one that goes on.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, before: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._letters = codecs.getincrementaldecoder("utf-8")("replace")
+        # Of other tokenizers than those of bytes: tokens of which the text is decoded, so many of
+        # which were there when it last ended with a whole letter, and the letters given of it.
+        self._window = [*before]
+        self._whole = len(self._window)
+        self._given = 0 if tokenizer.is_of_bytes else len(tokenizer.decode(self._window))
+
+    def push(self, token: int) -> str:
+        """Take a token; return the text that is certain now, which may be empty."""
+        if self._tokenizer.is_of_bytes:
+            return self._letters.decode(self._tokenizer.bytes_of(token))
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        certain = text.rstrip(_REPLACEMENT)
+        if len(text) - len(certain) > _MOST_REPLACEMENTS:
+            certain = text  # they are no beginning of a letter
+        piece = certain[self._given :]
+        self._given = max(self._given, len(certain))
+        if len(certain) == len(text) and (piece or len(self._window) > _LONGEST_WINDOW):
+            # The text of a token depends on the one before it, so that one stays.
+            del self._window[: self._whole]
+            self._whole = len(self._window)
+            self._given = len(self._tokenizer.decode(self._window))
+        return piece
+
+    def finish(self) -> str:
+        """The rest of the text, with a replacement for a letter that is not whole."""
+        if self._tokenizer.is_of_bytes:
+            return self._letters.decode(b"", final=True)
+        return self._tokenizer.decode(self._window)[self._given :]
+
+
+class StopTexts:
+    """Cuts a text that comes in pieces before the first of some texts that is complete in it.
+
+    A piece is held back as long as it may be the beginning of one.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = tuple(texts)
+        self._held = ""
+        self.found: str | None = None
+        """the text at which the other one was cut"""
+
+    def push(self, piece: str) -> str:
+        """Take a piece; return the text that can be given, nothing once a stop text was found."""
+        if self.found is not None:
+            return ""
+        if not self._texts:
+            return piece
+        text = self._held + piece
+        hits = [(text.find(stop), stop) for stop in self._texts]
+        ends = [(at + len(stop), at, stop) for at, stop in hits if at >= 0]
+        if ends:
+            _, at, self.found = min(ends)
+            self._held = ""
+            return text[:at]
+        held = max(_overlap(text, stop) for stop in self._texts)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of ``text`` that ``stop`` begins with, but is not."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
