@@ -119,6 +119,24 @@ def test_attention_of_onnx_with_an_order_is_close_to_numpy(biased, queries, past
     check(node_of("Attention", "", inputs, is_causal=1), inputs)
 
 
+@pytest.mark.parametrize("queries, past", [(1, 5), (1, 600), (6, 0), (7, 300)])
+@pytest.mark.parametrize("left", [0, 3, 200])
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_of_onnx_with_a_window_is_close_to_numpy(biased, left, queries, past):
+    parts = [draw(2, heads, queries, 16) for heads in (4, 2, 2)]
+    bias = draw(2, 4, queries, past + queries) if biased else None
+    inputs = [*parts, bias, draw(2, 2, past, 16), draw(2, 2, past, 16)]
+    attrs = {"is_causal": 1, "left_window_size": left, "softcap": 3.0}
+    check(node_of("Attention", "", inputs, **attrs), inputs, 1e-5)
+
+
+def test_window_without_an_order_has_no_kernel():
+    inputs = [*[draw(1, 2, 3, 8) for _ in range(3)], None, *[draw(1, 2, 4, 8) for _ in range(2)]]
+    node = node_of("Attention", "", inputs, left_window_size=2)
+    types = [value and value.type for value in node.inputs]
+    assert all(cached_attention(library, node, types) is None for library in LIBRARIES)
+
+
 @pytest.mark.parametrize("mask", [None, (1, 1, 1, 9), (2, 4, 3, 9), (2, 1, 3, 9), (1, 4, 1, 9)])
 @pytest.mark.parametrize("flat", [False, True])
 def test_attention_of_onnx_over_a_past_is_close_to_numpy(mask, flat):

@@ -260,13 +260,15 @@ def _of_groups(attrs: Attrs) -> list[int] | None:
 
 def _of_onnx(attrs: Attrs) -> list[int] | None:
     """As ``_of_groups``, of ONNX's Attention."""
-    windows = [attrs.get(f"{side}_window_size", -1) for side in ("left", "right")]
-    if windows != [-1, -1] or attrs.get("scale") == 0:
+    left, right = (attrs.get(f"{side}_window_size", -1) for side in ("left", "right"))
+    causal = bool(attrs.get("is_causal"))
+    if right != -1 or (left != -1 and not causal) or attrs.get("scale") == 0:
         return None
     if rules.dtype_attribute(attrs, "softmax_precision"):
         return None
     heads = [attrs.get(f"{name}_num_heads", 0) for name in ("q", "kv")]
-    return [*heads, int(bool(attrs.get("is_causal"))), *[0] * 4]
+    # A window of com.microsoft counts the key of the query, too.
+    return [*heads, int(causal), left + 1, *[0] * 3]
 
 
 def _of_buffers(attrs: Attrs) -> list[int]:
