@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.session.facts import Stats
     from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
+    from penstock.stepping.stepper import Stepper, StepSequence
 
 
 __version__ = VERSION
@@ -71,6 +72,7 @@ _HOMES = {
     **dict.fromkeys(("Signal", "Stream"), "penstock.session.stream"),
     "SimulatedCluster": "penstock.cluster.simulated",
     "TorchBackend": "penstock.backends.torch.backend",
+    **dict.fromkeys(("Stepper", "StepSequence"), "penstock.stepping.stepper"),
     "Trace": "penstock.observers.trace",
     "load": "penstock.frontends.load",
     "ray_deployment": "penstock.serving.ray_serve",
@@ -103,6 +105,8 @@ __all__ = [
     "Signal",
     "SimulatedCluster",
     "Stats",
+    "StepSequence",
+    "Stepper",
     "Stream",
     "Trace",
     "Unsupported",

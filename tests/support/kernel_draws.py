@@ -28,6 +28,7 @@ from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CEL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.packed import PACKED_ATTENTION
+from penstock.ops.internal.pages import PAGED_ATTENTION
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.internal.transfer import REORDER
@@ -1721,6 +1722,57 @@ def _packed_attention(rng: Source, name: str) -> Draw:
 
     attrs = {"scale": scale, "keys_last": keys_last}
     return Draw(PACKED_ATTENTION, [q, keys, v, ranges, *biases], attrs, bound)
+
+
+@draws("penstock.PagedAttention")
+def _paged_attention(rng: Source, name: str) -> Draw:
+    groups, share = rng.integers(1, 4), rng.integers(1, 6)
+    width, out, positions = rng.size(65), rng.size(65), int(rng.pick(1, 3, 16, 32))
+    counts = np.array([rng.pick(0, 1, 1, 2, rng.size(65)) for _ in range(rng.integers(1, 5))])
+    pasts = np.array([rng.pick(0, rng.size(65), 257, 530) for _ in counts])
+    needed = -(-(pasts + counts) // positions)
+    begins, first = np.cumsum(needed) - needed, np.cumsum(counts) - counts
+    count, rows = int(needed.sum()) + 1, max(int(counts.sum()) + int(rng.pick(0, 3)), 1)
+    pages = np.argsort(rng.normal(size=count))[: count - 1].astype(np.int64)
+    keys_at = int(rng.pick(0, 5))
+    values_at = keys_at + groups * positions * width
+    pool = rng.normal(size=(count, values_at + groups * positions * out + 2)).astype(np.float32)
+    q = (rng.normal(size=(1, groups * share, rows, width)) / math.sqrt(width)).astype(np.float32)
+    k = rng.normal(size=(1, groups, rows, width)).astype(np.float32)
+    v = rng.normal(size=(1, groups, rows, out)).astype(np.float32)
+    window, scale = int(rng.pick(0, 0, 1, 40)), float(rng.pick(1.0, 0.25))
+    runs = np.stack((first, counts, pasts, begins), 1)
+    if rng.chance(0.5):  # heads of a row side by side, as dense layers write them
+        q, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, v))
+
+    def cache(i: int, at: int, new: np.ndarray) -> np.ndarray:
+        size, own = new.shape[3], pages[begins[i] : begins[i] + needed[i]]
+        old = pool[own, at : at + groups * positions * size]
+        old = old.reshape(-1, groups, positions, size).swapaxes(0, 1).reshape(groups, -1, size)
+        whole = np.concatenate((old[:, : pasts[i]], new[0, :, first[i] : first[i] + counts[i]]), 1)
+        return np.repeat(whole, share, 0)[None]
+
+    def bound(draw: Draw) -> list[Rounded | None]:
+        result = Rounded.exact(np.zeros((*q.shape[:-1], out), np.float32), draw.dtype)
+        for i, n in enumerate(counts.tolist()):
+            own, before = np.arange(pasts[i], pasts[i] + n)[:, None], np.arange(pasts[i] + n)
+            hidden = (before > own) | (before <= own - window if window else False)
+            of_k, of_v = (
+                Rounded.exact(cache(i, at, x), draw.dtype)
+                for at, x in ((keys_at, k), (values_at, v))
+            )
+            some = slice(first[i], first[i] + n)
+            if n:
+                of_q = Rounded.exact(q[:, :, some], draw.dtype)
+                turned = of_k.map(lambda a: a.swapaxes(-1, -2))
+                bias = np.where(hidden, -1e30, 0.0)
+                each = _attended(of_q, turned, of_v, scale, bias)
+                result.value[:, :, some], result.error[:, :, some] = each.value, each.error
+        return [result]
+
+    attrs = {"scale": scale, "window": window, "positions": positions}
+    attrs |= {"keys_at": keys_at, "values_at": values_at}
+    return Draw(PAGED_ATTENTION, [q, k, v, pool, runs, pages], attrs, bound)
 
 
 @draws("Attention com.microsoft.GroupQueryAttention penstock.StackedAttention")

@@ -206,6 +206,10 @@ class Session:
         """As ``compile_in_run=False``, from now on, for servers."""
         self._executors.freeze(has_plans=True)
 
+    def _fix_shapes(self) -> None:
+        """Have a plan for each set of shapes from now on, and none with open dims."""
+        self._subgraphs.main.varying.fixed = True
+
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""
         from penstock.compiler.padding import masks_of

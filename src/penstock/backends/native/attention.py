@@ -309,3 +309,21 @@ def packed_attention(
     zeros, keys_last = _ZEROS.index(attrs.get("zeros", "")), attrs.get("keys_last", 0)
     settings = _PACKED.pack(attrs["scale"], attrs.get("softcap", 0.0), zeros, keys_last)
     return Kernel(partial(library.functions.packed_attention, otherwise, checkpoint, settings))
+
+
+_PAGED = Struct("=4q2d")  # as in c/attention/attention_functions.c
+
+
+@of_any_shape("penstock.PagedAttention")
+def paged_attention(
+    library: NativeLibrary, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """Attention of the rows of many requests over their pages."""
+    if any(not isinstance(t, TensorType) or t.dtype != FLOAT32 for t in types[:4]):
+        return None
+    attrs, otherwise = node.attrs, node.op.compile(node, types).function
+    settings = _PAGED.pack(
+        *(attrs["positions"], attrs["keys_at"], attrs["values_at"], attrs.get("window", 0)),
+        *(attrs["scale"], attrs.get("softcap", 0.0)),
+    )
+    return Kernel(partial(library.functions.paged_attention, otherwise, checkpoint, settings))

@@ -17,6 +17,7 @@ INTERNAL = {
     "GruGates": "cells.GRU_GATES",
     "GruState": "cells.GRU_STATE",
     "LstmCell": "cells.LSTM_CELL",
+    "PagedAttention": "pages.PAGED_ATTENTION",
     "Recurrence": "recurrence.RECURRENCE",
     "Reorder": "transfer.REORDER",
     "SearchEnd": "search.SEARCH_END",

@@ -54,6 +54,7 @@ class _Scores:
 
     nodes: tuple[Node, ...]
     scale: float = 1.0
+    softcap: float = 0.0
     terms: tuple[_Term, ...] = ()
 
     @property
@@ -177,6 +178,7 @@ class _Search:
             "scale": factor * scores.scale,
             "zeros": "nan" if len(pieces) > len(scores.nodes) + 2 else "",
             "keys_last": int(keys_last),
+            **({"softcap": scores.softcap} if scores.softcap else {}),
         }
         (y,) = node.outputs
         nodes: list[Node] = []
@@ -221,7 +223,7 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
     (batch, heads, rows, size), of_k, of_v = shapes
     assert heads is not None and rows is not None
     groups = of_k[1]
-    if operands.q.type.dtype != FLOAT32 or not groups or heads % groups:
+    if operands.q.type.dtype != FLOAT32 or not groups or heads % groups or scores.softcap:
         return False
     if not 0 < rows <= _MOST_QUERIES or of_k != (batch, groups, None, size):
         return False
@@ -315,16 +317,30 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
         factor = None if node.op.name == "Add" else _factor(node, 1 - i)
         if node.op.name != "Add" and factor is None:
             continue
+        if factor is not None and (capped := _capped(node, x, factor, readers)) is not None:
+            return capped
         chain = _chain(x, readers, depth + 1)
         if chain is None or other is None:
             continue
         chain = replace(chain, nodes=(*chain.nodes, node))
         if factor is None:
             return replace(chain, terms=(*chain.terms, (other, None, False)))
-        if chain.terms:  # of a sum, the bias would have to be scaled too
+        if chain.terms or chain.softcap:  # what was added would have to be scaled too
             return None
         return replace(chain, scale=chain.scale * factor)
     return None
+
+
+def _capped(node: Node, x: Value | None, highest: float, readers: Readers) -> _Scores | None:
+    """The scores of ``node``, ``tanh(scores / highest) * highest``."""
+    tanh = _producer(x, "Tanh")
+    if tanh is None or x is None or len(readers.get(x, ())) != 1:
+        return None
+    chain = _chain(tanh.inputs[0], readers, 1)
+    if chain is None or chain.terms or chain.softcap:
+        return None
+    nodes = (*chain.nodes, tanh, node)
+    return replace(chain, nodes=nodes, scale=chain.scale * highest, softcap=highest)
 
 
 def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:

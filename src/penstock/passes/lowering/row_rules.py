@@ -25,6 +25,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs
 from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.onnx.rotary import cache_places
 
 SAMPLES, ROWS = "samples", "rows"
 
@@ -257,6 +258,44 @@ def _of_gemm(node: Node, inputs: _Inputs) -> Packed:
     added = node.inputs[2] if len(node.inputs) > 2 else None
     own = None if added is None else inputs[2] or beside(added, result)
     return Packed([result], [axes, None, own][: len(node.inputs)])
+
+
+@_rule("com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4")
+def _of_block_product(node: Node, inputs: _Inputs) -> Packed:
+    axes = _only(inputs)
+    _want_plain(axes[-1:])
+    return Packed([(*axes[:-1], features(static_dims(node.outputs[0])[-1]))], inputs)
+
+
+@_rule("com.microsoft.MoE", "com.microsoft.QMoE")
+def _of_experts(node: Node, inputs: _Inputs) -> Packed:
+    x, router = inputs[:2]
+    if x is None or router is None or any(inputs[2:]):
+        raise Stays("has weights for each row, or the same experts for all")
+    rows = [part for axis in x[:-1] for part in axis]
+    if rows != [*router[0]]:
+        raise Stays("has experts that are not along its rows")
+    _want_plain([x[-1], router[1]])
+    return Packed([x], inputs)
+
+
+@_rule("RotaryEmbedding", "com.microsoft.RotaryEmbedding")
+def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
+    x, (cos, sin, positions) = inputs[0], cache_places(node.op)
+    if x is None:
+        raise Stays("turns what is the same for all rows")
+    row = x[0], x[1 if len(x) == 3 else 2]
+    _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
+    given = node.inputs[positions] if positions < len(node.inputs) else None
+    of_rows = [(cos, sin), (positions,)][given is not None]
+    found = [*inputs, None]
+    for i in (cos, sin, positions):
+        wanted = row if i == positions else (*row, features(static_dims(node.inputs[cos])[-1]))
+        if i in of_rows and inputs[i] != wanted:
+            raise Stays("turns rows by angles that are not along them")
+        if i not in of_rows and i < len(inputs) and inputs[i] is not None:
+            raise Stays("turns each row by others")
+    return Packed([x], found[: len(inputs)])
 
 
 @_rule("LayerNormalization", "RMSNormalization")

@@ -9,7 +9,7 @@
 
 /* A block of keys, queries that are computed together, and vectors of values for each of them: sums of
    four queries fill half of the registers. */
-enum { KEYS = 256, TOGETHER = 4, VECTORS = LANES / 4 };
+enum { KEYS = 256, SCORES = KEYS + LANES, TOGETHER = 4, VECTORS = LANES / 4 };
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
@@ -79,7 +79,7 @@ static __attribute__((noinline)) void add_short(vector *products, const float *c
 /* Scores of `n` keys for `count` queries, a constant number of them: as many products as a vector has
    lanes are under way together, of all queries with the next keys. A row of scores may be written
    beyond its end, up to a whole vector. */
-INLINED void dots(float (*to)[KEYS], const float *const *q, const float *keys, int64_t n, int64_t size,
+INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys, int64_t n, int64_t size,
                   float scale, const int count)
 {
     const int keys_at_once = LANES / count;
@@ -117,7 +117,7 @@ INLINED void dots(float (*to)[KEYS], const float *const *q, const float *keys, i
 
 /* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
 INLINED void add_vectors(float *to, int64_t to_step, const float *from, const float *rows,
-                         float (*weights)[KEYS], int64_t n, int64_t size, const int count,
+                         float (*weights)[SCORES], int64_t n, int64_t size, const int count,
                          const int vectors)
 {
     vector sums[TOGETHER * TOGETHER], x;
@@ -135,7 +135,7 @@ INLINED void add_vectors(float *to, int64_t to_step, const float *from, const fl
 
 /* to += the sum of `n` rows, each times its weight. The last vector may overlap the one before: it is
    computed first, and written last. */
-INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights)[KEYS], int64_t n,
+INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights)[SCORES], int64_t n,
                       int64_t size, const int count)
 {
     float last[TOGETHER][LANES] = {0};
@@ -208,7 +208,21 @@ typedef struct {
     int64_t y, bias, fewer;
     const int32_t *blocks; /* of keys that all of them see, `count`; NULL: all */
     int64_t count;
+    const int64_t *pages; /* of their request, or NULL */
 } apart;
+
+/* Where the keys, or values, from one on are, of a head whose first ones are at `base`; and how many of `left` lie
+   there one behind another. */
+INLINED const float *rows_from(const struct attention_cache *a, const apart *next, const float *base, int64_t size,
+                               int64_t from, int64_t left, int64_t *together)
+{
+    *together = left;
+    if (!next->pages)
+        return base + from * size;
+    const int64_t within = from % a->positions;
+    *together = smaller(left, a->positions - within);
+    return base + next->pages[from / a->positions] * a->page + within * size;
+}
 
 /* How many keys, of those before `end`, are next from `*from` on, which is moved to the first that is seen. */
 static int64_t next_keys(const struct attention_cache *a, const apart *next, int64_t *from, int64_t end)
@@ -232,14 +246,17 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
                    const float *values, const float *bias, int64_t first, int64_t end, float *y,
                    const apart *next, const int count)
 {
-    float scores[TOGETHER][KEYS], sums[TOGETHER][MOST_HEAD];
+    float scores[TOGETHER][SCORES], sums[TOGETHER][MOST_HEAD];
     float top[TOGETHER], total[TOGETHER] = {0}, shrink;
     for (int c = 0; c < count; c++) {
         top[c] = -INFINITY;
         memset(sums[c], 0, a->value_size * sizeof *sums[c]);
     }
     for (int64_t from = first, n; (n = next_keys(a, next, &from, end)) > 0; from += n) {
-        dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
+        for (int64_t j = 0, m; j < n; j += m) {
+            const float *rows = rows_from(a, next, keys, a->size, from + j, n - j, &m);
+            dots((float (*)[SCORES])(scores[0] + j), q, rows, m, a->size, (float)a->scale, count);
+        }
         for (int c = 0; c < count; c++) {
             const float *row = bias ? bias + c * next->bias + from : NULL;
             const int64_t seen = end - (count - 1 - c) * next->fewer - from;
@@ -248,7 +265,10 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
             for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
                 sums[c][i] *= shrink;
         }
-        add_rows(sums, values + from * a->value_size, scores, n, a->value_size, count);
+        for (int64_t j = 0, m; j < n; j += m) {
+            const float *rows = rows_from(a, next, values, a->value_size, from + j, n - j, &m);
+            add_rows(sums, rows, (float (*)[SCORES])(scores[0] + j), m, a->value_size, count);
+        }
     }
     for (int c = 0; c < count; c++) {
         if (!(total[c] > 0))
@@ -308,7 +328,7 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                 heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
                 const int64_t together = rows * heads;
                 apart next = {rows > 1 ? a->y_row : a->y_head, rows > 1 ? a->bias_row : a->bias_head,
-                              rows > 1 ? a->causal : 0, NULL, 0};
+                              rows > 1 ? a->causal : 0, NULL, 0, NULL};
                 if (a->block) {
                     const int64_t layout = h % a->layouts;
                     const int32_t *starts = a->starts + layout * (a->blocks + 1) + position / a->block;
@@ -337,4 +357,39 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-KERNELS(attention_cache, KERNEL(attention_cache, attention_cache))
+/* Attention over pages, which have the new keys and values already. */
+static int paged_attention(const void *arguments, int64_t begin, int64_t end)
+{
+    const struct attention_cache *a = arguments;
+    const int64_t group = a->heads / a->kv_heads, by_rows = group < TOGETHER && !a->window;
+    for (int64_t item = begin; item < end; item++) {
+        const struct paged_rows *part = a->parts + item / a->kv_heads;
+        const int64_t head = item % a->kv_heads;
+        const float *keys = a->pool + a->keys_at + head * a->positions * a->size;
+        const float *values = a->pool + a->values_at + head * a->positions * a->value_size;
+        for (int64_t i = 0, rows; i < part->rows; i += rows) {
+            const int64_t position = part->past + i, left = part->rows - i;
+            rows = !by_rows ? 1 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            const int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
+            for (int64_t h = head * group, heads; h < (head + 1) * group; h += heads) {
+                const int64_t sharing = (head + 1) * group - h;
+                heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
+                const int64_t together = rows * heads;
+                const apart next = {rows > 1 ? a->y_row : a->y_head, 0, rows > 1, NULL, 0, a->pages + part->pages};
+                const float *q[TOGETHER];
+                for (int c = 0; c < together; c++) {
+                    const int64_t row = rows > 1 ? c : 0, own = rows > 1 ? 0 : c;
+                    q[c] = a->q + (h + own) * a->q_head + (part->first + i + row) * a->q_row;
+                }
+                float *y = a->y + h * a->y_head + (part->first + i) * a->y_row;
+                if ((together == 4   ? attend_4
+                     : together == 2 ? attend_2
+                                     : attend_1)(a, q, keys, values, NULL, first, position + rows, y, &next))
+                    return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+KERNELS(attention_cache, KERNEL(attention_cache, attention_cache), KERNEL(paged_attention, attention_cache))

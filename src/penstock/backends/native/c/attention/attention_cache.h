@@ -25,7 +25,19 @@ struct attention_cache {
        columns[starts[i + 1] - 1] are seen, of as many positions; block 0: all are. */
     const int32_t *starts, *columns;              /* [layouts, blocks + 1], [layouts, most] */
     int64_t block, blocks, layouts, most;
+    /* Attention over pages: an item is some rows of a request, with all heads of queries. Else parts is NULL. */
+    const struct paged_rows *parts;
+    const int64_t *pages;      /* of all requests, the numbers of theirs one behind another */
+    const float *pool;         /* pages of `page` elements */
+    int64_t page, positions;   /* of a page: elements, and positions */
+    int64_t keys_at, values_at; /* where keys and values begin in a page, [kv_heads, positions, size] */
     double scale, softcap;
+};
+
+/* Some rows of a request: the first of them, their number, how many positions are before them, and where the
+   request's pages begin. */
+struct paged_rows {
+    int64_t first, rows, past, pages;
 };
 
 #endif

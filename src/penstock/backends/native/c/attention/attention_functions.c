@@ -479,6 +479,118 @@ static PyObject *packed_attention(PyObject *module, PyObject *const *arguments, 
     return heads_first;
 }
 
+/* Over pages. */
+
+enum { POOL = 3, RUNS, PAGES, OF_PAGES, ROWS_OF_PART = 32 };
+
+typedef struct {
+    int64_t positions, keys_at, values_at, window;
+    double scale, softcap;
+} paged_settings;
+
+/* `rank` dims of int64 without gaps; NULL for others. */
+static const int64_t *numbers_of(PyObject *given, int rank)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    const int fits = PyArray_Check(given) && PyArray_TYPE(x) == NPY_INT64 && PyArray_ISCARRAY_RO(x);
+    return fits && PyArray_NDIM(x) == rank ? PyArray_DATA(x) : NULL;
+}
+
+/* How many parts the rows of all requests have; -1 where rows or pages are not there. */
+static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows, int64_t pool, int64_t positions)
+{
+    const int64_t *run = PyArray_DATA(runs), *page = PyArray_DATA(pages), used = PyArray_DIM(pages, 0);
+    int64_t parts = 0;
+    for (int64_t i = 0; i < used; i++)
+        if (page[i] < 0 || page[i] >= pool)
+            return -1;
+    for (int64_t i = 0; i < PyArray_DIM(runs, 0); i++, run += 4) {
+        if (run[0] < 0 || run[1] < 0 || run[1] > rows || run[0] > rows - run[1] || run[2] < 0 || run[2] > INT32_MAX ||
+            run[3] < 0 || run[3] > used || (run[1] + run[2] + positions - 1) / positions > used - run[3])
+            return -1;
+        parts += (run[1] + ROWS_OF_PART - 1) / ROWS_OF_PART;
+    }
+    return parts;
+}
+
+/* Write new keys, or values, into the pages of a request. */
+static void store_rows(const struct attention_cache *a, const int64_t *run, const float *new, int64_t head,
+                       int64_t row, int64_t size, int64_t begins)
+{
+    for (int64_t i = 0; i < run[1]; i++) {
+        const int64_t position = run[2] + i, within = position % a->positions;
+        float *page = (float *)a->pool + a->pages[run[3] + position / a->positions] * a->page + begins;
+        for (int64_t h = 0; h < a->kv_heads; h++)
+            memcpy(page + (h * a->positions + within) * size, new + h * head + (run[0] + i) * row, size * sizeof *page);
+    }
+}
+
+static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    PyObject *const *x = arguments + ARRAYS;
+    paged_settings settings;
+    char *bytes;
+    Py_ssize_t nbytes;
+    if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &bytes, &nbytes) < 0)
+        return NULL;
+    memcpy(&settings, bytes, sizeof settings);
+    int64_t of_q[3], of_k[3], of_v[3], batch;
+    struct attention_cache a = {.scale = settings.scale, .softcap = settings.softcap, .window = settings.window,
+                                .positions = settings.positions, .keys_at = settings.keys_at,
+                                .values_at = settings.values_at, .causal = 1};
+    if (count != ARRAYS + OF_PAGES || !is_real(x[Q], 4) || !is_real(x[K], 4) || !is_real(x[V], 4) ||
+        !is_real(x[POOL], 2) || !numbers_of(x[RUNS], 2) || !numbers_of(x[PAGES], 1))
+        return any_shape_otherwise(arguments, count);
+    PyArrayObject *q = (PyArrayObject *)x[Q], *k = (PyArrayObject *)x[K], *pool = (PyArrayObject *)x[POOL];
+    PyArrayObject *runs = (PyArrayObject *)x[RUNS], *pages = (PyArrayObject *)x[PAGES];
+    a.heads = PyArray_DIM(q, 1), a.kv_heads = PyArray_DIM(k, 1), a.queries = PyArray_DIM(q, 2);
+    if (!heads_of(x[Q], a.heads, of_q, &batch, &a.q_head, &a.q_row) ||
+        !heads_of(x[K], a.kv_heads, of_k, &batch, &a.k_head, &a.k_row) ||
+        !heads_of(x[V], a.kv_heads, of_v, &batch, &a.v_head, &a.v_row) || !PyArray_ISCARRAY(pool) ||
+        PyArray_DIM(runs, 1) != 4)
+        return any_shape_otherwise(arguments, count);
+    a.q = PyArray_DATA(q), a.pool = PyArray_DATA(pool), a.pages = PyArray_DATA(pages), a.page = PyArray_DIM(pool, 1);
+    a.size = of_q[2], a.value_size = of_v[2];
+    const int64_t of_head = a.positions * a.kv_heads, requests = PyArray_DIM(runs, 0), *run = PyArray_DATA(runs);
+    const int64_t parts = parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions);
+    if (of_q[0] != 1 || of_k[0] != 1 || of_v[0] != 1 || of_k[1] != a.queries || of_v[1] != a.queries ||
+        of_k[2] != a.size || !a.kv_heads || a.heads % a.kv_heads || !a.size || !a.value_size || a.size > MOST_HEAD ||
+        a.value_size > MOST_HEAD || parts < 0 || a.keys_at + of_head * a.size > a.page ||
+        a.values_at + of_head * a.value_size > a.page)
+        return any_shape_otherwise(arguments, count);
+    npy_intp shape[] = {1, a.queries, a.heads, a.value_size};
+    struct paged_rows *part = PyMem_Malloc((parts + 1) * sizeof *part);
+    PyArrayObject *y = part ? (PyArrayObject *)PyArray_EMPTY(4, shape, NPY_FLOAT, 0) : NULL;
+    if (!y) {
+        PyMem_Free(part);
+        return part ? NULL : PyErr_NoMemory();
+    }
+    a.y = PyArray_DATA(y), a.y_head = a.value_size, a.y_row = a.heads * a.value_size, a.parts = part;
+    int64_t covered = 0, seen = 0;
+    for (int64_t i = 0; i < requests; i++, run += 4) {
+        store_rows(&a, run, PyArray_DATA(k), a.k_head, a.k_row, a.size, a.keys_at);
+        store_rows(&a, run, PyArray_DATA((PyArrayObject *)x[V]), a.v_head, a.v_row, a.value_size, a.values_at);
+        for (int64_t row = 0; row < run[1]; row += ROWS_OF_PART)
+            *part++ = (struct paged_rows){run[0] + row,
+                                          run[1] - row < ROWS_OF_PART ? run[1] - row : ROWS_OF_PART,
+                                          run[2] + row, run[3]};
+        covered += run[1], seen += run[1] * (run[2] + run[1] / 2 + 1);
+    }
+    if (covered != a.queries) /* rows of no request, or of two */
+        memset(a.y, 0, PyArray_NBYTES(y));
+    const int64_t items = parts * a.kv_heads;
+    const double work = 50 + (double)seen * a.heads * (a.size + a.value_size) * 0.05 / (items ? items : 1);
+    int status = 0;
+    PyObject *result = NULL;
+    Call call = {.kernel = kernel_of("paged_attention"), .items = items, .item_ns = work,
+                 .checkpoint = arguments[CHECKPOINT]};
+    if (call.kernel && call_run_words(&call, (const word *)&a, &status) == 0)
+        result = status ? any_shape_otherwise(arguments, count) : PyArray_SwapAxes(y, 1, 2);
+    PyMem_Free((void *)a.parts);
+    Py_DECREF(y);
+    return result;
+}
+
 PyMethodDef attention_functions[] = {
     {"attention", FAST(over_any_keys),
      "attention(otherwise, checkpoint, scale, q, k, v, bias): attention over any number of keys."},
@@ -487,5 +599,7 @@ PyMethodDef attention_functions[] = {
      "over a cache; the result, and the cache with new keys and values."},
     {"packed_attention", FAST(packed_attention),
      "packed_attention(otherwise, checkpoint, settings, q, k, v, ranges, *biases): attention within samples."},
+    {"paged_attention", FAST(paged_attention),
+     "paged_attention(otherwise, checkpoint, settings, q, k, v, pool, runs, pages): attention over pages."},
     {NULL, NULL, 0, NULL},
 };

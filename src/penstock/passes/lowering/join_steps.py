@@ -1,0 +1,254 @@
+"""One step for the rows of many requests: the graph of a decoder, whose caches lie in pages.
+
+A decoder computes the next rows of each sample of a batch, and returns caches that are longer by
+these. Samples of a batch have as many rows and as long a past. But each row needs others in
+attention alone (``row_rules``), and there those of its own request. So rows of any requests can be
+computed one behind another, some of prompts, others of single tokens::
+
+    x = Gather(table, ids)               [1, rows]     of all requests
+    q, k, v = x u, x v, x w
+    y = Attention(q, Concat(past, k), Concat(past_v, v), causal)
+                                         becomes  y = PagedAttention(q, k, v, pool, runs, pages)
+    logits = Gather(y, read) h           of the rows that are read
+
+What masks and positions a model computes is told by their values (``step_probes``), so that it does
+not matter how an exporter writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.errors import RowsStay
+from penstock.core.records import NamedTuple, dataclass, field
+from penstock.core.types import INT64, TensorType
+from penstock.ir.graph import Graph, Node, Value, readers_of
+from penstock.ops.common.shape_rules import element_number
+from penstock.ops.internal.pages import PAGED_ATTENTION
+from penstock.ops.registry import standard
+from penstock.passes.context import PassContext
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.page_attention import (
+    POSITIONS,
+    WRITTEN,
+    PageAttention,
+    PagedCache,
+    stays,
+)
+from penstock.passes.lowering.recognize_attention import RecognizeAttention
+from penstock.passes.lowering.row_rules import ROWS as ROW_AXIS
+from penstock.passes.lowering.row_rules import (
+    Axes,
+    Packed,
+    Stays,
+    features,
+    packed_form,
+    place_of_rows,
+    static_dims,
+)
+from penstock.passes.lowering.step_probes import (
+    PAST,
+    ROWS,
+    Probe,
+    Roles,
+    far_probes,
+    near_probes,
+    roles_of,
+    sample_graph,
+)
+from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+
+READ = f"{WRITTEN}read"
+"""the input of a graph of joined steps that says which rows are read"""
+
+
+class JoinedSteps(NamedTuple):
+    """The ``graph`` of joined steps, the names of its inputs that have ``rows`` for each token, the
+    axes of rows of its ``outputs``, and the ``caches`` in a page of ``page_size`` elements."""
+
+    graph: Graph
+    rows: Sequence[str]
+    outputs: Mapping[str, int]
+    caches: Sequence[PagedCache]
+    page_size: int
+
+
+def join_steps(source: Graph) -> JoinedSteps:
+    """The graph of joined steps of a decoder. Raises ``RowsStay``, with what stands in the way."""
+    roles = roles_of(source)
+    near = near_probes(source, roles)
+    graph = _with_free_positions(source, roles, near)
+    optimize(graph)
+    RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
+    joining = PageAttention(graph, source, roles, near)
+    joining.replace_attention()
+    presents = {cache.present for cache in joining.caches}
+    names = [value.name for value in source.outputs]
+    kept = [(v, name) for v, name in zip(graph.outputs, names, strict=True) if name not in presents]
+    graph.outputs, names = [v for v, _ in kept], [name for _, name in kept]
+    prune(graph)
+    rows = [v for v in graph.inputs if v.name in (*roles.rows, POSITIONS)]
+    axes = _Opening(graph, rows).run()
+    _check_constants(graph, source, roles, near)
+    for name, value in zip(names, graph.outputs, strict=True):
+        value.name = name
+    graph.inputs = [v for v in graph.inputs if v.name not in roles.caches]
+    outputs_by_name = dict(zip(names, axes, strict=True))
+    return JoinedSteps(graph, roles.rows, outputs_by_name, joining.caches, joining.page_size)
+
+
+def _check_constants(graph: Graph, source: Graph, roles: Roles, near: Sequence[Probe]) -> None:
+    """See that what was computed ahead is the same for any number of rows, and of positions: models
+    may scale scores by that, or turn rows in other ways from some length on. Raises ``RowsStay``.
+    """
+    given = {v for node in source.walk() for v in node.inputs if v is not None and v.is_constant}
+    known = {id(value.peek) for value in given}
+    computed: dict[str, Value] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            if value is None or value.const is None or id(value.const) in known:
+                continue
+            if not value.name.startswith(WRITTEN):
+                computed[value.name] = value
+    if not computed:
+        return
+    wide = (p for p in far_probes(source, roles) if p.values.keys() >= computed.keys())
+    probes = [*near, next(wide, None)]
+    for name, value in computed.items():
+        for probe in probes:
+            other, own = None if probe is None else probe.values.get(name), value.const
+            if other is None or own is None or not np.array_equal(other, own, equal_nan=True):
+                raise RowsStay(f"{name!r} may depend on the number of rows, or of positions")
+
+
+class _Everything:
+    """Lets each attention become one node, whatever that costs: requests share all other nodes."""
+
+    def has_kernel(self, node: Node) -> bool:
+        return True
+
+    def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
+        return True
+
+
+def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> Graph:
+    """A copy of a graph for some rows behind some positions, which reads the positions of the rows
+    from an input."""
+    graph = sample_graph(source, roles, ROWS, PAST)
+    run_passes(STRUCTURE, graph, PassContext())
+    positions = Value(POSITIONS, TensorType(INT64, (1, ROWS)))
+    new: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for fed in graph.inputs:
+        if fed.name in roles.positions:
+            new[fed] = _cast(positions, fed.dtype, nodes)
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value is None or not all(probe.are_positions(value.name) for probe in near):
+                continue
+            given = near[0].values[value.name]
+            dims = Value(f"{WRITTEN}dims", const=np.array(given.shape, np.int64))
+            shaped = Value(f"{value.name}/given", TensorType(INT64, given.shape))
+            nodes.append(Node(standard("Reshape"), [positions, dims], [shaped]))
+            new[value] = _cast(shaped, given.dtype, nodes)
+    for node in graph.nodes:
+        node.inputs = [None if v is None else new.get(v, v) for v in node.inputs]
+    graph.nodes[:0] = nodes
+    graph.inputs = [v for v in graph.inputs if v not in new] + [positions]
+    return graph
+
+
+def _cast(value: Value, dtype: np.dtype | None, nodes: list[Node]) -> Value:
+    """``value`` as another dtype, by a node that is added to ``nodes``."""
+    if dtype in (None, INT64):
+        return value
+    assert isinstance(value.type, TensorType)
+    result = Value(f"{value.name}/{dtype}", TensorType(dtype, value.type.shape))
+    nodes.append(Node(standard("Cast"), [value], [result], {"to": element_number(str(dtype))}))
+    return result
+
+
+@dataclass(eq=False)
+class _Opening:
+    """Rewrites a ``graph`` for ``ROWS`` rows to one for any number, behind those ``inputs`` that
+    have rows. ``axes``: those of values with rows."""
+
+    graph: Graph
+    inputs: Sequence[Value]
+    axes: dict[Value, Axes] = field(default_factory=dict)
+
+    def run(self) -> list[int]:
+        """Rewrite the graph; the axis of rows of each output."""
+        graph = self.graph
+        for value in self.inputs:
+            rest = [features(n) for n in static_dims(value)[2:]]
+            self.axes[value] = ((), ((ROW_AXIS, ROWS),), *rest)
+        graph.nodes = [self._opened(node) for node in graph.nodes]
+        outputs = [*graph.outputs]
+        self._read_some()
+        for value in self.inputs:
+            assert isinstance(value.type, TensorType)
+            assert value.type.shape is not None
+            value.type = TensorType(value.type.dtype, (1, "rows", *value.type.shape[2:]))
+        return [place_of_rows(self.axes[output]) for output in outputs]
+
+    def _opened(self, node: Node) -> Node:
+        """A node for any number of rows."""
+        inputs = [None if v is None else self.axes.get(v) for v in node.inputs]
+        if not any(inputs):
+            return node
+        try:
+            found = _of_pages(inputs) if node.op is PAGED_ATTENTION else packed_form(node, inputs)
+        except Stays as reason:
+            raise stays(node, str(reason)) from None
+        for value, own, wanted in zip(node.inputs, inputs, found.inputs, strict=False):
+            if wanted is not None and own is None and value is not None:
+                raise stays(node, f"reads {value.name!r}, which depends on the number of rows")
+        if any(node.outputs[len(found.outputs) :]):
+            raise stays(node, "has other outputs")
+        for value, axes in zip(node.outputs, found.outputs, strict=False):
+            if value is not None:
+                self.axes[value] = axes
+        op, read = node.op, [*node.inputs]
+        if found.constants:
+            op = standard(found.op)
+            constants = [Value(f"{WRITTEN}dims", const=const) for const in found.constants]
+            read = [*node.inputs[: len(found.inputs)], *constants]
+        return node.derived(read, node.outputs, found.attrs, op=op)
+
+    def _read_some(self) -> None:
+        """Compute outputs for the rows that are read alone, as early as only one value has them."""
+        graph, readers = self.graph, readers_of(self.graph)
+        read = Value(READ, TensorType(INT64, ("read",)))
+        graph.inputs.append(read)
+        for i, output in enumerate(graph.outputs):
+            if output not in self.axes:
+                raise RowsStay(f"output {output.name!r} has no rows")
+            value = output
+            while (node := value.producer) is not None and node.op is not PAGED_ATTENTION:
+                before = {v for v in node.inputs if v is not None and v in self.axes}
+                if len(before) != 1 or readers.get(first := before.pop()) != [node]:
+                    break
+                value = first
+            some = Value(f"{value.name}/read")
+            gather = Node(
+                standard("Gather"), [value, read], [some], {"axis": place_of_rows(self.axes[value])}
+            )
+            if value is output:
+                graph.outputs[i] = some
+                graph.nodes.append(gather)
+                continue
+            (reader,) = readers[value]
+            assert reader is not None
+            reader.inputs = [some if v is value else v for v in reader.inputs]
+            graph.nodes.insert(graph.nodes.index(reader), gather)
+
+
+def _of_pages(inputs: Sequence[Axes | None]) -> Packed:
+    """How PagedAttention is computed for any number of rows."""
+    q, k, v = inputs[:3]
+    if q is None or k is None or v is None or not q[2] == k[2] == v[2] == ((ROW_AXIS, ROWS),):
+        raise Stays("has queries, keys or values of which no axis is known to be that of rows")
+    return Packed([(*q[:3], v[3])], inputs)

@@ -1,0 +1,153 @@
+"""What a decoder's inputs mean, and which positions its rows see: told by values, not by spelling.
+
+Exporters write positions and masks in dozens of ways, with ranges, comparisons, expansions and
+gathers. What they compute depends on nothing but the numbers of rows and of positions before them.
+So it is computed, for a few such numbers, with a mask of ones::
+
+    7 rows behind 11 positions      [11, 12, 13, 14, 15, 16, 17]    the positions of the rows
+                                    0 up to each row, then -inf     rows see what is before them
+
+and once behind tens of thousands of positions, where windows show that these do not reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from penstock.core.errors import PenstockError, RowsStay
+from penstock.core.limits import Limits
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
+from penstock.ir.graph import Graph, clone
+from penstock.ops.internal.packed import LOWEST
+from penstock.passes.context import PassContext
+from penstock.passes.pipeline import PASSES, STRUCTURE, run_passes
+
+ROWS, PAST = 7, 11
+"""of the graph whose rows are found: no other dim is likely to have these sizes"""
+_OTHER = 13, 5
+_FEW = 3
+_FAR = tuple([part << n for n in range(15, 4, -1) for part in (4, 3)])
+"""numbers of positions: tables of a model may have fewer than the largest of these"""
+_FOLDED = 1 << 26  # bytes of a constant
+
+
+class Roles(NamedTuple):
+    """What the inputs of a decoder are, by their names: ``rows`` have one row for each token,
+    ``positions`` say where these are, ``masks`` which positions count, ``caches`` have keys or
+    values of earlier ones [batch, groups, past, size]."""
+
+    rows: Sequence[str]
+    positions: Sequence[str]
+    masks: Sequence[str]
+    caches: Sequence[str]
+
+
+def roles_of(graph: Graph) -> Roles:
+    """What the inputs of a graph are. Raises ``RowsStay`` if one is unknown."""
+    roles = Roles([], [], [], [])
+    for value in graph.inputs:
+        shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
+        free = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
+        single = shape[:1] == (1,)
+        inner = free if single else free[1:] if free[:1] == [0] else []
+        if dtype is None or len(shape) < 2 or len(inner) != 1:
+            raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+        if len(shape) == 4 and inner == [2] and dtype == np.float32:
+            group: Sequence[str] = roles.caches
+        elif "mask" in name and len(shape) == 2:
+            group = roles.masks
+        elif inner != [1]:
+            raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+        elif "position" in name and len(shape) == 2 and dtype.kind == "i":
+            group = roles.positions
+        else:
+            group = roles.rows
+        group.append(value.name)  # type: ignore[attr-defined]
+    if not roles.caches or not roles.rows:
+        raise RowsStay("the graph has no caches, or no rows")
+    return roles
+
+
+def sample_graph(graph: Graph, roles: Roles, rows: int, past: int) -> Graph:
+    """A copy of a graph for a sample of ``rows`` behind ``past`` positions, with masks of ones."""
+    copy = clone(graph)
+    inputs = [*copy.inputs]
+    for value in inputs:
+        assert isinstance(value.type, TensorType)
+        assert value.type.shape is not None
+        if value.name in roles.masks:
+            value.set_constant(np.ones((1, past + rows), value.type.dtype))
+            copy.inputs.remove(value)
+            continue
+        middle = past if value.name in roles.caches else rows
+        sizes = [1, *[middle if not isinstance(n, int) else n for n in value.type.shape[1:]]]
+        value.type = TensorType(value.type.dtype, tuple(sizes))
+    return copy
+
+
+class Probe(NamedTuple):
+    """The values that a graph computes of the numbers of ``rows`` and ``past`` positions alone, by
+    their names."""
+
+    rows: int
+    past: int
+    values: Mapping[str, np.ndarray]
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Those of the rows."""
+        return np.arange(self.past, self.past + self.rows)
+
+    def are_positions(self, name: str) -> bool:
+        """Whether a value is the positions of the rows."""
+        array = self.values.get(name)
+        if array is None or array.size != self.rows or array.dtype.kind not in "iuf":
+            return False
+        return array.shape.count(1) == array.ndim - 1 and bool(
+            (array.reshape(-1) == self.positions).all()
+        )
+
+    def window(self, bias: np.ndarray) -> int | None:
+        """How many positions a row sees if a bias, or flags, hide the others: 0 for all up to its
+        own. None if other ones are hidden, or scores changed."""
+        if bias.shape[-2:] != (self.rows, self.rows + self.past):
+            return None
+        bias = bias.reshape(-1, *bias.shape[-2:])
+        seen = bias if bias.dtype == np.bool_ else bias > LOWEST
+        if (seen != seen[0]).any() or (bias.dtype != np.bool_ and (bias[seen] != 0).any()):
+            return None
+        before, own = np.arange(self.past + self.rows), self.positions[:, None]
+        window = int(seen[0][-1].sum())
+        if (seen[0] != ((before <= own) & (before > own - window))).any():
+            return None
+        return 0 if window == len(before) else window
+
+
+def near_probes(graph: Graph, roles: Roles) -> list[Probe]:
+    """Two probes of few positions, the first of ``ROWS`` behind ``PAST``."""
+    return [_probe(graph, roles, *sizes) for sizes in ((ROWS, PAST), _OTHER)]
+
+
+def far_probes(graph: Graph, roles: Roles) -> Iterator[Probe]:
+    """Probes of ever fewer positions, from many on."""
+    for total in _FAR:
+        with suppress(PenstockError):  # tables may have fewer positions
+            yield _probe(graph, roles, _FEW, total - _FEW)
+
+
+def _probe(graph: Graph, roles: Roles, rows: int, past: int) -> Probe:
+    copy = sample_graph(graph, roles, rows, past)
+    for value in [v for v in copy.inputs if v.name in roles.positions]:
+        copy.inputs.remove(value)
+        value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
+    context = PassContext(limits=Limits(max_folded_bytes=_FOLDED))
+    run_passes(STRUCTURE, copy, context)
+    values = [v for node in copy.nodes for v in node.outputs if v is not None]
+    copy.outputs = [*values]  # which are replaced by constants
+    run_passes((PASSES["fold_constants"],), copy, context)
+    pairs = zip(values, copy.outputs, strict=True)
+    return Probe(rows, past, {v.name: w.const for v, w in pairs if w.const is not None})

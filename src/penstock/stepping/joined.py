@@ -1,0 +1,220 @@
+"""Joined steps: the rows of all sequences in one run, and their caches in pages of one pool.
+
+::
+
+    sequences    a: 1 row      b: 1 row      c: 45 rows of a prompt
+    run          a b c c c c c c ... c       64 rows, of which the last ones belong to none
+    read         a b c                       outputs of the rows that are asked for
+
+Numbers of rows are rounded to few, for each of which the session has a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from penstock.compiler.options import CompileOptions
+from penstock.core.errors import LimitExceeded
+from penstock.core.records import NamedTuple
+from penstock.frontends.load import check_and_sort
+from penstock.ir.graph import Model
+from penstock.ops.internal.pages import RUN
+from penstock.passes.lowering.join_steps import READ, JoinedSteps
+from penstock.passes.lowering.page_attention import PAGE, PAGES, POOL, POSITIONS, RUNS
+from penstock.session.session import Session
+from penstock.stepping.pages import PagePool, digests
+from penstock.stepping.sequence import Rows, SequenceState
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""numbers of rows of a step, and their doubles from the last on"""
+_PAGES = 4096
+"""numbers of pages that the table of a step has room for at first"""
+
+
+def rounded(rows: int) -> int:
+    """The number of rows that a step for ``rows`` computes."""
+    for size in _SIZES:
+        if rows <= size:
+            return size
+    return _SIZES[-1] << ceil(rows / _SIZES[-1] - 1).bit_length()
+
+
+def piece_of(waiting: int, room: int) -> int:
+    """How many of some rows that wait are computed next to others, with ``room`` for so many: a
+    number that is not rounded up by much."""
+    rows = min(waiting, room)
+    if rows == rounded(rows) or rows <= _SIZES[-1]:
+        return rows
+    return rounded(rows) // 2
+
+
+class Piece(NamedTuple):
+    """Some rows of a sequence that are computed in a step."""
+
+    sequence: SequenceState
+    rows: int
+
+
+class JoinedRunner:
+    """Runs pieces of sequences together, by a graph of ``steps``. ``axes`` are those of rows of its
+    outputs."""
+
+    def __init__(
+        self, steps: JoinedSteps, options: CompileOptions, most_bytes: int, most_sequences: int
+    ) -> None:
+        self.steps, self.axes, self.most_sequences = steps, steps.outputs, most_sequences
+        model = Model({"main": steps.graph}, "main")
+        check_and_sort(model)
+        self.session = Session(model, options)
+        self.session._fix_shapes()
+        self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
+        self._inputs = {value.name: value for value in steps.graph.inputs}
+        self._runs = np.zeros((most_sequences, RUN), np.int64)
+        self._pages = np.zeros(_PAGES, np.int64)
+
+    @property
+    def pages(self) -> tuple[int, int, int]:
+        """How many pages are held, how many of them are kept for others, and how many there are."""
+        return self.pool.count - self.pool.free, self.pool.kept, self.pool.count
+
+    def begin(self, sequence: SequenceState) -> None:
+        """Let a new sequence read the pages of others that began alike; the last row that waits is
+        computed in any case."""
+        if sequence.computed or sequence.pages:
+            return
+        full = (sequence.rows.count - max(sequence.wanted, 1)) // PAGE
+        contents = (sequence.rows.content(i * PAGE, (i + 1) * PAGE) for i in range(full))
+        for digest in digests(contents):
+            page = self.pool.find(digest)
+            if page is None:
+                break
+            sequence.pages.append(page)
+            sequence.digests.append(digest)
+        sequence.computed = len(sequence.pages) * PAGE
+
+    def reserve(self, sequence: SequenceState, rows: int) -> bool:
+        """Take the pages that some more rows of a sequence need; False if there are not as many."""
+        needed = ceil((sequence.computed + rows) / PAGE)
+        if needed > self.pool.count:
+            raise LimitExceeded(
+                f"a sequence of {sequence.computed + rows} rows needs {needed} pages of "
+                f"{self.pool.nbytes_of_page} bytes, and all caches may have {self.pool.count}; "
+                "raise cache_bytes"
+            )
+        while len(sequence.pages) < needed:
+            page = self.pool.take()
+            if page is None:
+                return False
+            sequence.pages.append(page)
+        return True
+
+    def release(self, sequence: SequenceState) -> None:
+        """Give the pages of a sequence back; its rows are computed anew if it goes on."""
+        for page in sequence.pages:
+            self.pool.drop(page)
+        sequence.pages.clear()
+        sequence.digests.clear()
+        sequence.computed = 0
+
+    def cut(self, sequence: SequenceState, rows: int) -> None:
+        """Drop the state of all rows from ``rows`` on."""
+        kept = ceil(rows / PAGE)
+        while len(sequence.pages) > kept:
+            self.pool.drop(sequence.pages.pop())
+        del sequence.digests[rows // PAGE :]
+        sequence.computed = min(sequence.computed, rows)
+        self._own_last(sequence)
+
+    def fork(self, sequence: SequenceState, copy: SequenceState) -> None:
+        """Give ``copy`` the state of a sequence: full pages are shared."""
+        copy.pages, copy.digests = [*sequence.pages], [*sequence.digests]
+        copy.computed = sequence.computed
+        for page in copy.pages:
+            self.pool.hold(page)
+        self._own_last(copy)
+
+    def _own_last(self, sequence: SequenceState) -> None:
+        """Let a sequence have its last page for itself, if rows are still to be written there."""
+        if not sequence.computed % PAGE or not self.pool.is_shared(sequence.pages[-1]):
+            return
+        shared = sequence.pages.pop()
+        page = self.pool.take()
+        if page is None:  # its rows are computed again
+            sequence.computed = len(sequence.pages) * PAGE
+        else:
+            self.pool.array[page] = self.pool.array[shared]
+            sequence.pages.append(page)
+        self.pool.drop(shared)
+
+    def run(self, pieces: Sequence[Piece]) -> list[Rows]:
+        """Compute pieces, whose pages are reserved; the outputs of the wanted rows of each."""
+        feeds, counts = self._feeds(pieces)
+        outputs = self.session.run(feeds)
+        results: list[Rows] = []
+        end = 0
+        for count in counts:
+            begin, end = end, end + count
+            own = {}
+            for name, array in outputs.items():
+                axis = self.axes[name]
+                own[name] = array[(slice(None),) * axis + (slice(begin, end),)]
+            results.append(own)
+        return results
+
+    def advance(self, piece: Piece) -> None:
+        """Note that a piece is computed."""
+        piece.sequence.computed += piece.rows
+        self._keep_full(piece.sequence)
+
+    def _feeds(self, pieces: Sequence[Piece]) -> tuple[dict[str, np.ndarray], list[int]]:
+        """The feeds of a step, and how many rows of each piece are read."""
+        total = sum(piece.rows for piece in pieces)
+        rows = rounded(total)
+        used = sum(len(piece.sequence.pages) for piece in pieces)
+        if used > len(self._pages):
+            self._pages = np.zeros(2 * used, np.int64)
+        runs, pages, counts = self._runs, self._pages, []
+        read: list[int] = []
+        runs.fill(0)
+        positions = np.zeros((1, rows), np.int64)
+        first = page = 0
+        for i, (sequence, count) in enumerate(pieces):
+            past = sequence.computed
+            runs[i] = first, count, past, page
+            pages[page : page + len(sequence.pages)] = sequence.pages
+            positions[0, first : first + count] = range(past, past + count)
+            # Of rows that are computed now, those among the last ones that are wanted.
+            begin = max(sequence.rows.count - sequence.wanted - past, 0)
+            read += range(first + begin, first + count)
+            counts.append(max(count - begin, 0))
+            first += count
+            page += len(sequence.pages)
+        feeds = {name: self._rows_of(name, pieces, rows) for name in self.steps.rows}
+        size = min(rounded(max(len(read), 1)), max(rows, len(read)))
+        reads = np.zeros(size, np.int64)
+        reads[: len(read)] = read
+        feeds |= {POSITIONS: positions, POOL: self.pool.array, RUNS: runs, PAGES: pages}
+        feeds[READ] = reads
+        return {name: array for name, array in feeds.items() if name in self._inputs}, counts
+
+    def _rows_of(self, name: str, pieces: Sequence[Piece], rows: int) -> np.ndarray:
+        """The rows of all pieces of an input, one behind another."""
+        parts = [
+            sequence.rows.part(name, sequence.computed, sequence.computed + count)
+            for sequence, count in pieces
+        ]
+        array = np.zeros((1, rows, *parts[0].shape[1:]), parts[0].dtype)
+        array[0, : sum(map(len, parts))] = np.concatenate(parts)
+        return array
+
+    def _keep_full(self, sequence: SequenceState) -> None:
+        """Keep pages that have become full for sequences that begin alike."""
+        for i in range(len(sequence.digests), sequence.computed // PAGE):
+            before = sequence.digests[-1] if sequence.digests else b""
+            content = sequence.rows.content(i * PAGE, (i + 1) * PAGE)
+            (digest,) = digests([content], before)
+            sequence.digests.append(digest)
+            self.pool.keep(sequence.pages[i], digest, before)

@@ -1,0 +1,131 @@
+"""Pages of caches: memory for some positions of all layers, shared by sequences that begin alike.
+
+::
+
+    pool       [pages, elements]     most of it is memory that nobody has touched yet
+    sequence   [4, 0, 7]             its pages in order; the last one may have room
+    prefixes   digest of all rows up to the end of a page -> the page
+
+A full page is not written any more. Its digest is that of its rows and of all before them, so that
+a sequence that begins alike reads the same pages. Pages that no sequence holds are kept for others
+to come, and are given away when there is no other page, those first that were used longest ago.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from heapq import nsmallest
+
+import numpy as np
+
+from penstock.core.records import dataclass
+
+_FIRST = b""
+
+
+def digests(rows: Iterable[bytes], before: bytes = _FIRST) -> Iterator[bytes]:
+    """The digest of each of the pages whose rows are given, all before them included."""
+    for content in rows:
+        before = blake2b(before + content, digest_size=16).digest()
+        yield before
+
+
+@dataclass(eq=False)
+class _Prefix:
+    """A full page, the prefix ``before`` it, how many others continue it, and when it was used."""
+
+    page: int
+    before: bytes
+    continued: int = 0
+    used: int = 0
+
+
+class PagePool:
+    """Pages of ``elements`` float32, as many as fit into ``most_bytes``, one at least. Sequences
+    hold pages, and so does the table of prefixes."""
+
+    def __init__(self, elements: int, most_bytes: int) -> None:
+        self.nbytes_of_page = elements * 4
+        self.count = max(1, most_bytes // self.nbytes_of_page)
+        # Untouched memory costs nothing: the system gives zeros when a page is first written.
+        self._memory = mmap.mmap(-1, self.count * self.nbytes_of_page)
+        self.array = np.frombuffer(self._memory, np.float32).reshape(self.count, elements)
+        self._holders = [0] * self.count
+        self._free = [*range(self.count - 1, -1, -1)]
+        self._prefixes: dict[bytes, _Prefix] = {}
+        self._clock = 0
+
+    @property
+    def free(self) -> int:
+        """How many pages nobody holds."""
+        return len(self._free)
+
+    @property
+    def kept(self) -> int:
+        """How many pages are kept for sequences that begin alike."""
+        return len(self._prefixes)
+
+    def take(self) -> int | None:
+        """A page to write; None if sequences hold them all."""
+        if not self._free and not self._evict():
+            return None
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """Count one more holder."""
+        self._holders[page] += 1
+
+    def drop(self, page: int) -> None:
+        """Count one holder less; nobody's page is free."""
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether others hold a page, too."""
+        return self._holders[page] > 1
+
+    def find(self, digest: bytes) -> int | None:
+        """The page with a digest, which the caller holds from now on; None if there is none."""
+        prefix = self._prefixes.get(digest)
+        if prefix is None:
+            return None
+        self._clock += 1
+        prefix.used = self._clock
+        self.hold(prefix.page)
+        return prefix.page
+
+    def keep(self, page: int, digest: bytes, before: bytes) -> None:
+        """Keep a full page for sequences that begin alike. One that is kept already stays."""
+        if digest in self._prefixes or (before and before not in self._prefixes):
+            return
+        self._clock += 1
+        self._prefixes[digest] = _Prefix(page, before, used=self._clock)
+        if before:
+            self._prefixes[before].continued += 1
+        self.hold(page)
+
+    def forget(self) -> None:
+        """Keep no pages any more that no sequence holds."""
+        while self._evict():
+            pass
+
+    def _evict(self) -> bool:
+        """Free some of the pages that were used longest ago, of those that no sequence holds and no
+        other prefix continues. Returns whether there were any."""
+        old = [
+            (prefix.used, digest)
+            for digest, prefix in self._prefixes.items()
+            if not prefix.continued and self._holders[prefix.page] == 1
+        ]
+        # Some at once, since each time all are looked at.
+        for _, digest in nsmallest(1 + len(old) // 16, old):
+            prefix = self._prefixes.pop(digest)
+            if prefix.before:
+                self._prefixes[prefix.before].continued -= 1
+            self.drop(prefix.page)
+        return bool(old)

@@ -1,0 +1,94 @@
+"""A sequence of rows of one request, whose state a stepper has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from penstock.core.records import dataclass, field
+
+if TYPE_CHECKING:
+    from penstock.host.stop_condition import StopCondition
+
+Rows: TypeAlias = "Mapping[str, np.ndarray]"
+"""Rows by the names of inputs, [1, rows, ...]"""
+Done: TypeAlias = "Callable[[Rows | None, BaseException | None], object]"
+"""Takes the outputs of some rows by name, or else the error that they ended with"""
+
+
+class RowHistory:
+    """All rows that a sequence was given, by input: arrays with room for more."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self.count = 0
+
+    def add(self, rows: Rows) -> None:
+        """Add rows [1, n, ...] behind those that are there."""
+        count = next(iter(rows.values())).shape[1]
+        for name, new in rows.items():
+            old = self._arrays.get(name)
+            if old is None or self.count + count > len(old):
+                room = max(2 * self.count, self.count + count, 64)
+                array = np.empty((room, *new.shape[2:]), new.dtype)
+                if old is not None:
+                    array[: self.count] = old[: self.count]
+                self._arrays[name] = array
+            self._arrays[name][self.count : self.count + count] = new[0]
+        self.count += count
+
+    def part(self, name: str, begin: int, end: int) -> np.ndarray:
+        """Some rows [n, ...] of an input."""
+        return self._arrays[name][begin:end]
+
+    def content(self, begin: int, end: int) -> bytes:
+        """What tells some rows from others."""
+        return b"".join([array[begin:end].tobytes() for _, array in sorted(self._arrays.items())])
+
+    def cut(self, count: int) -> None:
+        """Forget the rows from ``count`` on."""
+        self.count = count
+
+    def copied(self) -> RowHistory:
+        """One with the same rows."""
+        copy = RowHistory()
+        copy._arrays = {name: array[: self.count].copy() for name, array in self._arrays.items()}
+        copy.count = self.count
+        return copy
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """What a stepper knows of a sequence: the ``rows`` that it was given, of which the first
+    ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
+    once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
+    full pages. ``arrays`` are the state if it is in arrays.
+    """
+
+    number: int
+    priority: int = 0
+    rows: RowHistory = field(default_factory=RowHistory)
+    computed: int = 0
+    wanted: int = 1
+    done: Done | None = None
+    stop: StopCondition | None = None
+    pages: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: list[Rows] = field(default_factory=list)
+    """of wanted rows, if they are computed in several steps"""
+    served: int = 0
+    """the last step that had rows of it"""
+    closed: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """How many rows are not computed yet."""
+        return self.rows.count - self.computed
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among others: of higher priority first, then those that came first."""
+        return -self.priority, self.number

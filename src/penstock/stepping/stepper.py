@@ -1,0 +1,328 @@
+"""Steps of many sequences together, for programs and for what is built on them.
+
+Who waits for rows runs steps, for all: a single request needs no other thread. Rows that nobody
+waits for, those of asynchronous calls, are run by a thread of the stepper.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from sys import maxsize
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import numpy as np
+
+from penstock.compiler.options import CompileOptions, make
+from penstock.core.checkpoints import LOOK_S
+from penstock.core.errors import InvalidInput, RowsStay, check_count
+from penstock.core.limits import parse_bytes
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
+from penstock.executors.feeds import convert
+from penstock.frontends.load import load
+from penstock.host.stop_condition import StopCondition
+from penstock.ir.graph import Model
+from penstock.passes.lowering.join_steps import join_steps
+from penstock.stepping.engine import Runner, StepEngine
+from penstock.stepping.joined import JoinedRunner
+from penstock.stepping.separate import SeparateRunner
+from penstock.stepping.sequence import Done, Rows, SequenceState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import ArrayLike
+
+    from penstock.executors.control import CancelToken
+
+_IDLE_LOOKS = 20
+"""after which the thread of a stepper ends"""
+
+
+class StepperStats(NamedTuple):
+    """What a stepper has done and holds: ``steps``, the ``rows`` that they computed, the rows of
+    ``prefixes`` that were found instead, how many sequences were ``preempted``, to be computed
+    again later, and ``pages``: those in use, those of them that are kept for others, and all."""
+
+    steps: int
+    rows: int
+    prefixes: int
+    preempted: int
+    pages: tuple[int, int, int]
+
+
+class StepSequence:
+    """A sequence of rows of one request, whose state is kept between steps; made by
+    ``Stepper.sequence``. Its steps are computed together with those of others. One thread or task
+    at a time may step it.
+    """
+
+    def __init__(self, stepper: Stepper, state: SequenceState) -> None:
+        self._stepper, self._state = stepper, state
+
+    @property
+    def length(self) -> int:
+        """The number of rows that were stepped."""
+        return self._state.rows.count
+
+    def step(
+        self,
+        rows: Mapping[str, ArrayLike],
+        *,
+        wanted: int = 1,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Compute rows behind those of the sequence, and return the outputs of the last ones.
+
+        Args:
+            rows: By the names of the model's inputs that have rows, [1, rows, ...].
+            wanted: How many of the last rows to return outputs of, [1, wanted, ...].
+            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
+
+        Rows whose call ended with an error are no part of the sequence.
+        """
+        ended: list[tuple[Rows | None, BaseException | None]] = []
+        self._feed(rows, wanted, StopCondition(timeout, cancel), lambda *end: ended.append(end))
+        self._stepper._drive(lambda: bool(ended), self._state)
+        ((outputs, error),) = ended
+        if error is not None:
+            raise error
+        return dict(outputs or {})
+
+    async def astep(
+        self,
+        rows: Mapping[str, ArrayLike],
+        *,
+        wanted: int = 1,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> dict[str, np.ndarray]:
+        """``step`` for asyncio. A task that is cancelled closes the sequence.
+
+        Args:
+            rows: As ``step`` takes them.
+            wanted: How many of the last rows to return outputs of.
+            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Rows] = loop.create_future()
+
+        def end(outputs: Rows | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(outputs or {})
+
+        def done(outputs: Rows | None, error: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(end, outputs, error)
+
+        self._feed(rows, wanted, StopCondition(timeout, cancel), done)
+        self._stepper._run_apart()
+        try:
+            return dict(await future)
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def _feed(
+        self, rows: Mapping[str, ArrayLike], wanted: int, stop: StopCondition, done: Done
+    ) -> None:
+        if self._state.closed:
+            raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
+        if self._state.done is not None:
+            raise InvalidInput("the sequence is being stepped by another call; wait for its end")
+        checked = self._stepper._checked(rows)
+        count = next(iter(checked.values())).shape[1]
+        check_count("wanted", wanted)
+        if wanted > count:
+            raise InvalidInput(f"wanted={wanted} of {count} rows")
+        self._state.stop = stop if stop.limited else None
+        self._stepper._engine.feed(self._state, checked, wanted, done)
+
+    def fork(self) -> StepSequence:
+        """A sequence that begins with the rows of this one, whose state they share as far as it is
+        full pages."""
+        engine = self._stepper._engine
+        copy = engine.sequence(self._state.priority)
+
+        def change() -> None:
+            copy.rows = self._state.rows.copied()
+            engine.runner.fork(self._state, copy)
+            engine.holding[copy] = None
+
+        engine.change(change)
+        return StepSequence(self._stepper, copy)
+
+    def cut(self, length: int) -> None:
+        """Forget all rows but the first ones.
+
+        Args:
+            length: How many rows to keep.
+        """
+        if not 0 <= length <= self.length:
+            raise InvalidInput(f"length={length} of a sequence of {self.length} rows")
+        engine = self._stepper._engine
+
+        def change() -> None:
+            self._state.rows.cut(length)
+            engine.runner.cut(self._state, length)
+
+        engine.change(change)
+
+    def close(self) -> None:
+        """Give the state back. A call that waits for rows ends with an error."""
+        self._stepper._engine.close(self._state)
+
+    def __enter__(self) -> StepSequence:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Stepper:
+    """Steps of many sequences together, of a model whose outputs are fed back to it.
+
+    The rows of all sequences that wait are computed in one run, of any lengths: of a decoder single
+    tokens of some, and pieces of the prompts of others. Sequences come and go between steps. Caches
+    lie in pages, which sequences that begin alike share, of ``cache_bytes`` together. Where these
+    are too few, sequences of lower priority are computed again later.
+
+    Where rows of a model may need others than in attention, steps run one sequence at a time:
+    ``reason`` says what stood in the way.
+
+    Args:
+        model: As ``penstock.compile`` takes it.
+        max_rows: The most rows of a step. Longer prompts are divided.
+        max_sequences: The most sequences of a step.
+        cache_bytes: The most memory of all caches, as 2**30 or "1GB".
+        options: Of ``penstock.compile``.
+    """
+
+    def __init__(
+        self,
+        model: Model | str | Path,
+        *,
+        max_rows: int = 512,
+        max_sequences: int = 64,
+        cache_bytes: int | str = 1 << 30,
+        **options: object,
+    ) -> None:
+        for name, count in (("max_rows", max_rows), ("max_sequences", max_sequences)):
+            check_count(name, count)
+        nbytes = parse_bytes(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes
+        check_count("cache_bytes", nbytes, maxsize)
+        loaded = model if isinstance(model, Model) else load(model, map_weights=True)
+        settings = make(CompileOptions, "penstock.Stepper", **options)
+        self.reason: str | None = None
+        runner: Runner
+        try:
+            steps = join_steps(loaded.graph)
+            runner = JoinedRunner(steps, settings, nbytes, max_sequences)
+        except RowsStay as reason:
+            self.reason = str(reason)
+            runner = SeparateRunner(loaded, settings, nbytes)
+        self._engine = StepEngine(runner, max_rows)
+        self._inputs = {v.name: v.type for v in loaded.graph.inputs if v.name in runner.rows}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def sequence(self, *, priority: int = 0) -> StepSequence:
+        """A new sequence of no rows.
+
+        Args:
+            priority: Rows of sequences of higher priority are computed first.
+        """
+        if self._closed:
+            raise InvalidInput("the stepper is closed")
+        return StepSequence(self, self._engine.sequence(priority))
+
+    @property
+    def stats(self) -> StepperStats:
+        """What was done so far."""
+        engine = self._engine
+        pages = engine.runner.pages
+        return StepperStats(engine.steps, engine.rows, engine.prefixes, engine.preempted, pages)
+
+    def close(self) -> None:
+        """End all sequences, and give their memory back."""
+        self._closed = True
+        engine = self._engine
+        with engine.lock:
+            sequences = {**engine.waiting, **engine.holding}
+        for sequence in sequences:
+            engine.close(sequence)
+        with engine.changed:
+            engine.changed.notify_all()
+
+    def __enter__(self) -> Stepper:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _checked(self, rows: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+        """Rows as arrays of the inputs' types. Raises ``InvalidInput``."""
+        if {*rows} != {*self._inputs}:
+            raise InvalidInput(f"rows of {[*rows]} were given, of {[*self._inputs]} needed")
+        checked = {}
+        for name, given in rows.items():
+            type_ = self._inputs[name]
+            assert isinstance(type_, TensorType)
+            checked[name] = convert(name, given, type_)
+        counts = {array.shape[1] if array.ndim > 1 else 0 for array in checked.values()}
+        if len(counts) > 1 or 0 in counts or any(len(array) != 1 for array in checked.values()):
+            shapes = {name: array.shape for name, array in checked.items()}
+            raise InvalidInput(f"rows are [1, rows, ...], at least one, of all inputs: {shapes}")
+        return checked
+
+    def _drive(self, is_done: Callable[[], bool], sequence: SequenceState) -> None:
+        """Run steps until something is done."""
+        engine = self._engine
+        while not is_done():
+            if engine.step():
+                continue
+            with engine.changed:
+                if not is_done():
+                    engine.changed.wait(LOOK_S)
+
+    def _run_apart(self) -> None:
+        """Let a thread run steps for those who do not."""
+        with self._engine.lock:
+            if self._thread is None or not self._thread.is_alive():
+                arguments = (ref(self),)
+                self._thread = threading.Thread(
+                    target=_run_steps, args=arguments, name="penstock steps", daemon=True
+                )
+                self._thread.start()
+
+
+def _run_steps(stepper_of: ref[Stepper]) -> None:
+    """Run steps until there are none for a while, or nobody has the stepper any more."""
+    idle = 0
+    while True:
+        stepper = stepper_of()
+        if stepper is None or stepper._closed:
+            return
+        engine = stepper._engine
+        if engine.step():
+            idle = 0
+            continue
+        with engine.changed:
+            idle = 0 if engine.waiting else idle + 1
+            if idle > _IDLE_LOOKS:
+                stepper._thread = None  # under the lock: the next one starts another
+                return
+            del stepper
+            engine.changed.wait(LOOK_S)

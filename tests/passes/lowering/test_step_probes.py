@@ -1,0 +1,81 @@
+"""What inputs mean, and which positions rows see, by values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core.errors import RowsStay
+from penstock.passes.lowering.step_probes import Probe, far_probes, near_probes, roles_of
+from tests.support.decoders import decoder_model
+from tests.support.onnx_text import model_from_text
+
+LOW = np.float32(-3e38)
+
+
+def bias_of(rows: int, past: int, window: int = 0) -> np.ndarray:
+    own, before = np.arange(past, past + rows)[:, None], np.arange(past + rows)
+    hidden = (before > own) | ((before <= own - window) if window else False)
+    return np.where(hidden, LOW, np.float32(0))[None, None]
+
+
+def test_roles_are_told_by_names_and_open_dims() -> None:
+    roles = roles_of(ps.load(decoder_model("onnx")).graph)
+    assert (roles.rows, roles.positions, roles.masks) == (["ids"], ["position_ids"], [])
+    assert roles.caches == ["past_k0", "past_v0", "past_k1", "past_v1"]
+    assert roles_of(ps.load(decoder_model("spelled")).graph).masks == ["mask"]
+
+
+@pytest.mark.parametrize("dims", ["2, 3", "b", "b, s, t, 4, 5"])
+def test_inputs_without_rows_or_a_past_have_no_role(dims: str) -> None:
+    text = f"g (float[{dims}] x, float[b, 2, p, 4] past) => (float[{dims}] y) {{ y = Neg (x) }}"
+    with pytest.raises(RowsStay, match="'x' has neither rows nor a past"):
+        roles_of(ps.load(model_from_text(text)).graph)
+
+
+def test_positions_are_found_whatever_their_dims_and_dtype() -> None:
+    values = {"a": np.arange(5.0, 8)[None, :, None], "b": np.arange(3), "c": np.arange(5, 11)}
+    probe = Probe(3, 5, values)
+    assert [probe.are_positions(name) for name in "abcd"] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 7, 9])
+def test_window_is_how_many_positions_a_row_sees(window: int) -> None:
+    assert Probe(3, 5, {}).window(bias_of(3, 5, window)) == (window if window < 8 else 0)
+    assert Probe(3, 5, {}).window(bias_of(3, 5, window) == 0) == (window if window < 8 else 0)
+
+
+def test_other_biases_have_no_window() -> None:
+    probe, bias = Probe(3, 5, {}), bias_of(3, 5)
+    assert probe.window(np.zeros_like(bias)) is None  # rows see those behind them
+    assert probe.window(bias + np.float32(0.5)) is None
+    assert probe.window(bias[..., :-1]) is None
+    assert probe.window(np.where(np.arange(8) == 2, LOW, bias)) is None
+
+
+def test_heads_that_see_others_have_no_window() -> None:
+    both = np.concatenate([bias_of(3, 5), bias_of(3, 5, 2)], 1)
+    assert Probe(3, 5, {}).window(both) is None
+
+
+def test_probes_have_what_a_graph_computes_of_lengths_alone() -> None:
+    graph = ps.load(decoder_model("window")).graph
+    roles = roles_of(graph)
+    few, other = near_probes(graph, roles)
+    assert few.are_positions("own")
+    assert other.are_positions("own")
+    assert other.window(other.values["bias"]) == 9
+    assert "logits" not in few.values
+
+
+def test_far_probes_have_ever_fewer_positions() -> None:
+    graph = ps.load(decoder_model("groups")).graph
+    pasts = [probe.past for probe in far_probes(graph, roles_of(graph))]
+    assert pasts == sorted(pasts, reverse=True)
+    assert pasts[0] > 100_000
+
+
+def test_far_probes_have_no_more_positions_than_tables_of_the_model() -> None:
+    graph = ps.load(decoder_model("spelled", places=256)).graph
+    assert next(far_probes(graph, roles_of(graph))).past == 253

@@ -1,0 +1,55 @@
+"""Models whose steps cannot be joined."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from tests.support.decoders import VOCABULARY, decoder_model
+from tests.support.onnx_text import model_from_text
+
+RNG = np.random.default_rng(1)
+
+
+def text_of(length: int) -> np.ndarray:
+    return RNG.integers(0, VOCABULARY, length)
+
+
+def stepper_of(kind: str = "spelled", **options: object) -> ps.Stepper:
+    return ps.Stepper(ps.load(decoder_model(kind)), **options)
+
+
+def fed(ids: np.ndarray) -> dict[str, np.ndarray]:
+    return {"ids": ids[None]}
+
+
+def test_model_without_caches_is_refused() -> None:
+    model = model_from_text("g (float[b, 4] x) => (float[b, 4] y) { y = Neg (x) }")
+    with pytest.raises(ps.InvalidInput, match="no state that is fed back"):
+        ps.Stepper(ps.load(model))
+
+
+def test_model_whose_rows_depend_on_one_another_steps_one_sequence_at_a_time() -> None:
+    """Each row is normalized by the sum of all, which a step of other rows would change."""
+    text = """g (float[b, s, 4] x, float[b, 1, p, 4] past) => (float[b, s, 4] y,
+        float[b, 1, t, 4] present) <int64[1] one = {1}> {
+        r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r)
+        k = Transpose <perm = [0, 1, 3, 2]> (present) s = MatMul (r, k) w = Softmax (s)
+        a = MatMul (w, present) z = Squeeze (a, one) t = ReduceMax <keepdims = 1> (x, one)
+        y = Add (z, t) }"""
+    model = ps.load(model_from_text(text))
+    session, x = ps.compile(model), RNG.standard_normal((1, 9, 4)).astype(np.float32)
+    with ps.Stepper(model) as stepper:
+        assert stepper.reason is not None
+        sequence, other = stepper.sequence(), stepper.sequence()
+        sequence.step({"x": x[:, :5]})
+        other.step({"x": x[:, :2]})
+        fork = sequence.fork()
+        sequence.step({"x": x[:, :1]})
+        sequence.cut(5)
+        past = session.run({"x": x[:, :5], "past": np.zeros((1, 1, 0, 4), np.float32)})["present"]
+        want = session.run({"x": x[:, 5:], "past": past})["y"]
+        for each in (sequence, fork):
+            got = each.step({"x": x[:, 5:]}, wanted=4)["y"]
+            np.testing.assert_allclose(got, want, rtol=1e-6)

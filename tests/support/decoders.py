@@ -1,0 +1,162 @@
+"""Small decoders with random weights, spelled in the ways of exporters, and ONNX Runtime's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import numpy_helper
+
+from tests.support.onnx_text import model_from_text
+
+VOCABULARY, WIDTH, HEADS, GROUPS, SIZE, LAYERS = 50, 64, 4, 2, 16, 2
+_KEPT = GROUPS * SIZE
+_CACHES = [f"{kind}{i}" for i in range(LAYERS) for kind in "kv"]
+_DIMS = f"b, {GROUPS}, p, {SIZE}"
+
+# A mask by comparing positions, as torch's exporters write it, with a window or without.
+_COMPARED = """
+    shape_i = Shape (ids) rows = Gather <axis = 0> (shape_i, one)
+    shape_p = Shape (past_k0) past = Gather <axis = 0> (shape_p, two)
+    total = Add (past, rows)
+    own = Range (past, total, one)
+    all = Range (zero, total, one)
+    place = Unsqueeze (own, last)
+    behind = Greater (all, place)
+    {window}
+    bias0 = Where (hidden, low, nothing)
+    flags = Cast <to = 1> (mask) absent = Sub (unit, flags) lows = Mul (absent, low)
+    bias1 = Unsqueeze (lows, middle)
+    bias = Add (bias0, bias1)"""
+_ALL = "hidden = Identity (behind)"
+_WINDOW = """start = Sub (place, width) before = LessOrEqual (all, start)
+    hidden = Or (behind, before)"""
+_SPELLED = """
+    kr{i} = Transpose <perm = [0, 1, 3, 2]> (many_k{i})
+    s{i} = MatMul (q{i}, kr{i}) sc{i} = Mul (s{i}, factor) {cap} sb{i} = Add (st{i}, bias)
+    w{i} = Softmax <axis = -1> (sb{i}) a{i} = MatMul (w{i}, many_v{i})"""
+_REPEATED = """
+    present_{c} = Concat <axis = 2> (past_{c}, new_{c})
+    wide_{c} = Unsqueeze (present_{c}, two) shape_{c} = Shape (wide_{c})
+    times_{c} = Mul (shape_{c}, twice) more_{c} = Expand (wide_{c}, times_{c})
+    many_{c} = Reshape (more_{c}, by_heads)"""
+_SPLIT = """
+    {c}_flat = MatMul (x{i}, w{c}) {c}_heads = Reshape ({c}_flat, {split})
+    {c}_turned = Transpose <perm = [0, 2, 1, 3]> ({c}_heads)"""
+_BEHIND = """
+    at{i} = Transpose <perm = [0, 2, 1, 3]> (a{i}) af{i} = Reshape (at{i}, flat)
+    o{i} = MatMul (af{i}, wo{i}) r{i} = Add (x{i}, o{i})
+    h{i} = MatMul (r{i}, wu{i}) g{i} = Tanh (h{i}) x{next} = Add (r{i}, g{i})"""
+
+SPELLINGS = ("spelled", "window", "softcap", "onnx", "groups", "packed")
+
+
+def _layer(kind: str, i: int) -> str:
+    """The text of a layer."""
+    if kind in ("groups", "packed"):
+        return _grouped(kind, i)
+    text = _SPLIT.format(c=f"q{i}", i=i, split="of_heads").replace(f"q{i}_turned", f"q{i}")
+    for c in (f"k{i}", f"v{i}"):
+        text += _SPLIT.format(c=c, i=i, split="of_groups").replace(f"{c}_turned", f"new_{c}")
+    if kind == "onnx":
+        return f"""{text}
+            a{i}, present_k{i}, present_v{i} = Attention <is_causal = 1, scale = 0.25>
+                (q{i}, new_k{i}, new_v{i}, , past_k{i}, past_v{i})"""
+    text += "".join(_REPEATED.format(c=c) for c in (f"k{i}", f"v{i}"))
+    capped = f"sl{i} = Div (sc{i}, cap) sh{i} = Tanh (sl{i}) st{i} = Mul (sh{i}, cap)"
+    cap = capped if kind == "softcap" else f"st{i} = Identity (sc{i})"
+    return text + _SPELLED.format(i=i, cap=cap)
+
+
+def _grouped(kind: str, i: int) -> str:
+    heads = f"num_heads = {HEADS}, kv_num_heads = {GROUPS}, do_rotary = 1, local_window_size = 9"
+    flat = " ".join(f"{c}{i} = MatMul (x{i}, w{c}{i})" for c in "qkv")
+    given = f"q{i}, k{i}, v{i}"
+    if kind == "packed":
+        flat += f" qkv{i} = Concat <axis = 2> (q{i}, k{i}, v{i})"
+        given = f"qkv{i}, , "
+    return f"""{flat}
+        af{i}, present_k{i}, present_v{i} = com.microsoft.GroupQueryAttention <{heads}>
+            ({given}, past_k{i}, past_v{i}, lengths, longest, cos, sin)
+        o{i} = MatMul (af{i}, wo{i}) r{i} = Add (x{i}, o{i})
+        h{i} = MatMul (r{i}, wu{i}) g{i} = Tanh (h{i}) x{i + 1} = Add (r{i}, g{i})"""
+
+
+def decoder_model(kind: str, places: int = 400) -> onnx.ModelProto:
+    """A decoder in one of ``SPELLINGS``, for at most so many ``places``."""
+    grouped = kind in ("groups", "packed")
+    inputs = ["int64[b, s] ids", "int64[b, t] mask"]
+    if kind == "onnx":
+        inputs = ["int64[b, s] ids", "int64[b, s] position_ids"]
+    inputs += [f"float[{_DIMS}] past_{c}" for c in _CACHES]
+    outputs = [f"float[b, s, {VOCABULARY}] logits"]
+    outputs += [f"float[b, {GROUPS}, t, {SIZE}] present_{c}" for c in _CACHES]
+    text = "x0 = Gather (table, ids)"
+    if grouped:
+        text += """counted = ReduceSum <keepdims = 0> (mask, last) less = Sub (counted, one)
+            lengths = Cast <to = 6> (less) shape_m = Shape (mask) t1 = Gather <axis = 0> (shape_m, one)
+            longest = Cast <to = 6> (t1)"""
+    elif kind == "onnx":
+        text = "x = Gather (table, ids) y = Gather (places, position_ids) x0 = Add (x, y)"
+    else:
+        text = _COMPARED.format(window=_WINDOW if kind == "window" else _ALL)
+        text += "x = Gather (table, ids) y = Gather (places, own) x0 = Add (x, y)"
+    for i in range(LAYERS):
+        text += _layer(kind, i) + ("" if grouped else _BEHIND.format(i=i, next=i + 1))
+    text += f" n = LayerNormalization (x{LAYERS}, gain) logits = MatMul (n, head)"
+    constants = f"""<int64[1] last = {{-1}}, int64[1] middle = {{1}}, int64[1] two = {{2}},
+        int64 zero = {{0}}, int64 one = {{1}}, int64 width = {{9}}, float low = {{-3.4e38}},
+        float nothing = {{0}}, float unit = {{1}}, float factor = {{0.25}}, float cap = {{2.0}},
+        int64[5] twice = {{1, 1, {HEADS // GROUPS}, 1, 1}}, int64[4] by_heads = {{0, {HEADS}, -1, {SIZE}}},
+        int64[4] of_heads = {{0, 0, {HEADS}, {SIZE}}}, int64[4] of_groups = {{0, 0, {GROUPS}, {SIZE}}},
+        int64[3] flat = {{0, 0, {WIDTH}}}>"""
+    model = model_from_text(
+        f"g ({', '.join(inputs)}) => ({', '.join(outputs)}) {constants} {{ {text} }}",
+        opset=23,
+        domains={"com.microsoft": 1},
+    )
+    model.graph.initializer.extend(_weights(places))
+    used = {name for node in model.graph.node for name in node.input}
+    kept = [x for x in model.graph.initializer if x.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return model
+
+
+@cache
+def _weights(places: int) -> list[onnx.TensorProto]:
+    rng = np.random.default_rng(3)
+    shapes = {"table": (VOCABULARY, WIDTH), "places": (places, WIDTH), "head": (WIDTH, VOCABULARY)}
+    for i in range(LAYERS):
+        shapes |= {f"wq{i}": (WIDTH, WIDTH), f"wo{i}": (WIDTH, WIDTH), f"wu{i}": (WIDTH, WIDTH)}
+        shapes |= {f"wk{i}": (WIDTH, _KEPT), f"wv{i}": (WIDTH, _KEPT)}
+    arrays = {n: rng.standard_normal(s) / np.sqrt(WIDTH) * 1.5 for n, s in shapes.items()}
+    angles = np.arange(places)[:, None] * 0.7 ** np.arange(SIZE // 2)
+    arrays |= {"cos": np.cos(angles), "sin": np.sin(angles), "gain": np.ones(WIDTH)}
+    return [numpy_helper.from_array(x.astype(np.float32), n) for n, x in arrays.items()]
+
+
+def reference_logits(model: onnx.ModelProto, ids: Sequence[int]) -> np.ndarray:
+    """ONNX Runtime's logits [rows, vocabulary] of a whole text at once."""
+    return _answers(model.SerializeToString(), tuple(ids))
+
+
+@cache
+def _runtime(model: bytes) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model)
+
+
+@cache
+def _answers(model: bytes, ids: tuple[int, ...]) -> np.ndarray:
+    runtime = _runtime(model)
+    given = {
+        "ids": np.array([ids]),
+        "mask": np.ones((1, len(ids)), np.int64),
+        "position_ids": np.arange(len(ids))[None],
+        **{f"past_{c}": np.zeros((1, GROUPS, 0, SIZE), np.float32) for c in _CACHES},
+    }
+    feeds = {x.name: given[x.name] for x in runtime.get_inputs()}
+    return runtime.run(["logits"], feeds)[0][0]
