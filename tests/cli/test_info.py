@@ -89,15 +89,16 @@ def test_info_without_a_model_tells_of_the_installation(tmp_path, monkeypatch):
 def test_info_shows_declared_outputs_producer_and_opset(tmp_path):
     proto = model_from_text(MODEL)
     proto.producer_name, proto.doc_string = "maker", "what it is for"
-    onnx.helper.set_model_props(proto, {"classes": "3"})
+    onnx.helper.set_model_props(proto, {"classes": "3", "tokens": "a" * 9000})
     path = tmp_path / "made.onnx"
     onnx.save(proto, path)
     found = as_json("info", str(path))
     assert found["outputs"] == {"y": "float32[N, 3]"}
     assert found["about"]["producer"] == "maker"
     assert found["about"]["opset"] == "ai.onnx 20"
-    assert found["metadata"] == {"classes": "3"}
+    assert found["metadata"] == {"classes": "3", "tokens": "a" * 9000}
     shown = call("info", str(path)).output
+    assert "tokens: a" in shown and "[8000 characters]" in shown
     assert "y: float32[N, 3]" in shown and "what it is for" in shown and "classes: 3" in shown
 
 

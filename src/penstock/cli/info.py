@@ -16,7 +16,7 @@ from penstock.cli.base import SIGNATURE, CompileArguments, command, read_model, 
 from penstock.cli.options import compile_options
 from penstock.cli.shapes import SHAPES, all_shapes, show_assumed
 from penstock.core import VERSION
-from penstock.core.errors import InvalidInput, PenstockError
+from penstock.core.errors import InvalidInput, PenstockError, shortened
 from penstock.core.types import JsonObject
 from penstock.host.threads import core_budget
 from penstock.ir.describe import format_bytes
@@ -24,6 +24,9 @@ from penstock.ir.graph import Graph, Model, clone
 
 # Packages whose versions matter to a report of a fault.
 _PACKAGES = ("numpy", "ml_dtypes", "onnx", "protobuf")
+
+_MOST_TEXT = 1000
+"""characters of metadata that are shown; ``--json`` has all"""
 
 # Options that bound how the file is read.
 _OF_READING = {"limits", "timeout"}
@@ -37,7 +40,8 @@ def _show_info(result: JsonObject) -> None:
     for name, text in result["about"].items():
         click.echo(f"{name:<11} {text}")
     for name, text in result["metadata"].items():
-        click.echo(f"metadata    {name}: {text}")
+        # Files of language models have all tokens there.
+        click.echo(f"metadata    {name}: {shortened(text, _MOST_TEXT)}")
     plan = result.get("plan")
     for title in ("inputs", "outputs"):
         click.echo(title)

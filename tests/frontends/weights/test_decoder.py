@@ -47,13 +47,16 @@ def test_decoder_of_a_folder_gives_the_logits_of_transformers(tmp_path: Path, na
 
 
 def test_graph_has_the_interface_of_exports_with_a_past(tmp_path: Path) -> None:
-    graph = ps.load(CASES["llama"].write(tmp_path)).graph
+    model = ps.load(CASES["llama"].write(tmp_path))
+    graph = model.graph
     pasts = [f"past_key_values.{i}.{part}" for i in range(2) for part in ("key", "value")]
     presents = [f"present.{i}.{part}" for i in range(2) for part in ("key", "value")]
     assert [value.name for value in graph.inputs] == ["input_ids", "position_ids", *pasts]
     assert [value.name for value in graph.outputs] == ["logits", *presents]
     assert graph.inputs[0].shape == ("batch", "rows")
     assert graph.inputs[2].shape == ("batch", 2, "past", 8)
+    assert model.output_dims["logits"] == ("batch", "rows", 40)
+    assert model.output_dims["present.1.value"] == ("batch", 2, "total", 8)
 
 
 def test_window_is_an_attribute_of_attention(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def write_decoder(store: TensorStore, config: DecoderConfiguration) -> ModelWrit
     if config.final_softcap:
         cap = b.constant(config.final_softcap)
         logits = b.op("Mul", b.op("Tanh", b.op("Div", logits, cap)), cap)
-    b.output("logits", logits)
-    present_outputs(b, presents)
+    output_logits(b, logits)
+    present_outputs(b, presents, config.kv_heads, config.head_size)
     return b
 
 
@@ -74,10 +74,19 @@ def past_inputs(
     return [(b.input(key, FLOAT32, shape), b.input(value, FLOAT32, shape)) for key, value in names]
 
 
-def present_outputs(b: ModelWriter, presents: list[list[Value]]) -> None:
+def present_outputs(
+    b: ModelWriter, presents: list[list[Value]], kv_heads: int, head_size: int
+) -> None:
+    """Let keys and values of each layer, with those of the past, be outputs."""
+    dims = ("batch", kv_heads, "total", head_size)
     for i, (key, value) in enumerate(presents):
-        b.output(f"present.{i}.key", key)
-        b.output(f"present.{i}.value", value)
+        b.output(f"present.{i}.key", key, dims)
+        b.output(f"present.{i}.value", value, dims)
+
+
+def output_logits(b: ModelWriter, logits: Value) -> None:
+    role = "output" if "output.weight" in b.store else "token_embd"
+    b.output("logits", logits, ("batch", "rows", b.store.shape(f"{role}.weight")[0]))
 
 
 def head(b: ModelWriter, x: Value, width: int, tied: bool) -> Value:

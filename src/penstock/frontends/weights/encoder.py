@@ -88,7 +88,7 @@ def write_encoder(store: TensorStore, config: EncoderConfiguration) -> ModelWrit
     bias = b.op("Mul", hidden, b.constant(float(np.finfo(FLOAT32).min)))
     for i in range(config.layers):
         x = _layer(b, x, bias, i, config)
-    b.output("last_hidden_state", x)
+    b.output("last_hidden_state", x, ("batch", "rows", config.width))
     return b
 
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 from penstock.core.records import NamedTuple
 from penstock.core.types import INT64
 from penstock.frontends.weights.configuration import MOST_LAYERS, activation_of
-from penstock.frontends.weights.decoder import activated, head, past_inputs, present_outputs
+from penstock.frontends.weights.decoder import (
+    activated,
+    head,
+    output_logits,
+    past_inputs,
+    present_outputs,
+)
 from penstock.frontends.weights.settings import Settings
 from penstock.frontends.weights.tensors import TensorStore
 from penstock.frontends.weights.writer import ModelWriter
@@ -64,8 +70,8 @@ def write_gpt2(store: TensorStore, config: Gpt2Configuration) -> ModelWriter:
         x = b.op("Add", x, _feed_forward(b, x, f"blk.{i}", config))
     b.section("head")
     x = b.layer_norm(x, "output_norm", config.width, config.epsilon)
-    b.output("logits", head(b, x, config.width, tied=False))
-    present_outputs(b, presents)
+    output_logits(b, head(b, x, config.width, tied=False))
+    present_outputs(b, presents, config.heads, config.width // config.heads)
     return b
 
 

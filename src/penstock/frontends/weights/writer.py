@@ -31,6 +31,7 @@ class ModelWriter:
         self.store = store
         self._inputs: list[Value] = []
         self._outputs: list[Value] = []
+        self._output_dims: dict[str, tuple[Dim, ...]] = {}
         self._nodes: list[Node] = []
         self._types = InferredTypes()
         self._names = UniqueNames(lambda: [*store.tensors])
@@ -51,10 +52,11 @@ class ModelWriter:
         self._inputs.append(value)
         return value
 
-    def output(self, name: str, value: Value) -> None:
-        """Let the result of a node be an output of this name."""
+    def output(self, name: str, value: Value, dims: Sequence[Dim]) -> None:
+        """Let the result of a node be an output of this name; ``dims`` are shown as its shape."""
         value.name = self._names.unique(name)
         self._outputs.append(value)
+        self._output_dims[value.name] = tuple(dims)
 
     def op(self, op: str, *inputs: Operand, domain: str = "", **attrs: Attribute) -> Value:
         """Add a node, and return its output. Integers stand for constants of int64."""
@@ -76,7 +78,14 @@ class ModelWriter:
         from penstock.analysis.type_constraints import check_types
 
         graph = Graph(self._inputs, self._outputs, self._nodes, "main")
-        return Model({"main": graph}, "main", metadata=metadata, path=path, check_types=check_types)
+        return Model(
+            {"main": graph},
+            "main",
+            metadata=metadata,
+            path=path,
+            check_types=check_types,
+            output_dims=self._output_dims,
+        )
 
     # Stored tensors.
 
