@@ -192,6 +192,6 @@ def test_tensor_of_an_unsupported_type_is_named() -> None:
     data = writer.bytes()
     name = b"output_norm.weight"
     at = data.index(name) + len(name) + 4 + 8
-    changed = data[:at] + (13).to_bytes(4, "little") + data[at + 4 :]
-    with pytest.raises(ps.Unsupported, match=r"type Q5_K.*output_norm"):
+    changed = data[:at] + (20).to_bytes(4, "little") + data[at + 4 :]
+    with pytest.raises(ps.Unsupported, match=r"type IQ4_NL.*output_norm"):
         ps.load(changed)

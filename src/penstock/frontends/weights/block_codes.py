@@ -6,11 +6,14 @@ one form, which MatMulNBits takes::
     weight = (code - zero) * scale      for each group of 16 or 32 weights of a row
 
     Q4_0   32 weights:  scale, 16 bytes of two codes each, those of both halves of the block
+    Q5_0   32 weights:  scale, the highest bits of 32 codes, the others as of Q4_0
     Q8_0   32 weights:  scale, 32 codes
     Q4_K  256 weights:  scales of scales and of minima, 8 of each in 6 bits, 128 bytes of codes
+    Q5_K  256 weights:  as Q4_K, with 32 bytes of highest bits
     Q6_K  256 weights:  128 bytes of low and 64 of high bits, 16 scales, scale of scales
 
-The layouts are those of https://github.com/ggml-org/ggml, ``ggml-common.h`` and ``ggml-quants.c``.
+Q4_1 and Q5_1 have a least weight, too. The layouts are those of https://github.com/ggml-org/ggml,
+``ggml-common.h`` and ``ggml-quants.c``.
 """
 
 from __future__ import annotations
@@ -70,13 +73,13 @@ class BlockCodes(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """A block has ``size`` weights; ``fields`` are those of its bytes; ``decode`` gives codes,
-    scales, and zeros or None of blocks."""
+    """A block has ``size`` weights, whose bytes are the fields of ``block``; ``decode`` gives codes
+    in packed form, scales, and zeros or None of some blocks."""
 
     size: int
     block: np.dtype
     bits: int
-    decode: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+    decode: Callable[[np.ndarray], _Parts]
 
 
 _Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -91,8 +94,42 @@ def _halves(nibbles: np.ndarray) -> np.ndarray:
     return np.concatenate((nibbles & 15, nibbles >> 4), -1)
 
 
+def _paired(nibbles: np.ndarray) -> np.ndarray:
+    """As ``_halves``, with two neighbours in a byte."""
+    first, second = nibbles[..., ::2], nibbles[..., 1::2]
+    return np.concatenate((first & 15 | second << 4, first >> 4 | second & 240), -1)
+
+
+def _zeros(codes: np.ndarray, scales: np.ndarray, offsets: np.ndarray) -> _Parts:
+    """The parts of weights that are ``code * scale - offset``; ``codes`` [..., groups, bytes]."""
+    # Where all codes stand for one number, that is one step below a zero of 1.
+    flat = scales == 0
+    codes[flat] = 0
+    scales = np.where(flat, offsets, scales)
+    zeros = np.divide(offsets, scales, out=np.zeros_like(scales), where=scales != 0)
+    return codes, scales, zeros
+
+
 def _q4_0(blocks: np.ndarray) -> _Parts:
-    return _halves(blocks["codes"]), _real(blocks, "scale"), None
+    return _paired(blocks["codes"]), _real(blocks, "scale"), None
+
+
+def _q4_1(blocks: np.ndarray) -> _Parts:
+    return _zeros(_paired(blocks["codes"]), _real(blocks, "scale"), -_real(blocks, "least"))
+
+
+def _fifth_bits(blocks: np.ndarray) -> np.ndarray:
+    """Codes of five bits, whose highest ones are those of a number of 32 bits."""
+    high = np.unpackbits(blocks["high"], axis=-1, bitorder="little")
+    return _halves(blocks["codes"]) | high << 4
+
+
+def _q5_0(blocks: np.ndarray) -> _Parts:
+    return _fifth_bits(blocks) + np.uint8(112), _real(blocks, "scale"), None  # 16 is the middle
+
+
+def _q5_1(blocks: np.ndarray) -> _Parts:
+    return _zeros(_fifth_bits(blocks), _real(blocks, "scale"), -_real(blocks, "least"))
 
 
 def _q8_0(blocks: np.ndarray) -> _Parts:
@@ -107,18 +144,23 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, minima
 
 
-def _q4_k(blocks: np.ndarray) -> _Parts:
+def _of_groups(blocks: np.ndarray, codes: np.ndarray) -> _Parts:
+    """The parts of eight groups, whose scales and minima have scales themselves."""
     factors, minima = _six_bits(blocks["scales"])
     scales = (_real(blocks, "scale")[..., None] * factors).astype(FLOAT32)
     offsets = (_real(blocks, "least")[..., None] * minima).astype(FLOAT32)
-    nibbles = blocks["codes"].reshape(*blocks.shape, 4, 32)
-    codes = _halves(nibbles).reshape(*blocks.shape, 8, 32)
-    # Where all codes stand for one number, that is one step below a zero of 1.
-    flat = scales == 0
-    codes[flat] = 0
-    scales = np.where(flat, offsets, scales)
-    zeros = np.divide(offsets, scales, out=np.zeros_like(scales), where=scales != 0)
-    return codes, scales, zeros
+    return _zeros(codes.reshape(*blocks.shape, 8, -1), scales, offsets)
+
+
+def _q4_k(blocks: np.ndarray) -> _Parts:
+    return _of_groups(blocks, _paired(blocks["codes"].reshape(*blocks.shape, 4, 32)))
+
+
+def _q5_k(blocks: np.ndarray) -> _Parts:
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    high = blocks["high"][..., None, :] >> shifts & 1
+    low = _halves(blocks["codes"].reshape(*blocks.shape, 4, 32)).reshape(high.shape)
+    return _of_groups(blocks, low | high << 4)
 
 
 def _q6_k(blocks: np.ndarray) -> _Parts:
@@ -126,32 +168,33 @@ def _q6_k(blocks: np.ndarray) -> _Parts:
     high = blocks["high"].reshape(*blocks.shape, 2, 1, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     nibbles = np.concatenate((low & 15, low >> 4), -2)
-    codes = (nibbles | (high >> shifts & 3) << 4) + 96  # of 8 bits, whose middle is 128
+    codes = (nibbles | (high >> shifts & 3) << 4) + np.uint8(96)  # of 8 bits: 32 is the middle
     scales = _real(blocks, "scale")[..., None] * blocks["scales"].astype(FLOAT32)
-    return codes.astype(np.uint8), scales, None
+    return codes, scales, None
 
 
 def _block(*fields: tuple[str, str, int]) -> np.dtype:
     return np.dtype([(name, kind, (n,)) if n > 1 else (name, kind) for name, kind, n in fields])
 
 
+_SCALE, _LEAST = ("scale", "<f2", 1), ("least", "<f2", 1)
 FORMATS = {
-    "Q4_0": _Format(32, _block(("scale", "<f2", 1), ("codes", "u1", 16)), 4, _q4_0),
-    "Q8_0": _Format(32, _block(("scale", "<f2", 1), ("codes", "u1", 32)), 8, _q8_0),
+    "Q4_0": _Format(32, _block(_SCALE, ("codes", "u1", 16)), 4, _q4_0),
+    "Q4_1": _Format(32, _block(_SCALE, _LEAST, ("codes", "u1", 16)), 4, _q4_1),
+    "Q5_0": _Format(32, _block(_SCALE, ("high", "u1", 4), ("codes", "u1", 16)), 8, _q5_0),
+    "Q5_1": _Format(32, _block(_SCALE, _LEAST, ("high", "u1", 4), ("codes", "u1", 16)), 8, _q5_1),
+    "Q8_0": _Format(32, _block(_SCALE, ("codes", "u1", 32)), 8, _q8_0),
     "Q4_K": _Format(
+        256, _block(_SCALE, _LEAST, ("scales", "u1", 12), ("codes", "u1", 128)), 4, _q4_k
+    ),
+    "Q5_K": _Format(
         256,
-        _block(
-            *(("scale", "<f2", 1), ("least", "<f2", 1)),
-            *(("scales", "u1", 12), ("codes", "u1", 128)),
-        ),
-        4,
-        _q4_k,
+        _block(_SCALE, _LEAST, ("scales", "u1", 12), ("high", "u1", 32), ("codes", "u1", 128)),
+        8,
+        _q5_k,
     ),
     "Q6_K": _Format(
-        256,
-        _block(("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("scale", "<f2", 1)),
-        8,
-        _q6_k,
+        256, _block(("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), _SCALE), 8, _q6_k
     ),
 }
 """formats by their names"""
@@ -162,7 +205,7 @@ def decode(format_name: str, data: np.ndarray, columns: int) -> BlockCodes:
     form = FORMATS[format_name]
     blocks = data.view(form.block).reshape(-1, columns // form.size)
     step = max(_TOGETHER // columns, 1)
-    parts = [_decoded(form, blocks[at : at + step], columns) for at in range(0, len(blocks), step)]
+    parts = [_decoded(form, blocks[at : at + step]) for at in range(0, len(blocks), step)]
     if len(parts) == 1:
         return parts[0]
     codes, scales = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
@@ -170,12 +213,10 @@ def decode(format_name: str, data: np.ndarray, columns: int) -> BlockCodes:
     return BlockCodes(codes, scales, np.concatenate(zeros) if zeros else None, form.bits)
 
 
-def _decoded(form: _Format, blocks: np.ndarray, columns: int) -> BlockCodes:
+def _decoded(form: _Format, blocks: np.ndarray) -> BlockCodes:
     checkpoint()
-    codes, scales, zeros = form.decode(blocks)
-    rows = len(blocks)
-    codes = codes.reshape(rows, columns)
-    if form.bits == 4:
-        codes = codes[:, ::2] | codes[:, 1::2] << 4
-    zeros = None if zeros is None else zeros.reshape(rows, -1)
-    return BlockCodes(codes, scales.reshape(rows, -1), zeros, form.bits)
+    parts = form.decode(blocks)
+    codes, scales, zeros = (None if x is None else x.reshape(len(blocks), -1) for x in parts)
+    assert codes is not None
+    assert scales is not None
+    return BlockCodes(codes, scales, zeros, form.bits)
