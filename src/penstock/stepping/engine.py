@@ -238,8 +238,6 @@ class StepEngine:
         return {n: np.concatenate([rows[n] for rows in own], axis) for n, axis in axes.items()}
 
     def change(self, work: Callable[[], None]) -> None:
-        """Call a function that changes pages, while no step runs."""
+        """Call a function that changes the state of sequences of which no rows are computed."""
         with self.lock:
-            while self._running:
-                self.changed.wait()
             work()

@@ -20,7 +20,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, RowsStay, check_count
 from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
-from penstock.core.types import TensorType
+from penstock.core.types import TensorType, Type
 from penstock.executors.feeds import convert
 from penstock.frontends.load import load
 from penstock.host.stop_condition import StopCondition
@@ -87,8 +87,9 @@ class StepSequence:
         Rows whose call ended with an error are no part of the sequence.
         """
         ended: list[tuple[Rows | None, BaseException | None]] = []
-        self._feed(rows, wanted, StopCondition(timeout, cancel), lambda *end: ended.append(end))
-        self._stepper._drive(lambda: bool(ended), self._state)
+        stop = StopCondition(timeout, cancel, "the step")
+        self.feed(rows, wanted, lambda *end: ended.append(end), stop)
+        self._stepper._drive(lambda: bool(ended))
         ((outputs, error),) = ended
         if error is not None:
             raise error
@@ -127,7 +128,7 @@ class StepSequence:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(end, outputs, error)
 
-        self._feed(rows, wanted, StopCondition(timeout, cancel), done)
+        self.feed(rows, wanted, done, StopCondition(timeout, cancel, "the step"))
         self._stepper._run_apart()
         try:
             return dict(await future)
@@ -135,25 +136,39 @@ class StepSequence:
             self.close()
             raise
 
-    def _feed(
-        self, rows: Mapping[str, ArrayLike], wanted: int, stop: StopCondition, done: Done
+    def feed(
+        self,
+        rows: Mapping[str, ArrayLike],
+        wanted: int,
+        done: Done,
+        stop: StopCondition | None = None,
     ) -> None:
+        """Let rows be computed, and ``done`` be called with the outputs, or with the error that the
+        call has ended with, by the thread that runs the step.
+
+        Args:
+            rows: As ``step`` takes them.
+            wanted: How many of the last rows to give outputs of.
+            done: Called with outputs and None, or None and an error. It may feed the next rows.
+            stop: Ends the wait when it comes true; that of the call before stays by default.
+        """
         if self._state.closed:
             raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
-        if self._state.done is not None:
-            raise InvalidInput("the sequence is being stepped by another call; wait for its end")
+        self._check_idle()
         checked = self._stepper._checked(rows)
         count = next(iter(checked.values())).shape[1]
         check_count("wanted", wanted)
         if wanted > count:
             raise InvalidInput(f"wanted={wanted} of {count} rows")
-        self._state.stop = stop if stop.limited else None
+        if stop is not None:
+            self._state.stop = stop if stop.limited else None
         self._stepper._engine.feed(self._state, checked, wanted, done)
 
     def fork(self) -> StepSequence:
         """A sequence that begins with the rows of this one, whose state they share as far as it is
         full pages."""
         engine = self._stepper._engine
+        self._check_idle()
         copy = engine.sequence(self._state.priority)
 
         def change() -> None:
@@ -172,6 +187,9 @@ class StepSequence:
         """
         if not 0 <= length <= self.length:
             raise InvalidInput(f"length={length} of a sequence of {self.length} rows")
+        if length == self.length:
+            return
+        self._check_idle()
         engine = self._stepper._engine
 
         def change() -> None:
@@ -179,6 +197,10 @@ class StepSequence:
             engine.runner.cut(self._state, length)
 
         engine.change(change)
+
+    def _check_idle(self) -> None:
+        if self._state.done is not None:
+            raise InvalidInput("the sequence is being stepped by another call; wait for its end")
 
     def close(self) -> None:
         """Give the state back. A call that waits for rows ends with an error."""
@@ -234,6 +256,8 @@ class Stepper:
             self.reason = str(reason)
             runner = SeparateRunner(loaded, settings, nbytes)
         self._engine = StepEngine(runner, max_rows)
+        self.model = loaded
+        self.outputs = [*runner.axes]
         self._inputs = {v.name: v.type for v in loaded.graph.inputs if v.name in runner.rows}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -247,6 +271,11 @@ class Stepper:
         if self._closed:
             raise InvalidInput("the stepper is closed")
         return StepSequence(self, self._engine.sequence(priority))
+
+    @property
+    def rows(self) -> dict[str, Type]:
+        """The types of the inputs that have rows, by name."""
+        return {**self._inputs}
 
     @property
     def stats(self) -> StepperStats:
@@ -287,7 +316,7 @@ class Stepper:
             raise InvalidInput(f"rows are [1, rows, ...], at least one, of all inputs: {shapes}")
         return checked
 
-    def _drive(self, is_done: Callable[[], bool], sequence: SequenceState) -> None:
+    def _drive(self, is_done: Callable[[], bool]) -> None:
         """Run steps until something is done."""
         engine = self._engine
         while not is_done():

@@ -1,0 +1,172 @@
+"""Beam search: the likeliest texts, of a few that are continued side by side.
+
+At each step all continuations of all beams are compared, and the best go on; those that end are
+kept as hypotheses, by the score that their length divides. As in ``generate`` of Hugging Face's
+transformers with ``early_stopping=False``, the search ends when no beam can beat the worst
+hypothesis that is kept (Freitag and Al-Onaizan, https://arxiv.org/abs/1702.01806).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.generation.result import GeneratedText
+from penstock.generation.sampling import TokenChoice, TokenSampler, largest_first, log_sum_exp
+from penstock.generation.text_request import TextSource, TextWriter
+
+if TYPE_CHECKING:
+    from penstock.generation.grammar import TokenGrammar
+    from penstock.generation.options import GenerationOptions
+    from penstock.host.stop_condition import StopCondition
+    from penstock.stepping.sequence import Rows
+    from penstock.stepping.stepper import StepSequence
+
+
+class _Beam(NamedTuple):
+    """A text so far: its tokens behind the prompt, the sum of the logarithms of their
+    probabilities, the sequence that has all of them but the last, and the form that it has."""
+
+    tokens: tuple[int, ...]
+    score: float
+    sequence: StepSequence
+    grammar: TokenGrammar | None
+
+
+class BeamSearch:
+    """A search for ``options.count`` texts among ``options.beams``. ``ended`` is called with the
+    texts, or an error."""
+
+    def __init__(
+        self,
+        source: TextSource,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        ended: Callable[[Sequence[GeneratedText], BaseException | None], object],
+    ) -> None:
+        self.source, self.prompt, self.options, self.ended = source, [*prompt], options, ended
+        self._found: list[tuple[float, tuple[int, ...], str]] = []
+        self._beams: list[_Beam] = []
+        self._logits: dict[int, np.ndarray] = {}
+        self._sampler: TokenSampler | None = None
+        self._over = False
+        self._stop: StopCondition | None = None
+        limits = [options.max_tokens, source.context and source.context - len(prompt)]
+        self._most = min([n for n in limits if n is not None], default=None)
+
+    def begin(
+        self, sequence: StepSequence, grammar: TokenGrammar | None, stop: StopCondition | None
+    ) -> None:
+        """Compute the prompt."""
+        self._stop = stop
+        self._beams = [_Beam((), 0.0, sequence, grammar)]
+        self._feed(0, np.array([self.prompt]))
+
+    def _feed(self, place: int, rows: np.ndarray) -> None:
+        def stepped(outputs: Rows | None, error: BaseException | None) -> None:
+            if self._over:
+                return
+            try:
+                if outputs is None:
+                    raise error or RuntimeError("there are no outputs")
+                self._logits[place] = outputs[self.source.logits][0, -1]
+                if len(self._logits) == len(self._beams):
+                    self._advance()
+            except Exception as own:
+                self._end(own)
+
+        self._beams[place].sequence.feed({self.source.rows: rows}, 1, stepped, self._stop)
+
+    def _advance(self) -> None:
+        """Continue the best beams, once the logits of all are there."""
+        logits = [self._logits[i] for i in range(len(self._beams))]
+        self._logits = {}
+        chosen: list[tuple[float, int, int]] = []
+        ends = self.source.end_ids.union(self.options.stop_ids)
+        for score, place, token in self._candidates(logits):
+            beam = self._beams[place]
+            if token in ends and not self.options.ignore_end:
+                # Others than the best are no hypotheses where they are no beams.
+                if len(chosen) < self.options.beams:
+                    self._keep(beam.tokens, score, len(beam.tokens) + 1, "stop")
+            else:
+                chosen.append((score, place, token))
+            if len(chosen) == self.options.beams:
+                break
+        length = len(self._beams[0].tokens) + 1
+        self._continue(chosen)
+        finished = not self._beams or length == self._most
+        if finished:
+            for beam in self._beams:
+                self._keep(beam.tokens, beam.score, length, "length")
+        best = max([beam.score for beam in self._beams], default=-inf)
+        if finished or (
+            len(self._found) == self.options.beams
+            and best / length**self.options.length_penalty <= self._found[-1][0]
+        ):
+            self._end(None)
+            return
+        for place, beam in enumerate(self._beams):
+            self._feed(place, np.array([[beam.tokens[-1]]]))
+
+    def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
+        """The best continuations, twice as many as beams: as many may end."""
+        if self._sampler is None:
+            ends = sorted(self.source.end_ids)
+            self._sampler = TokenSampler(self.options, logits[0].shape[-1], end_ids=ends)
+        count, found = 2 * self.options.beams, []
+        for place, (beam, numbers) in enumerate(zip(self._beams, logits, strict=True)):
+            mask = None if beam.grammar is None else beam.grammar.mask()
+            text = [*self.prompt, *beam.tokens]
+            adjusted = self._sampler.adjusted(numbers, text, len(beam.tokens), mask)
+            total = log_sum_exp(adjusted)
+            for token in largest_first(adjusted, min(count, adjusted.size)):
+                number = float(adjusted[token])
+                if number > -inf:
+                    found.append((beam.score + number - total, place, token))
+        return sorted(found, key=lambda own: -own[0])[:count]
+
+    def _continue(self, chosen: Sequence[tuple[float, int, int]]) -> None:
+        """Let these be the beams. The first that continues another has its sequence."""
+        old, beams = self._beams, []
+        taken: set[int] = set()
+        for score, place, token in chosen:
+            beam = old[place]
+            sequence = beam.sequence if place not in taken else beam.sequence.fork()
+            grammar = beam.grammar
+            if grammar is not None:
+                grammar = grammar.copy()
+                grammar.accept(token)
+            taken.add(place)
+            beams.append(_Beam((*beam.tokens, token), score, sequence, grammar))
+        for place, beam in enumerate(old):
+            if place not in taken:
+                beam.sequence.close()
+        self._beams = beams
+
+    def _keep(self, tokens: tuple[int, ...], score: float, length: int, finish: str) -> None:
+        """Keep a hypothesis, if it is one of the best."""
+        scored = score / length**self.options.length_penalty
+        self._found = sorted([*self._found, (scored, tokens, finish)], key=lambda own: -own[0])
+        del self._found[self.options.beams :]
+
+    def _end(self, error: BaseException | None) -> None:
+        self._over = True
+        for beam in self._beams:
+            beam.sequence.close()
+        texts = [self._text(*own) for own in self._found[: self.options.count]]
+        self.ended(texts, error)
+
+    def _text(self, score: float, tokens: tuple[int, ...], finish: str) -> GeneratedText:
+        writer = TextWriter(self.source, self.prompt, self.options, 0)
+        for token in tokens:
+            writer.take(TokenChoice(token, 0.0, []))
+            if writer.result.finish:
+                break
+        result = writer.finished(finish)
+        result.score = score
+        return result

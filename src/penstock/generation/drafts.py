@@ -1,0 +1,94 @@
+"""Guesses at the next tokens, which a step checks together: the text is the same as without.
+
+::
+
+    text so far     the cat sat on the mat and the cat
+    draft                                             sat on the    as after "the cat" before
+    one step        gives logits behind each of these
+    chosen                                            sat on a      "sat on" is kept, "a" follows
+
+A step of a few rows takes hardly more time than one of a single row, which reads all weights, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock.stepping.stepper import Stepper, StepSequence
+
+LONGEST_DRAFT = 10
+_LONGEST_MATCH = 3
+
+
+class Drafts(Protocol):
+    """Guesses the tokens that follow a text, to which each call adds some."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]: ...
+    def close(self) -> None: ...
+
+
+class PromptLookup:
+    """Guesses that what the text ends with goes on as it did before, in the prompt or the text
+    (https://github.com/apoorvumang/prompt-lookup-decoding). ``ends`` are where sequences of tokens
+    ended last."""
+
+    def __init__(self, longest: int = LONGEST_DRAFT) -> None:
+        self._longest = longest
+        self._known = 0
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """The tokens behind the last place of the longest ending that occurred before."""
+        count = len(tokens)
+        for end in range(self._known + 1, count):
+            for n in range(1, min(_LONGEST_MATCH, end) + 1):
+                self._ends[tuple(tokens[end - n : end])] = end
+        self._known = max(self._known, count - 1)
+        found = None
+        for n in range(min(_LONGEST_MATCH, count - 1), 0, -1):
+            found = self._ends.get(tuple(tokens[count - n :]))
+            if found is not None:
+                break
+        if found is None:
+            return []
+        return [*tokens[found : found + min(self._longest, most)]]
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class DraftModel:
+    """Lets a smaller model guess, whose tokens are the same: the likeliest ones, by a sequence of a
+    ``stepper`` of its own."""
+
+    def __init__(self, stepper: Stepper, rows: str, longest: int = LONGEST_DRAFT) -> None:
+        self._rows, self._longest = rows, longest
+        self._sequence: StepSequence = stepper.sequence()
+        self._read: list[int] = []
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        """The likeliest tokens behind a text, one by one."""
+        same = 0
+        for a, b in zip(self._read, tokens, strict=False):
+            if a != b:
+                break
+            same += 1
+        same = min(same, len(tokens) - 1)
+        self._sequence.cut(same)
+        self._read = [*tokens]
+        new, draft = [*tokens[same:]], []
+        for _ in range(min(self._longest, most)):
+            outputs = self._sequence.step({self._rows: np.array([new])})
+            (logits,) = outputs.values()
+            new = [int(logits[0, -1].argmax())]
+            draft += new
+        self._read += draft[:-1]
+        return draft
+
+    def close(self) -> None:
+        """Give the state of the sequence back."""
+        self._sequence.close()

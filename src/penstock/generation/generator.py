@@ -1,0 +1,333 @@
+"""Text that a model writes, for many at once.
+
+::
+
+    generator = Generator("model.gguf")
+    print(generator.generate("Once upon a time", max_tokens=50).text)
+    for piece in generator.stream([{"role": "user", "content": "Hello"}], temperature=0.7):
+        print(piece.text, end="")
+
+All requests of a generator share its stepper: their tokens are computed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput, wrong_type
+from penstock.frontends.load import load
+from penstock.generation.beams import BeamSearch
+from penstock.generation.chat import ChatTemplate
+from penstock.generation.drafts import DraftModel, Drafts, PromptLookup
+from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
+from penstock.generation.job import SharedPrompt, TextJob
+from penstock.generation.options import GenerationOptions
+from penstock.generation.result import Generation, TextPiece
+from penstock.generation.sources import context_of, interface_of, tokenizer_of
+from penstock.generation.text_request import TextRequest, TextSource, TextWriter
+from penstock.generation.tokenizer import TextTokenizer
+from penstock.host.stop_condition import StopCondition
+from penstock.ir.graph import Model
+from penstock.stepping.stepper import Stepper
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from penstock.executors.control import CancelToken
+
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]]"
+"""A text, tokens, or messages of a chat"""
+
+
+class Generator:
+    """Generates text with a decoder.
+
+    Args:
+        model: A path of a file or a folder that ``penstock.load`` reads, a loaded model, or a
+            ``Stepper``.
+        tokenizer: A path of a ``tokenizer.json`` or a folder with one, a ``tokenizers.Tokenizer``
+            or a ``TextTokenizer``; by default the one beside the model, or in it.
+        draft: A smaller model with the same tokens, which guesses some tokens ahead; or "prompt":
+            what a text ends with is guessed to go on as it did before.
+        context: The most tokens of a prompt and its text together; by default what the model says.
+        options: Of ``penstock.Stepper`` and ``penstock.compile``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model | Stepper,
+        tokenizer: str | Path | Tokenizer | TextTokenizer | None = None,
+        *,
+        draft: str | Path | Model | Stepper | None = None,
+        context: int | None = None,
+        **options: object,
+    ) -> None:
+        stepper = _stepper_of(model, options)
+        self.stepper = stepper
+        place = model if isinstance(model, str | Path) else stepper.model.path
+        self.tokenizer = tokenizer_of(tokenizer, place, stepper.model)
+        self._draft_rows = ""
+        self._drafts = None if draft in (None, "prompt") else _stepper_of(draft, options)
+        self._lookup = draft == "prompt"
+        rows, logits = interface_of(stepper)
+        if self._drafts is not None:
+            self._draft_rows = interface_of(self._drafts)[0]
+        ends = frozenset(self.tokenizer.end_ids)
+        context = context_of(stepper.model, place) if context is None else context
+        self._source = TextSource(rows, logits, self.tokenizer, ends, context)
+        self._template: dict[bool, ChatTemplate] = {}
+        self._vocabulary: GrammarVocabulary | None = None
+
+    def encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> list[int]:
+        """The tokens of a text or of messages.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            tools: Those that the chat template tells the model of.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence):
+            raise wrong_type("prompt", prompt, "a text, tokens or messages")
+        if prompt and isinstance(prompt[0], Mapping):
+            with_tools = bool(tools)
+            if with_tools not in self._template:
+                self._template[with_tools] = ChatTemplate.of(self.tokenizer, tools=with_tools)
+            text = self._template[with_tools].render(prompt, tools=tools)  # type: ignore[arg-type]
+            return self.tokenizer.encode(text, add_special=False)
+        tokens = [token for token in prompt if isinstance(token, int | np.integer)]
+        if len(tokens) < len(prompt) or any(token < 0 for token in tokens):
+            raise InvalidInput("a prompt is a text, a list of tokens, or a list of messages")
+        return [int(token) for token in tokens]
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> Generation:
+        """Generate the text that follows a prompt.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
+            priority: Tokens of requests of higher priority are computed first.
+            tools: Those that the chat template tells the model of.
+            options: Of ``GenerationOptions``.
+        """
+        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        stop = StopCondition(timeout, cancel, "the request")
+        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        self.stepper._drive(lambda: job.done)
+        return _result(job)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> Iterator[TextPiece]:
+        """``generate``, by pieces of the text as they are there. Who closes the iterator ends the
+        request.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            timeout: Seconds after which the text ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends it with ``Cancelled``.
+            priority: Tokens of requests of higher priority are computed first.
+            tools: Those that the chat template tells the model of.
+            options: Of ``GenerationOptions``.
+        """
+        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        stop = StopCondition(timeout, cancel, "the request")
+        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        try:
+            while True:
+                self.stepper._drive(lambda: job.done or bool(job.pieces))
+                while job.pieces:
+                    yield job.pieces.popleft()
+                if job.done and not job.pieces:
+                    _result(job)
+                    return
+        finally:
+            job.fail(InvalidInput("the text is not read any more"))
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> Generation:
+        """``generate`` for asyncio. A task that is cancelled ends the request.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
+            priority: Tokens of requests of higher priority are computed first.
+            tools: Those that the chat template tells the model of.
+            options: Of ``GenerationOptions``.
+        """
+        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        stop = StopCondition(timeout, cancel, "the request")
+        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        async for _ in self._pieces(job):
+            pass
+        return _result(job)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        *,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> AsyncIterator[TextPiece]:
+        """``stream`` for asyncio.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            timeout: Seconds after which the text ends with ``DeadlineExceeded``.
+            cancel: A ``CancelToken`` that ends it with ``Cancelled``.
+            priority: Tokens of requests of higher priority are computed first.
+            tools: Those that the chat template tells the model of.
+            options: Of ``GenerationOptions``.
+        """
+        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        stop = StopCondition(timeout, cancel, "the request")
+        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        async for piece in self._pieces(job):
+            yield piece
+        _result(job)
+
+    async def _pieces(self, job: TextJob) -> AsyncIterator[TextPiece]:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def told() -> None:
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(event.set)
+
+        job.told = told
+        try:
+            while not job.done or job.pieces:
+                self.stepper._run_apart()
+                if not job.done and not job.pieces:
+                    await event.wait()
+                event.clear()
+                while job.pieces:
+                    yield job.pieces.popleft()
+        finally:
+            job.fail(InvalidInput("the text is not read any more"))
+
+    def begin(
+        self,
+        tokens: Sequence[int],
+        options: GenerationOptions,
+        stop: StopCondition | None = None,
+        priority: int = 0,
+    ) -> TextJob:
+        """Begin a request, whose tokens are computed when any thread runs steps.
+
+        Args:
+            tokens: Those of the prompt, at least one.
+            options: What is asked of the text.
+            stop: Ends the request when it comes true.
+            priority: Tokens of requests of higher priority are computed first.
+        """
+        context = self._source.context
+        if not tokens:
+            raise InvalidInput("the prompt is empty")
+        if context is not None and len(tokens) >= context:
+            raise InvalidInput(f"a prompt of {len(tokens)} tokens, of {context} with its text")
+        job = TextJob(len(tokens), options)
+        grammar = self._grammar(options)
+        sequence = self.stepper.sequence(priority=priority)
+        if options.beams > 1:
+            search = BeamSearch(self._source, tokens, options, lambda texts, error: None)
+            search.ended = lambda texts, error: job.fail(error) if error else job.end(texts)
+            search.begin(sequence, grammar, stop)
+            return job
+        first = self._request(tokens, options, 0, grammar)
+        first.sequence = sequence
+        job.add(first)
+        for index in range(1, options.best_of):
+            own = None if grammar is None else grammar.copy()
+            job.add(self._request(tokens, options, index, own))
+        SharedPrompt(job._requests, stop).feed()
+        return job
+
+    def _request(
+        self,
+        tokens: Sequence[int],
+        options: GenerationOptions,
+        index: int,
+        grammar: TokenGrammar | None,
+    ) -> TextRequest:
+        drafts: Drafts | None = PromptLookup() if self._lookup else None
+        if self._drafts is not None:
+            drafts = DraftModel(self._drafts, self._draft_rows)
+        writer = TextWriter(self._source, tokens, options, index)
+        return TextRequest(writer, tokens, grammar, drafts)
+
+    def _grammar(self, options: GenerationOptions) -> TokenGrammar | None:
+        if (constraint := options.constraint) is None:
+            return None
+        if self._vocabulary is None:
+            size = self.stepper.model.graph.outputs[0].shape
+            count = size[-1] if size and isinstance(size[-1], int) else None
+            self._vocabulary = GrammarVocabulary(self.tokenizer, count)
+        return TokenGrammar(self._vocabulary, *constraint)
+
+    def close(self) -> None:
+        """End all requests, and give the memory of caches back."""
+        self.stepper.close()
+        if self._drafts is not None:
+            self._drafts.close()
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _result(job: TextJob) -> Generation:
+    if job.error is not None:
+        raise job.error
+    assert job.result is not None
+    return job.result
+
+
+def _stepper_of(model: object, options: dict[str, object]) -> Stepper:
+    if isinstance(model, Stepper):
+        if options:
+            raise InvalidInput(f"{[*options]} are options of the Stepper that was given")
+        return model
+    if isinstance(model, str | Path):
+        model = load(model, map_weights=True)
+    if not isinstance(model, Model):
+        raise wrong_type("model", model, "a path, a loaded model or a Stepper")
+    return Stepper(model, **options)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""The texts of one request, and what they end with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.generation.options import GenerationOptions
+from penstock.generation.result import GeneratedText, Generation, TextPiece
+from penstock.generation.text_request import TextRequest
+
+if TYPE_CHECKING:
+    from penstock.host.stop_condition import StopCondition
+
+
+class TextJob:
+    """The texts of one request. Pieces are taken as they come; ``result`` is there once all texts
+    are. A generator makes it."""
+
+    def __init__(self, prompt_tokens: int, options: GenerationOptions) -> None:
+        self.prompt_tokens, self.options = prompt_tokens, options
+        self.pieces: deque[TextPiece] = deque()
+        self.result: Generation | None = None
+        self.error: BaseException | None = None
+        self.told: Callable[[], object] = lambda: None
+        self._requests: list[TextRequest] = []
+        self._ended = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all texts are there, or an error."""
+        return self.result is not None or self.error is not None
+
+    def emit(self, piece: TextPiece) -> None:
+        """Take a piece. Where some texts are compared with others, only the best are given."""
+        if self.options.best_of == self.options.count:
+            self.pieces.append(piece)
+            self.told()
+
+    def add(self, request: TextRequest) -> None:
+        """Wait for the text of a request, too."""
+        request.emit, request.ended = self.emit, self._end_one
+        self._requests.append(request)
+
+    def _end_one(self, request: TextRequest, error: BaseException | None) -> None:
+        self._ended += 1
+        if error is not None:
+            self.fail(error)
+        elif self._ended == self.options.best_of and not self.done:
+            self.end([own.writer.result for own in self._requests])
+
+    def fail(self, error: BaseException) -> None:
+        """End all texts with an error."""
+        if self.done:
+            return
+        self.error = error
+        for request in self._requests:
+            request.close()
+        self.told()
+
+    def end(self, texts: Sequence[GeneratedText]) -> None:
+        """Give the texts, the likeliest of them if there are more than were asked for."""
+        generated = sum(len(text.tokens) for text in texts)
+        count = self.options.count
+        if len(texts) > count:
+            texts = sorted(texts, key=_mean_logprob, reverse=True)[:count]
+        if self.options.best_of > count or self.options.beams > 1:
+            for index, text in enumerate(texts):
+                piece = TextPiece(text.text, text.tokens, index, text.finish, text.logprobs)
+                self.pieces.append(piece)
+        self.result = Generation(texts, self.prompt_tokens, generated)
+        self.told()
+
+
+def _mean_logprob(text: GeneratedText) -> float:
+    mean = text.score / max(len(text.tokens), 1)
+    return float("-inf") if isnan(mean) else mean
+
+
+class SharedPrompt:
+    """The prompt of some texts, which is computed once: others fork the sequence of the first."""
+
+    def __init__(self, requests: Sequence[TextRequest], stop: StopCondition | None) -> None:
+        self._requests, self._stop = requests, stop
+
+    def feed(self) -> None:
+        first = self._requests[0]
+        assert first.sequence is not None
+        rows = {first.writer.source.rows: np.array([first.tokens])}
+        first.sequence.feed(rows, 1, self._done, self._stop)
+
+    def _done(self, outputs: Mapping[str, np.ndarray] | None, error: BaseException | None) -> None:
+        first, *others = self._requests
+        if outputs is not None:
+            assert first.sequence is not None
+            for request in others:
+                request.sequence = first.sequence.fork()
+        for request in self._requests:
+            request.stepped(outputs, error)

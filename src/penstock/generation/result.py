@@ -1,0 +1,63 @@
+"""What a request for text returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.records import NamedTuple, dataclass, field
+
+
+class TokenLogprob(NamedTuple):
+    """A token, the logarithm of its probability, and the likeliest tokens there with theirs."""
+
+    token: int
+    logprob: float
+    alternatives: Sequence[tuple[int, float]]
+
+
+@dataclass(eq=False)
+class GeneratedText:
+    """A text and its ``tokens``. ``finish`` says why it ended: "stop" (a token that ends texts, a
+    stop text, or the end of a grammar) or "length". ``stop`` is the stop text, if it was one.
+    ``score``: the sum of the logarithms of probabilities, of beams divided by a power of the
+    length; NaN where these were not asked for."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish: str = ""
+    stop: str | None = None
+    score: float = float("nan")
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """The ``texts`` of a request, the likeliest first where several were compared; how many tokens
+    the prompt had, and how many were generated, those of texts that are not given included."""
+
+    texts: Sequence[GeneratedText]
+    prompt_tokens: int
+    generated_tokens: int
+
+    @property
+    def text(self) -> str:
+        """The first text."""
+        return self.texts[0].text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the first text."""
+        return self.texts[0].tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TextPiece:
+    """A piece of a text as it is generated: ``index`` is the number of the text among those of
+    the request; ``tokens`` are those that made it, with their ``logprobs`` if asked for. The last
+    piece of a text has ``finish``, as ``GeneratedText`` has it."""
+
+    text: str
+    tokens: Sequence[int] = ()
+    index: int = 0
+    finish: str = ""
+    logprobs: Sequence[TokenLogprob] = ()

@@ -1,0 +1,103 @@
+"""What a generator needs beside a model: its tokenizer, its inputs, and how long texts may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import InvalidInput
+from penstock.core.types import TensorType
+from penstock.generation.tokenizer import TextTokenizer
+from penstock.ir.graph import Model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from penstock.stepping.stepper import Stepper
+
+_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length")
+_TEXTS = (".model", ".pre", "chat_template", ".name", ".architecture")
+
+
+def interface_of(stepper: Stepper) -> tuple[str, str]:
+    """The names of the input of tokens, and of the output of logits."""
+    rows, outputs = stepper.rows, [*stepper.outputs]
+    logits = "logits" if "logits" in outputs else outputs[0]
+    types = [*rows.values()]
+    if (
+        len(types) != 1
+        or not isinstance(types[0], TensorType)
+        or types[0].dtype is None
+        or types[0].dtype.kind != "i"
+    ):
+        raise InvalidInput(f"the model generates no text: its rows are {[*rows]}, not tokens alone")
+    return next(iter(rows)), logits
+
+
+def tokenizer_of(
+    given: str | Path | Tokenizer | TextTokenizer | None, place: str | Path | None, model: Model
+) -> TextTokenizer:
+    if isinstance(given, TextTokenizer):
+        return given
+    if isinstance(given, str | Path):
+        return TextTokenizer.load(given)
+    if given is not None:
+        return TextTokenizer(given)
+    if "tokenizer.ggml.model" in model.metadata:
+        return TextTokenizer.of_gguf(decoded_metadata(model.metadata))
+    if place is not None:
+        folder = Path(place) if Path(place).is_dir() else Path(place).parent
+        if (folder / "tokenizer.json").exists():
+            return TextTokenizer.load(folder)
+    raise InvalidInput(
+        "the model has no tokenizer, and there is no tokenizer.json beside it: give tokenizer="
+    )
+
+
+def decoded_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
+    """Metadata of a GGUF file, of which all but texts are JSON."""
+    found: dict[str, object] = {}
+    for name, text in metadata.items():
+        found[name] = text
+        if not name.endswith(_TEXTS):
+            with suppress(ValueError, RecursionError):
+                found[name] = json.loads(text)
+    return found
+
+
+def context_of(model: Model, place: str | Path | None) -> int | None:
+    """The most tokens of a text, if the model or a file beside it says so."""
+    metadata = model.metadata
+    found = [
+        metadata.get(f"{metadata.get('general.architecture')}.context_length"),
+        *[_setting(text, _CONTEXTS) for text in _configurations(model, place)],
+    ]
+    numbers = [int(x) for x in found if isinstance(x, int | str) and str(x).isdecimal()]
+    return min([n for n in numbers if n > 1], default=None)
+
+
+def _configurations(model: Model, place: str | Path | None) -> Iterator[str]:
+    """The texts of files that say what a model's sizes are."""
+    if "config.json" in model.metadata:
+        yield model.metadata["config.json"]
+    elif place is not None and Path(place).is_file():
+        for name in ("config.json", "genai_config.json"):
+            with suppress(OSError, UnicodeDecodeError):
+                yield (Path(place).parent / name).read_text(encoding="utf-8")
+
+
+def _setting(text: str, names: Sequence[str]) -> object:
+    """The first of some settings of a file of JSON, in its outer object or one within."""
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    inner = [settings, *(settings.values() if isinstance(settings, dict) else ())]
+    for own in inner:
+        for name in names:
+            if isinstance(own, dict) and isinstance(own.get(name), int):
+                return own[name]
+    return None

@@ -1,0 +1,190 @@
+"""One text that is generated: a sequence of a stepper, whose next rows are the tokens chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput
+from penstock.core.records import NamedTuple
+from penstock.generation.result import GeneratedText, TextPiece, TokenLogprob
+from penstock.generation.sampling import TokenChoice, TokenSampler
+from penstock.generation.tokenizer import StopTexts, TextStream
+
+if TYPE_CHECKING:
+    from penstock.generation.drafts import Drafts
+    from penstock.generation.grammar import TokenGrammar
+    from penstock.generation.options import GenerationOptions
+    from penstock.generation.tokenizer import TextTokenizer
+    from penstock.stepping.sequence import Rows
+    from penstock.stepping.stepper import StepSequence
+
+Emit: TypeAlias = "Callable[[TextPiece], object]"
+Ended: TypeAlias = "Callable[[TextRequest, BaseException | None], object]"
+
+_BEFORE = 8
+"""tokens of a prompt that decide whether the text begins with a space"""
+
+
+class TextSource(NamedTuple):
+    """What texts of a model are made with: the names of the input that has tokens and of the output
+    that has logits, the tokenizer, the tokens that end a text, and the most tokens of a text with
+    its prompt, None if that is not known."""
+
+    rows: str
+    logits: str
+    tokenizer: TextTokenizer
+    end_ids: frozenset[int]
+    context: int | None
+
+
+class TextWriter:
+    """Takes tokens, and gives the pieces of the text that they make."""
+
+    def __init__(
+        self, source: TextSource, prompt: Sequence[int], options: GenerationOptions, index: int
+    ) -> None:
+        self.source, self.options, self.index = source, options, index
+        self.result = GeneratedText()
+        self._stream = TextStream(source.tokenizer, [*prompt[-_BEFORE:]])
+        self._stops = StopTexts(options.stop)
+        ends = () if options.ignore_end else source.end_ids
+        self._ends = frozenset([*ends, *options.stop_ids])
+        room = None if source.context is None else source.context - len(prompt)
+        limits = [n for n in (options.max_tokens, room) if n is not None]
+        self._most = min(limits) if limits else None
+
+    @property
+    def left(self) -> int | None:
+        """How many more tokens the text may have."""
+        return None if self._most is None else self._most - len(self.result.tokens)
+
+    def take(self, choice: TokenChoice, complete: bool = False) -> TextPiece:
+        """The piece of text of a token, the last one if the text ends; it is ``complete`` if its
+        grammar allows nothing more behind the token."""
+        result, token = self.result, choice.token
+        if token in self._ends:
+            return self._finished("stop", "", ())
+        result.tokens.append(token)
+        logprobs: list[TokenLogprob] = []
+        if self.options.logprobs is not None:
+            logprobs = [TokenLogprob(token, choice.logprob, choice.alternatives)]
+            result.logprobs += logprobs
+        text = self._stops.push(self._stream.push(token))
+        if self._stops.found is not None:
+            result.stop = self._stops.found
+            return self._finished("stop", text, [token], logprobs)
+        if complete:
+            return self._finished("stop", text, [token], logprobs)
+        if self._most is not None and len(result.tokens) >= self._most:
+            return self._finished("length", text, [token], logprobs)
+        result.text += text
+        return TextPiece(text, [token], self.index, "", logprobs)
+
+    def finished(self, finish: str) -> GeneratedText:
+        """The text, which ends for this reason if it has not ended yet."""
+        if not self.result.finish:
+            self._finished(finish, "", ())
+        return self.result
+
+    def _finished(
+        self, finish: str, text: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
+    ) -> TextPiece:
+        if self.result.stop is None:
+            text += self._stops.push(self._stream.finish())
+            text += self._stops.finish()
+            self.result.stop = self._stops.found
+        self.result.text += text
+        self.result.finish = finish if self.result.stop is None else "stop"
+        return TextPiece(text, tokens, self.index, self.result.finish, logprobs)
+
+
+class TextRequest:
+    """Generates a text behind a prompt, in the steps of a ``sequence`` that has the prompt. It goes
+    on by itself: the outputs of each step say its next rows."""
+
+    def __init__(
+        self,
+        writer: TextWriter,
+        prompt: Sequence[int],
+        grammar: TokenGrammar | None,
+        drafts: Drafts | None,
+    ) -> None:
+        self.writer, self.grammar, self.drafts = writer, grammar, drafts
+        self.tokens = [*prompt]
+        self.sequence: StepSequence | None = None
+        self._sampler: TokenSampler | None = None
+        self._draft: list[int] = []
+        self._sum = 0.0
+        self.emit: Emit = lambda piece: None
+        self.ended: Ended = lambda request, error: None
+
+    def advance(self, outputs: Rows) -> None:
+        """Choose tokens by the logits behind the last rows, and feed these; or end."""
+        logits = outputs[self.writer.source.logits][0]
+        for row, numbers in enumerate(logits):
+            token = self._chosen(numbers)
+            if self.writer.result.finish:
+                self.end(None)
+                return
+            if row == len(self._draft) or self._draft[row] != token:
+                break
+        self._feed()
+
+    def _chosen(self, logits: np.ndarray) -> int:
+        """The next token, which is added to the text."""
+        if self._sampler is None:
+            self._sampler = TokenSampler(
+                self.writer.options,
+                logits.shape[-1],
+                end_ids=sorted(self.writer.source.end_ids),
+                index=self.writer.index,
+            )
+        mask = None if self.grammar is None else self.grammar.mask()
+        generated = len(self.writer.result.tokens)
+        choice = self._sampler.choose(logits, self.tokens, generated, mask)
+        if self.grammar is not None:
+            self.grammar.accept(choice.token)
+        self._sum += choice.logprob
+        self.writer.result.score = self._sum
+        complete = self.grammar is not None and self.grammar.is_finished
+        self.tokens.append(choice.token)
+        self.emit(self.writer.take(choice, complete))
+        return choice.token
+
+    def _feed(self) -> None:
+        """Let the last token be computed, and a draft of those behind it."""
+        sequence = self.sequence
+        assert sequence is not None
+        sequence.cut(len(self.tokens) - 1)
+        self._draft = []
+        left = self.writer.left
+        if self.drafts is not None and (left is None or left > 1):
+            most = len(self.tokens) if left is None else left - 1
+            self._draft = self.drafts.propose(self.tokens, most)
+        rows = {self.writer.source.rows: np.array([[self.tokens[-1], *self._draft]])}
+        sequence.feed(rows, 1 + len(self._draft), self.stepped)
+
+    def stepped(self, outputs: Rows | None, error: BaseException | None) -> None:
+        """Go on by the outputs of the last rows, or end with an error."""
+        if error is None and outputs is not None:
+            try:
+                self.advance(outputs)
+                return
+            except Exception as own:
+                error = own
+        self.end(error or InvalidInput("the text was ended"))
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell that the text is there, or the error that it ended with."""
+        self.close()
+        self.ended(self, error)
+
+    def close(self) -> None:
+        """Give the state back."""
+        if self.sequence is not None:
+            self.sequence.close()
+        if self.drafts is not None:
+            self.drafts.close()

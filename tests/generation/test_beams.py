@@ -1,0 +1,91 @@
+"""Beam search, beside a search through all texts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.generation.generator import Generator
+from tests.support.decoders import VOCABULARY, decoder_model, reference_logits
+from tests.support.word_texts import PROMPT, generator_of, letter_tokenizer, word_tokenizer
+
+
+def log_probabilities(tokens: list[int]) -> np.ndarray:
+    logits = reference_logits(decoder_model("spelled"), tokens)[-1].astype(np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+def test_beams_as_many_as_tokens_find_the_likeliest_texts() -> None:
+    first = log_probabilities(PROMPT)
+    second = [log_probabilities([*PROMPT, token]) for token in range(VOCABULARY)]
+    pairs = product(range(VOCABULARY), repeat=2)
+    scores = {(a, b): (first[a] + second[a][b]) / 2 for a, b in pairs}
+    best = sorted(scores, key=lambda pair: -scores[pair])[:4]
+    with generator_of(max_rows=128) as generator:
+        result = generator.generate(PROMPT, beams=VOCABULARY, count=4, max_tokens=2)
+    assert [tuple(text.tokens) for text in result.texts] == best
+    for text in result.texts:
+        assert abs(text.score - scores[tuple(text.tokens)]) < 1e-5
+
+
+def _searched(beams: int, length: int, ends: set[int]) -> tuple[list[int], float]:
+    """The best text of a beam search that computes every text anew."""
+    live: list[tuple[list[int], float]] = [([], 0.0)]
+    found: list[tuple[float, list[int]]] = []
+    for step in range(1, length + 1):
+        every = [
+            (score + log, tokens, token)
+            for tokens, score in live
+            for token, log in enumerate(log_probabilities([*PROMPT, *tokens]))
+        ]
+        live = []
+        for score, tokens, token in sorted(every, key=lambda own: -own[0])[: 2 * beams]:
+            if token in ends:
+                found.append((score / step, tokens))
+            else:
+                live.append(([*tokens, token], score))
+            if len(live) == beams:
+                break
+        found = sorted(found, key=lambda own: -own[0])[:beams]
+        if len(found) == beams and max(score for _, score in live) / step <= found[-1][0]:
+            break
+    else:
+        found += [(score / length, tokens) for tokens, score in live]
+    score, tokens = max(found, key=lambda own: own[0])
+    return tokens, score
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+@pytest.mark.parametrize("ends", [set(), {49, 6}])
+def test_search_is_that_of_a_search_without_caches(beams: int, ends: set[int]) -> None:
+    tokenizer = word_tokenizer(end_ids=sorted(ends))
+    with Generator(ps.load(decoder_model("spelled")), tokenizer) as generator:
+        result = generator.generate(PROMPT, beams=beams, max_tokens=6)
+        assert not generator.stepper._engine.holding
+    tokens, score = _searched(beams, 6, ends)
+    assert result.tokens == tokens
+    assert abs(result.texts[0].score - score) < 1e-5
+
+
+def test_stream_gives_texts_of_a_search_once_they_are_there() -> None:
+    with generator_of() as generator:
+        pieces = [*generator.stream(PROMPT, beams=3, count=2, max_tokens=4)]
+        texts = generator.generate(PROMPT, beams=3, count=2, max_tokens=4).texts
+    assert [piece.text for piece in pieces] == [text.text for text in texts]
+    assert [piece.index for piece in pieces] == [0, 1]
+
+
+def test_beams_have_the_form_of_a_grammar() -> None:
+    with Generator(ps.load(decoder_model("spelled")), letter_tokenizer()) as generator:
+        text = generator.generate(PROMPT, beams=3, regex="ab|ac|bd", max_tokens=5).texts[0]
+    assert text.text in ("ab", "ac", "bd")
+
+
+def test_deadline_ends_a_search() -> None:
+    with generator_of() as generator:
+        with pytest.raises(ps.DeadlineExceeded):
+            generator.generate(PROMPT, beams=3, max_tokens=4, timeout=0)
+        assert not generator.stepper._engine.holding

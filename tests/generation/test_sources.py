@@ -1,0 +1,54 @@
+"""The tokenizer, the inputs and the context of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.generation.sources import context_of, decoded_metadata, interface_of
+from penstock.ir.graph import Model
+from tests.support.decoders import decoder_model
+
+
+def model_with(**metadata: str) -> Model:
+    model = ps.load(decoder_model("spelled"))
+    model.metadata.update(metadata)
+    return model
+
+
+def test_metadata_that_are_no_texts_are_decoded() -> None:
+    metadata = {"a.ids": "[1, 2]", "tokenizer.ggml.pre": "1", "b": "no json", "c": "3"}
+    want = {"a.ids": [1, 2], "tokenizer.ggml.pre": "1", "b": "no json", "c": 3}
+    assert decoded_metadata(metadata) == want
+
+
+def test_context_is_that_of_gguf_metadata() -> None:
+    names = {"general.architecture": "llama", "llama.context_length": "4096"}
+    assert context_of(model_with(**names), None) == 4096
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_position_embeddings": 512},
+        {"n_positions": 512},
+        {"text_config": {"max_position_embeddings": 512}},
+    ],
+)
+def test_context_is_that_of_a_configuration(settings: dict[str, object], tmp_path: Path) -> None:
+    assert context_of(model_with(**{"config.json": json.dumps(settings)}), None) == 512
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "model.onnx").touch()
+    assert context_of(model_with(), tmp_path / "model.onnx") == 512
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"n_positions": "many"}'])
+def test_configuration_without_a_context_says_nothing(text: str) -> None:
+    assert context_of(model_with(**{"config.json": text}), None) is None
+
+
+def test_interface_is_the_input_of_tokens_and_the_logits() -> None:
+    assert interface_of(ps.Stepper(model_with())) == ("ids", "logits")
