@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,21 @@ def test_decoder_of_a_model_of_images_is_read(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     result = logits(ps.compile(ps.load(folder)), case, [12])
     np.testing.assert_allclose(result, case.expected, rtol=0, atol=1e-4)
+
+
+WRONG: tuple[object, ...] = (None, 0, -1, 1, 7, 1 << 40, 0.5, 1e300, 1e-300, "x", True, [], [1], {})
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "qwen3_moe", "phi3_long", "gpt2"])
+def test_changed_configuration_gives_a_model_or_a_refusal(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    folder = case.write(tmp_path)
+    rng = np.random.default_rng(2)
+    groups = [case.config, *[x for x in case.config.values() if isinstance(x, dict)]]
+    for group in groups:
+        for key, value in [*group.items()]:
+            group[key] = WRONG[rng.integers(len(WRONG))]
+            (folder / "config.json").write_text(json.dumps(case.config))
+            group[key] = value
+            with suppress(ps.InvalidModel, ps.Unsupported):
+                ps.load(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +196,15 @@ def test_tensor_of_an_unsupported_type_is_named() -> None:
     changed = data[:at] + (20).to_bytes(4, "little") + data[at + 4 :]
     with pytest.raises(ps.Unsupported, match=r"type IQ4_NL.*output_norm"):
         ps.load(changed)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3", "gpt2"])
+def test_changed_bytes_give_a_model_or_a_refusal(name: str) -> None:
+    data = CASES[name].gguf().bytes()
+    rng = np.random.default_rng(4)
+    for _ in range(300):
+        changed = bytearray(data)
+        for at in rng.integers(4, 6000, rng.integers(1, 4)):
+            changed[at] = rng.integers(256)
+        with suppress(ps.InvalidModel, ps.Unsupported):
+            ps.load(bytes(changed))

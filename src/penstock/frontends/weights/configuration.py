@@ -10,6 +10,7 @@ from penstock.frontends.weights.rotary import Rotary, rotary_of
 from penstock.frontends.weights.settings import Settings, unsupported
 
 MOST_LAYERS = 10_000
+_MOST_SIZE = 1 << 16
 EXPORT = "export the model with optimum-cli export onnx"
 
 
@@ -113,10 +114,12 @@ def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfigu
     if layers > MOST_LAYERS:
         raise settings.wrong("num_hidden_layers", layers, f"a number up to {MOST_LAYERS}")
     width = settings.count("hidden_size")
-    head_size = settings.optional_count("head_dim") or width // heads
+    head_size = checked_size(
+        settings, "head_dim", settings.optional_count("head_dim") or width // heads
+    )
     scale = head_size**-0.5
     if family.gemma:
-        scale = settings.number("query_pre_attn_scalar") ** -0.5
+        scale = settings.positive("query_pre_attn_scalar") ** -0.5
         if settings.flag("use_bidirectional_attention"):
             feature = "attention to later positions (use_bidirectional_attention)"
             raise unsupported(feature, EXPORT, settings.label)
@@ -145,6 +148,13 @@ def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfigu
     )
 
 
+def checked_size(settings: Settings, key: str, size: int) -> int:
+    """The size of a head. Raises ``InvalidModel`` for one of which no file has the weights."""
+    if not 0 < size <= _MOST_SIZE:
+        raise settings.wrong(key, size, f"a size of heads from 1 to {_MOST_SIZE}")
+    return size
+
+
 def activation_of(settings: Settings, key: str, default: str) -> str:
     name = settings.get(key) or default
     if not isinstance(name, str) or name not in ACTIVATIONS:
@@ -161,7 +171,7 @@ def _experts(settings: Settings, layers: int) -> Experts:
         raise settings.wrong("num_experts_per_tok", used, f"at most {count}")
     step = settings.count("decoder_sparse_step", 1)
     dense = settings.get("mlp_only_layers") or []
-    if not isinstance(dense, Sequence):
+    if not isinstance(dense, list):
         raise settings.wrong("mlp_only_layers", dense, "a list of layers")
     chosen = frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
     inner = settings.count("moe_intermediate_size")

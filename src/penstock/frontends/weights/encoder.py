@@ -56,7 +56,9 @@ def encoder_configuration(settings: Settings, model_type: str) -> EncoderConfigu
     if kind != "absolute" or settings.flag("is_decoder"):
         feature = f"positions of type {kind!r:.40}, or is_decoder,"
         raise unsupported(feature, EXPORT, settings.label)
-    padding = settings.number("pad_token_id", 1) if model_type == "roberta" else None
+    padding = None
+    if model_type == "roberta":
+        padding = 0 if settings.get("pad_token_id") == 0 else settings.count("pad_token_id", 1)
     return EncoderConfiguration(
         layers,
         width,
@@ -65,7 +67,7 @@ def encoder_configuration(settings: Settings, model_type: str) -> EncoderConfigu
         settings.number("layer_norm_eps", 1e-12),
         activation_of(settings, names["hidden_act"], "gelu"),
         model_type != "distilbert",
-        None if padding is None else int(padding),
+        padding,
     )
 
 

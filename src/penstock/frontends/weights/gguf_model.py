@@ -16,6 +16,7 @@ from penstock.frontends.weights.configuration import (
     MOST_LAYERS,
     DecoderConfiguration,
     Experts,
+    checked_size,
 )
 from penstock.frontends.weights.decoder import write_decoder
 from penstock.frontends.weights.gguf import Metadata, read_gguf
@@ -111,7 +112,8 @@ def _decoder(
 ) -> DecoderConfiguration:
     layers, width = _layers(settings), settings.count("embedding_length")
     heads = settings.count("attention.head_count")
-    head_size = settings.count("attention.key_length", width // heads)
+    key = "attention.key_length"
+    head_size = checked_size(settings, key, settings.optional_count(key) or width // heads)
     if settings.count("attention.value_length", head_size) != head_size:
         raise settings.wrong("attention.value_length", None, f"{head_size}")
     scale = head_size**-0.5
@@ -126,7 +128,7 @@ def _decoder(
         settings.optional_count("attention.head_count_kv") or heads,
         head_size,
         settings.number("attention.layer_norm_rms_epsilon", 1e-6),
-        settings.number("attention.scale", scale),
+        settings.number("attention.scale", 0.0) or scale,
         _rotaries(settings, architecture, head_size, store),
         _windows(settings, architecture, layers),
         "gelu_tanh" if gemma else "silu",
@@ -163,7 +165,10 @@ def _windows(settings: Settings, architecture: _Architecture, layers: int) -> li
 def _rotaries(
     settings: Settings, architecture: _Architecture, head_size: int, store: TensorStore
 ) -> Sequence[Rotary | None]:
-    layers, size = _layers(settings), settings.count("rope.dimension_count", head_size)
+    layers = _layers(settings)
+    size = settings.count("rope.dimension_count", head_size)
+    if size > head_size:
+        raise settings.wrong("rope.dimension_count", size, f"at most {head_size}")
     theta = settings.number("rope.freq_base", 10_000.0)
     longest = settings.count("context_length", 32768)
     parameters: dict[str, float | str | Sequence[float] | None] = {"rope_theta": theta}

@@ -41,11 +41,22 @@ def rotary_of(parameters: Parameters, size: int, longest: int) -> Rotary:
     """The rotation of ``size`` features of each head, of a model for texts of up to ``longest``
     positions. Raises ``ValueError`` for parameters that are missing or wrong."""
     theta = _number(parameters, "rope_theta", 10_000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if size < 2 or size % 2 or not theta > 1:
         raise ValueError(f"{size} features cannot turn in pairs with rope_theta {theta}")
-    powers = (theta ** (np.arange(0, size, 2, dtype=FLOAT32) / np.float32(size))).astype(FLOAT32)
+    with np.errstate(all="ignore"):
+        powers = (theta ** (np.arange(0, size, 2, dtype=FLOAT32) / np.float32(size))).astype(
+            FLOAT32
+        )
+        rotary = _scaled(parameters, powers, theta, longest)
+    if not np.isfinite(rotary.frequencies).all() or not math.isfinite(rotary.magnitude):
+        raise ValueError("its rotary embedding has frequencies that are no numbers")
+    return rotary
+
+
+def _scaled(parameters: Parameters, powers: np.ndarray, theta: float, longest: int) -> Rotary:
+    """The rotation with frequencies that are one through ``powers``, scaled."""
     plain = 1 / powers
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default":
         return Rotary(plain)
     if kind == "linear":
@@ -66,7 +77,7 @@ def _single(x: np.ndarray) -> np.ndarray:
 def _number(parameters: Parameters, key: str, default: float | None = None) -> float:
     value = parameters.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 62:
         raise ValueError(f"{key} of its rotary embedding is {value!r:.40}, not a positive number")
     return float(value)
 

@@ -50,6 +50,12 @@ class Settings:
             raise self.wrong(key, value, "a finite number")
         return float(value)
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.wrong(key, value, "a number above 0")
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.get(key)
         if value is not None and not isinstance(value, bool):
