@@ -115,3 +115,28 @@ def test_variants_are_unsupported(model_type: str, more: dict[str, object], reas
 
 def test_activation_has_a_default() -> None:
     assert activation_of(Settings("config.json", {}), "hidden_act", "gelu_new") == "gelu_tanh"
+
+
+def test_scaling_may_have_its_older_names() -> None:
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
+    older = configured("qwen2", rope_theta=1e6, rope_scaling={"type": "yarn", **scaling})
+    newer = configured("qwen2", rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, **scaling})
+    for a, b in zip(older.rotaries, newer.rotaries, strict=True):
+        assert a is not None
+        assert b is not None
+        assert a.frequencies.tolist() == b.frequencies.tolist()
+        assert a.magnitude == b.magnitude != 1
+
+
+def test_scaling_of_phi_3_may_have_its_first_length_beside_it() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = configured(
+        "phi3",
+        rope_scaling={"type": "su", **factors},
+        max_position_embeddings=64,
+        original_max_position_embeddings=16,
+    )
+    (rotary, *_) = config.rotaries
+    assert rotary is not None
+    assert rotary.original == 16
+    assert rotary.magnitude == pytest.approx((1 + 0.5) ** 0.5)

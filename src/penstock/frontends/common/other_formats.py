@@ -126,8 +126,10 @@ def raise_missing(path: str) -> NoReturn:
         is_id or (not name and "-" in stem)
     ):
         hint = (
-            f"; a model of the Hugging Face hub is not downloaded: optimum-cli export onnx --model "
-            f"{path} FOLDER writes FOLDER/model.onnx"
+            f"; a model of the Hugging Face hub is not downloaded: hf download {path} --local-dir "
+            "FOLDER fetches its weights, of which penstock.load(FOLDER) makes the graph of common "
+            f"language models; optimum-cli export onnx --model {path} FOLDER writes others as "
+            "FOLDER/model.onnx"
         )
     raise InvalidModel(f"there is no file {path!r}; check the path{hint}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from penstock.core.errors import InvalidModel, quoted
 from penstock.core.limits import Limits
@@ -81,8 +82,24 @@ def load_gguf(source: str | bytes, limits: Limits, map_weights: bool) -> Model:
 
 
 def _texts(metadata: Metadata) -> dict[str, str]:
-    """The metadata as texts: what is no text as JSON."""
-    return {key: x if isinstance(x, str) else json.dumps(x) for key, x in metadata.items()}
+    """The metadata as texts: what is no text as JSON, and so a text that reads as such."""
+    return {key: x if _is_plain(x) else json.dumps(x) for key, x in metadata.items()}
+
+
+def _is_plain(value: object) -> TypeGuard[str]:
+    """Whether a value is a text that is not JSON itself."""
+    if not isinstance(value, str):
+        return False
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def parsed_metadata(texts: Mapping[str, str]) -> dict[str, object]:
+    """The values of metadata that ``load_gguf`` has put into a model."""
+    return {key: text if _is_plain(text) else json.loads(text) for key, text in texts.items()}
 
 
 def _gpt2(settings: Settings) -> Gpt2Configuration:
