@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.core.types import ShapeError
+from penstock.ops.microsoft.quantized_weights import unpack
 from penstock.ops.registry import standard
 from tests.ops.harness import check_node
 from tests.support.sweeps import sweep
@@ -249,6 +250,16 @@ def test_qmoe_of_mixed_bits_with_a_gate_equals_moe_of_the_same_weights(fusion: i
     want = experts(plain, attrs, shares / shares.sum(-1, keepdims=True))
     own = {f"{layer}_expert_weight_bits": count for layer, count in bits.items()}
     check("QMoE", values, attrs | own | {"block_size": 16}, expected=[want])
+
+
+def test_zero_points_of_qmoe_may_be_floats() -> None:
+    values, plain = qmoe_inputs(dict.fromkeys(LAYERS, 4), 16, True)
+    for i in (11, 12):
+        values[i] = unpack(values[i], 4)
+    shares = softmax_of_best(plain[1], 2)
+    want = experts(plain, {"activation_type": "silu"}, shares / shares.sum(-1, keepdims=True))
+    attrs = {"k": 2, "activation_type": "silu", "block_size": 16}
+    check("QMoE", values, attrs, expected=[want])
 
 
 @pytest.mark.parametrize(
