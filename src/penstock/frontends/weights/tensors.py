@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, quoted
 from penstock.core.records import dataclass, field
 from penstock.core.types import FLOAT32, dtype_named
@@ -50,6 +51,7 @@ class StoredTensor:
         return self.format in FORMATS
 
     def bytes(self) -> np.ndarray:
+        checkpoint()
         try:
             return self.source.read(self.offset, self.nbytes)
         except ValueError as error:
