@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.generation.sources import context_of, decoded_metadata, interface_of
+from penstock.generation.sources import context_of, interface_of
 from penstock.ir.graph import Model
 from tests.support.decoders import decoder_model
 
@@ -17,12 +17,6 @@ def model_with(**metadata: str) -> Model:
     model = ps.load(decoder_model("spelled"))
     model.metadata.update(metadata)
     return model
-
-
-def test_metadata_that_are_no_texts_are_decoded() -> None:
-    metadata = {"a.ids": "[1, 2]", "tokenizer.ggml.pre": "1", "b": "no json", "c": "3"}
-    want = {"a.ids": [1, 2], "tokenizer.ggml.pre": "1", "b": "no json", "c": 3}
-    assert decoded_metadata(metadata) == want
 
 
 def test_context_is_that_of_gguf_metadata() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput
 from penstock.core.types import TensorType
+from penstock.frontends.weights.gguf_model import parsed_metadata
 from penstock.generation.tokenizer import TextTokenizer
 from penstock.ir.graph import Model
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.stepping.stepper import Stepper
 
 _CONTEXTS = ("max_position_embeddings", "n_positions", "context_length")
-_TEXTS = (".model", ".pre", "chat_template", ".name", ".architecture")
 
 
 def interface_of(stepper: Stepper) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def tokenizer_of(
     if given is not None:
         return TextTokenizer(given)
     if "tokenizer.ggml.model" in model.metadata:
-        return TextTokenizer.of_gguf(decoded_metadata(model.metadata))
+        return TextTokenizer.of_gguf(parsed_metadata(model.metadata))
     if place is not None:
         folder = Path(place) if Path(place).is_dir() else Path(place).parent
         if (folder / "tokenizer.json").exists():
@@ -55,17 +55,6 @@ def tokenizer_of(
     raise InvalidInput(
         "the model has no tokenizer, and there is no tokenizer.json beside it: give tokenizer="
     )
-
-
-def decoded_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
-    """Metadata of a GGUF file, of which all but texts are JSON."""
-    found: dict[str, object] = {}
-    for name, text in metadata.items():
-        found[name] = text
-        if not name.endswith(_TEXTS):
-            with suppress(ValueError, RecursionError):
-                found[name] = json.loads(text)
-    return found
 
 
 def context_of(model: Model, place: str | Path | None) -> int | None:

@@ -13,7 +13,7 @@ from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, RowsStay
 from penstock.core.types import TensorType
 from penstock.ir.graph import Model
-from penstock.passes.lowering.step_probes import Roles, roles_of
+from penstock.passes.lowering.step_probes import Roles, roles_of, with_sizes_of_heads
 from penstock.session.session import Session
 from penstock.stepping.joined import Piece
 from penstock.stepping.sequence import Rows, SequenceState
@@ -29,7 +29,8 @@ class SeparateRunner:
 
     def __init__(self, model: Model, options: CompileOptions, most_bytes: int) -> None:
         try:
-            self._roles: Roles = roles_of(model.graph)
+            graph = with_sizes_of_heads(model.graph)
+            self._roles: Roles = roles_of(graph)
         except RowsStay as reason:
             raise InvalidInput(
                 f"the model has no state that is fed back: {reason}; a decoder has inputs of rows "
@@ -46,7 +47,7 @@ class SeparateRunner:
             )
         self._presents = dict(zip(self._roles.caches, presents, strict=True))
         self.axes: Mapping[str, int] = {name: 1 for name in names if name not in presents}
-        self._types = {value.name: value.type for value in model.graph.inputs}
+        self._types = {value.name: value.type for value in graph.inputs}
 
     @property
     def pages(self) -> tuple[int, int, int]:

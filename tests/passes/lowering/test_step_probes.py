@@ -7,8 +7,14 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import RowsStay
-from penstock.passes.lowering.step_probes import Probe, far_probes, near_probes, roles_of
-from tests.support.decoders import decoder_model
+from penstock.passes.lowering.step_probes import (
+    Probe,
+    far_probes,
+    near_probes,
+    roles_of,
+    with_sizes_of_heads,
+)
+from tests.support.decoders import GROUPS, LAYERS, SIZE, decoder_model
 from tests.support.onnx_text import model_from_text
 
 LOW = np.float32(-3e38)
@@ -79,3 +85,15 @@ def test_far_probes_have_ever_fewer_positions() -> None:
 def test_far_probes_have_no_more_positions_than_tables_of_the_model() -> None:
     graph = ps.load(decoder_model("spelled", places=256)).graph
     assert next(far_probes(graph, roles_of(graph))).past == 253
+
+
+@pytest.mark.parametrize("kind", ["groups", "packed"])
+def test_size_of_heads_that_a_model_leaves_open_is_found(kind: str) -> None:
+    model = decoder_model(kind)
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[3].dim_param = "size"
+    graph = with_sizes_of_heads(ps.load(model).graph)
+    shapes = {v.name: v.shape for v in graph.inputs}
+    assert shapes["past_k0"] == ("b", GROUPS, "p", SIZE)
+    assert len(roles_of(graph).caches) == 2 * LAYERS

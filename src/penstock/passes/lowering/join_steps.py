@@ -57,6 +57,7 @@ from penstock.passes.lowering.step_probes import (
     near_probes,
     roles_of,
     sample_graph,
+    with_sizes_of_heads,
 )
 from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
 
@@ -77,6 +78,7 @@ class JoinedSteps(NamedTuple):
 
 def join_steps(source: Graph) -> JoinedSteps:
     """The graph of joined steps of a decoder. Raises ``RowsStay``, with what stands in the way."""
+    source = with_sizes_of_heads(source)
     roles = roles_of(source)
     near = near_probes(source, roles)
     graph = _with_free_positions(source, roles, near)

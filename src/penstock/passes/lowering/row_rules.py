@@ -194,6 +194,14 @@ def _of_gather(node: Node, inputs: _Inputs) -> Packed:
     return Packed([axes[:at] + index + axes[at + 1 :]], inputs)
 
 
+@_rule("com.microsoft.GatherBlockQuantized")
+def _of_gathered_codes(node: Node, inputs: _Inputs) -> Packed:
+    index, dims = _only(inputs, 1), static_dims(node.outputs[0])
+    at = normalize_axes([node.attrs.get("gather_axis", 0)], len(dims) + 1 - len(index))[0]
+    before, behind = dims[:at], dims[at + len(index) :]
+    return Packed([(*map(features, before), *index, *map(features, behind))], inputs)
+
+
 def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | None]]:
     """The attribute ``axis``, which has features, what inputs have along the others, and the axes
     of each."""

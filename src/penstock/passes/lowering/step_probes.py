@@ -72,6 +72,27 @@ def roles_of(graph: Graph) -> Roles:
     return roles
 
 
+def with_sizes_of_heads(graph: Graph) -> Graph:
+    """The graph, or a copy where the size of heads of caches is known: some exporters name that
+    dim, though GroupQueryAttention says it."""
+    unknown = {v: v.shape for v in graph.inputs if v.shape and len(v.shape) == 4}
+    if all(isinstance(shape[3], int) for shape in unknown.values()):
+        return graph
+    copy = clone(graph)
+    run_passes((PASSES["fold_constants"],), copy, PassContext())
+    for node in copy.nodes:
+        if node.op.name != "GroupQueryAttention" or node.input(3) is None:
+            continue
+        heads, groups = node.attrs["num_heads"], node.attrs["kv_num_heads"]
+        width = (node.inputs[0].shape or (None,))[-1] if node.inputs[0] is not None else None
+        share = heads if node.input(1) is not None else heads + 2 * groups
+        for value in node.inputs[3:5]:
+            if value in copy.inputs and isinstance(width, int) and value.shape:
+                dims = (*value.shape[:3], width // share)
+                value.type = TensorType(value.dtype, dims)
+    return copy
+
+
 def sample_graph(graph: Graph, roles: Roles, rows: int, past: int) -> Graph:
     """A copy of a graph for a sample of ``rows`` behind ``past`` positions, with masks of ones."""
     copy = clone(graph)
