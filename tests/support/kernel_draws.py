@@ -625,9 +625,18 @@ def _blocks(rng: Source, name: str) -> Draw:
     if rng.chance(0.3):
         inputs[5] = rng.numbers((n,), "float32")
     attrs = {"K": k, "N": n, "bits": bits, "block_size": block}
+    if by_codes := rng.chance(0.5):
+        attrs["accuracy_level"] = 4
 
     def bound(draw: Draw) -> list[Rounded | None]:
-        _, packed, scales, zeros, _, bias = draw.inputs
+        numbers, packed, scales, zeros, _, bias = draw.inputs
+        x = draw.read(0)
+        if by_codes:  # each block of a row may become int8 over its own range
+            padding = [(0, 0)] * len(rows) + [(0, count * block - k)]
+            blocks = np.abs(np.pad(numbers.astype(np.float64), padding)).reshape(
+                *rows, count, block
+            )
+            x = x.inexact(np.repeat(blocks.max(-1) / 127 * 0.51, block, axis=-1)[..., :k])
         codes, half = _unpacked(packed, bits).reshape(n, count, block), 2.0 ** (bits - 1)
         # Codes, and what zero points shift them by, may be summed apart; weights are rounded once,
         # and sums as in any product.
@@ -639,7 +648,7 @@ def _blocks(rng: Source, name: str) -> Draw:
         for part in parts:
             w = (part * scales[..., None].astype(np.float64)).reshape(n, -1)[:, :k]
             weights = Rounded.exact(w, draw.dtype).rounded(w, 0, 2)
-            sums.append(draw.read(0) @ weights.map(np.transpose))
+            sums.append(x @ weights.map(np.transpose))
         y = sum(sums[1:], sums[0])
         return [y if bias is None else y + bias.astype(np.float64)]
 

@@ -24,7 +24,7 @@ WITHOUT = {
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - WITHOUT))
 def test_decoder_of_a_gguf_file_gives_the_logits_of_transformers(name: str) -> None:
-    session = ps.compile(ps.load(CASES[name].gguf().bytes()))
+    session = ps.compile(ps.load(CASES[name].gguf().bytes()), precision="strict")
     result = logits(session, CASES[name], [8, 1, 3])
     np.testing.assert_allclose(result, CASES[name].expected, rtol=0, atol=1e-4)
 
@@ -38,7 +38,7 @@ def test_frequencies_of_llama_3_are_divided_by_a_tensor() -> None:
     scaled = rotary_of(parameters, 8, 64).frequencies  # type: ignore[arg-type]
     plain = rotary_of({"rope_theta": parameters["rope_theta"]}, 8, 64)  # type: ignore[index]
     writer.add("rope_freqs.weight", plain.frequencies / scaled)
-    session = ps.compile(ps.load(writer.bytes()))
+    session = ps.compile(ps.load(writer.bytes()), precision="strict")
     np.testing.assert_allclose(logits(session, case, [12]), case.expected, rtol=0, atol=1e-4)
 
 
@@ -50,7 +50,7 @@ def test_long_texts_of_phi_3_have_other_frequencies() -> None:
     for key in ("long", "short"):
         factors = parameters[f"{key}_factor"]  # type: ignore[index]
         writer.add(f"rope_factors_{key}.weight", np.array(factors, np.float32))
-    session = ps.compile(ps.load(writer.bytes()))
+    session = ps.compile(ps.load(writer.bytes()), precision="strict")
     np.testing.assert_allclose(logits(session, case, [12]), case.expected, rtol=0, atol=1e-4)
 
 
@@ -97,7 +97,9 @@ def test_blocks_give_what_their_weights_give(kind: str, experts: bool) -> None:
     assert {"MatMulNBits", "GatherBlockQuantized"} <= operations
     assert "MatMul" not in operations
     assert ("QMoE" in operations) == experts
-    of_blocks, of_floats = (logits(ps.compile(model), case, [7, 1]) for model in models)
+    of_blocks, of_floats = (
+        logits(ps.compile(model, precision="strict"), case, [7, 1]) for model in models
+    )
     np.testing.assert_allclose(of_blocks, of_floats, rtol=1e-4, atol=1e-4 * of_floats.max())
 
 
@@ -151,7 +153,8 @@ def test_mapped_file_gives_the_same_logits(tmp_path: Path) -> None:
     case = CASES["llama"]
     path = tmp_path / "m.gguf"
     path.write_bytes(case.gguf().bytes())
-    result = logits(ps.compile(ps.load(path, map_weights=True)), case, [12])
+    session = ps.compile(ps.load(path, map_weights=True), precision="strict")
+    result = logits(session, case, [12])
     np.testing.assert_allclose(result, case.expected, rtol=0, atol=1e-4)
 
 

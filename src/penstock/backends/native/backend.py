@@ -138,8 +138,9 @@ class NativeBackend(SpecializingBackend):
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        if site is not None and (self.reproducible or self._rounds(node)):
-            site = replace(site, rounds=self._rounds(node), ordered=self.reproducible)
+        rounds, exact = self._rounds(node), self._precision == "strict"
+        if site is not None and (self.reproducible or rounds or exact):
+            site = replace(site, rounds=rounds, ordered=self.reproducible, exact=exact)
         try:
             call = None if site is None else family.static(site)
         except UnsupportedError:

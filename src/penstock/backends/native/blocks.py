@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
 from penstock.core.types import FLOAT32, TensorType
+from penstock.host.threads import core_budget
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
     MOE,
@@ -44,6 +45,10 @@ def block_product(site: Site) -> NativeCall | None:
         return None
     codes, factors = _codes_of(packed, b), _factors_of(packed, scales, zeros)
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
+    # Codes behind the last weight of a row are not in panels.
+    held = {1: codes} if packed.k == packed.blocks * packed.block else {}
+    if site.attr("accuracy_level", 0) == _BY_CODES and not (site.exact or site.ordered):
+        return _by_codes(site, packed, codes, factors, held)
     # The last panel has columns that the result lacks: they are computed beside it.
     border = rows * PANEL * 4 if packed.n % PANEL else 0
     return NativeCall(
@@ -58,8 +63,44 @@ def block_product(site: Site) -> NativeCall | None:
         item_ns=rows_ns(packed.k * (20 + 10 * rows)),
         workspace=border,
         keep=(codes, factors),
-        # Codes behind the last weight of a row are not in panels.
-        reordered={1: codes} if packed.k == packed.blocks * packed.block else {},
+        reordered=held,
+    )
+
+
+_BY_CODES = 4
+"""the ``accuracy_level`` that allows rows to become int8"""
+_ROWS_OF_PIECE = 128
+_PIECES = 16  # of each core, at most
+
+
+def _by_codes(
+    site: Site,
+    packed: PackedWeights,
+    codes: Reordered,
+    factors: Shared[tuple[np.ndarray, np.ndarray | None]],
+    held: dict[int, Reordered],
+) -> NativeCall:
+    """The product of rows that become int8 over the range of each block."""
+    x, bias = site.input(0), None if site.input(5) is None else Tensor(5)
+    assert x is not None
+    rows, panels = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
+    together = min(rows, _ROWS_OF_PIECE)
+    of_rows = math.ceil(rows / together)
+    some = max(1, of_rows * panels // (_PIECES * core_budget()))
+    pieces = of_rows * math.ceil(panels / some)
+    return NativeCall(
+        "block_codes",
+        (
+            *(Tensor(0), *codes.arrays, *factors.value, bias, site.result(), WORKSPACE),
+            *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
+            *(together, some, pieces),
+        ),
+        items=1,
+        item_ns=rows_ns(panels * packed.k * (10 + rows)),
+        workspace=rows * (packed.k + 8 * packed.blocks),
+        stages=(2, pieces),
+        keep=(codes, factors),
+        reordered=held,
     )
 
 
@@ -168,8 +209,9 @@ def has_panels(packed: PackedWeights) -> bool:
 
 
 def _codes_of(packed: PackedWeights, b: np.ndarray | ConstantRef) -> Reordered:
-    """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits."""
-    name = "native blocks", packed.n, packed.k, packed.bits, packed.block
+    """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits,
+    four along K side by side."""
+    name = "native block words", packed.n, packed.k, packed.bits, packed.block
     rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)
     panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
     back = partial(_rows, packed, b.shape)
@@ -195,7 +237,8 @@ def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
         codes = codes + _raised(bits)
     columns = _columns(codes)
     if bits == 8:
-        return np.ascontiguousarray(columns ^ 128)
+        words = (columns ^ 128).reshape(-1, k // 4, 4, PANEL).swapaxes(2, 3)
+        return np.ascontiguousarray(words).reshape(columns.shape)
     words = columns.reshape(-1, k // 8, 8, PANEL)
     panels = np.zeros((len(words), k // 8, PANEL), np.uint32)
     for i in range(8):
@@ -207,7 +250,8 @@ def _rows(packed: PackedWeights, shape: tuple[int, ...], panels: np.ndarray) -> 
     """The packed codes that ``panels`` were made of."""
     k, bits = packed.k, packed.bits
     if bits == 8:
-        columns: np.ndarray = panels ^ 128
+        words = panels.reshape(-1, k // 4, PANEL, 4).swapaxes(2, 3)
+        columns: np.ndarray = words.reshape(panels.shape) ^ 128
     else:
         nibbles = [(panels >> 4 * i & 15).astype(np.uint8) for i in range(8)]
         columns = np.stack(nibbles, axis=2).reshape(len(panels), k, PANEL)

@@ -58,7 +58,8 @@ class Site:
     """A node as the families of kernels see it: the types of its inputs and then of its outputs, of
     known shapes (None for one left out), and the arrays of those that are constants. ``rounds``:
     operands of products may be rounded to bfloat16. ``ordered``: a sum is taken in one order,
-    whatever the number of rows (``reproducible=True``)."""
+    whatever the number of rows (``reproducible=True``). ``exact``: operands are taken as they are,
+    even where the model allows otherwise (``precision="strict"``)."""
 
     library: NativeLibrary
     node: Node
@@ -66,6 +67,7 @@ class Site:
     constants: Contents
     rounds: bool = False
     ordered: bool = False
+    exact: bool = False
 
     def input(self, i: int) -> TensorType | None:
         """The type of an input; None if it is left out."""

@@ -142,7 +142,9 @@ class ModelWriter:
             return self.op("MatMul", x, matrix)
         codes, constants = self._packed(tensor)
         sizes = {"N": codes.rows, "K": codes.columns, "block_size": codes.group}
-        return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, bits=codes.bits, **sizes)
+        # Rows may become int8, as the runtime that these formats are made for has it.
+        sizes |= {"bits": codes.bits, "accuracy_level": 4}
+        return self.op("MatMulNBits", x, *constants, domain=MICROSOFT, **sizes)
 
     def _packed(self, tensor: StoredTensor) -> tuple[BlockCodes, list[Value]]:
         """The codes of a matrix, and constants of codes, scales, and zeros if there are."""

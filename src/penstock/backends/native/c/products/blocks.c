@@ -1,8 +1,8 @@
 /* Products with weights of 4 or 8 bits that have a scale, and perhaps a zero point, for each block of
    K. An item is a panel of 32 columns (products.h).
 
-   Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, or [panel][K][32]
-   uint8; both as codes less half their range. Scales are [panel][block][32], and so is `shifts`, what
+   Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, or [panel][K / 4][32][4]
+   int8; the former are half their range more than what they stand for. Scales are [panel][block][32], and so is `shifts`, what
    a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
    panel is written out as float32 first. Those of experts may be float32, without scales. */
 
@@ -34,23 +34,17 @@ enum { CODES_AHEAD = 4096, SCALES_AHEAD = 1024, LINE = 64 };
 _Static_assert((int)CHAINS <= (int)SUMS, "parts of direct() have room");
 
 typedef int32_t words __attribute__((vector_size(VECTOR_BYTES)));
-typedef int8_t bytes __attribute__((vector_size(LANES)));
 
 /* Vector j of the 32 weights at k, of which `held` has those that are packed together. */
 INLINED vector weights_of(const struct block_product *a, int bits, const char *panel, int64_t k, int j,
                           words *held)
 {
     if (bits == 8) {
-        const void *codes = panel + k * PANEL + j * LANES;
-#if defined(__AVX512F__)
-        return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(codes)));
-#elif defined(__AVX2__)
-        return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(codes)));
-#else
-        bytes four;
-        memcpy(&four, codes, sizeof four);
-        return __builtin_convertvector(four, vector);
-#endif
+        if (k % 4 == 0)
+            memcpy(held, panel + k * PANEL + j * VECTOR_BYTES, sizeof *held);
+        const words code = *held << 24 >> 24;
+        *held >>= 8;
+        return __builtin_convertvector(code, vector);
     }
     if (k % 8 == 0)
         memcpy(held, panel + k / 8 * PANEL * 4 + j * VECTOR_BYTES, sizeof *held);

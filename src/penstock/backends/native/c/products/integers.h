@@ -267,7 +267,7 @@ __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplicat
 }
 #endif
 
-static product *product_for(int64_t rows)
+__attribute__((unused)) static product *product_for(int64_t rows)
 {
 #ifdef HAVE_TILES
     if (rows > 4 && has_tiles())

@@ -1,0 +1,117 @@
+/* Products of rows of codes with panels of weights in blocks (block_codes.c), with the vectors of OF(dot): some rows, a constant
+   number of MANY at most, with two vectors of a panel at once, so that registers hold the sums. A `block` of 0 is of any
+   length. */
+
+typedef int32_t OF(words) __attribute__((vector_size(VECTOR_OF_CODES)));
+typedef float OF(reals) __attribute__((vector_size(VECTOR_OF_CODES)));
+
+ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_t p, int first, float *c,
+                                   const int bits, const int rows, const int block)
+{
+    enum { LANES = VECTOR_OF_CODES / 4 };
+    const int64_t blocks = (a->k + a->block - 1) / a->block;
+    const uint8_t *panel = a->weights + p * a->k * PANEL * bits / 8 + first * VECTOR_OF_CODES;
+    const int8_t *codes = a->room + row * a->k;
+    const float *of_rows = (const float *)(a->room + a->rows * a->k) + row * blocks;
+    const int32_t *of_sums = (const int32_t *)((const float *)(a->room + a->rows * a->k) + a->rows * blocks) +
+                             row * blocks;
+    const float *scales = a->scales + p * blocks * PANEL + first * LANES;
+    const float *shifts = a->shifts ? a->shifts + p * blocks * PANEL + first * LANES : NULL;
+    OF(reals) totals[MANY * VECTORS_AT_ONCE] = {0};
+    const int zero = bits == 4 ? 8 : 128;
+    for (int64_t b = 0, k = 0; b < blocks; b++) {
+        const int64_t end = block ? k + block : smaller(a->k, k + a->block);
+        OF(words) sums[MANY * VECTORS_AT_ONCE];
+        UNROLLED(i, rows * VECTORS_AT_ONCE)
+            sums[i] = (OF(words)){0} - zero * of_sums[i / VECTORS_AT_ONCE * blocks + b];
+#pragma GCC unroll 4
+        for (; k < end; k += EIGHT_CODES) {
+            const uint8_t *at = panel + k * PANEL * bits / 8;
+            OF(words) low[VECTORS_AT_ONCE], high[VECTORS_AT_ONCE];
+            UNROLLED(j, VECTORS_AT_ONCE) {
+                memcpy(&low[j], at + j * VECTOR_OF_CODES, VECTOR_OF_CODES);
+                if (bits == 4) {
+                    high[j] = low[j] >> 4 & 0x0f0f0f0f;
+                    low[j] &= 0x0f0f0f0f;
+                } else {
+                    memcpy(&high[j], at + PANEL * QUAD + j * VECTOR_OF_CODES, VECTOR_OF_CODES);
+                    low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
+                }
+                __builtin_prefetch(at + j * VECTOR_OF_CODES + FETCHED_AHEAD);
+                if (bits == 8)
+                    __builtin_prefetch(at + PANEL * QUAD + j * VECTOR_OF_CODES + FETCHED_AHEAD);
+            }
+            UNROLLED(r, rows) {
+                int32_t even, odd;
+                memcpy(&even, codes + r * a->k + k, QUAD);
+                memcpy(&odd, codes + r * a->k + k + QUAD, QUAD);
+                const OF(words) evens = (OF(words)){0} + even, odds = (OF(words)){0} + odd;
+                UNROLLED(j, VECTORS_AT_ONCE) {
+                    OF(words) *const sum = &sums[r * VECTORS_AT_ONCE + j];
+                    *sum = (OF(words))OF(dot)((OF(sums))*sum, low[j], evens);
+                    *sum = (OF(words))OF(dot)((OF(sums))*sum, high[j], odds);
+                }
+            }
+        }
+        UNROLLED(j, VECTORS_AT_ONCE) {
+            OF(reals) scale, shift = {0};
+            memcpy(&scale, scales + b * PANEL + j * LANES, VECTOR_OF_CODES);
+            if (shifts)
+                memcpy(&shift, shifts + b * PANEL + j * LANES, VECTOR_OF_CODES);
+            UNROLLED(r, rows) {
+                const float own = of_rows[r * blocks + b];
+                const OF(reals) number = __builtin_convertvector(sums[r * VECTORS_AT_ONCE + j], OF(reals));
+                totals[r * VECTORS_AT_ONCE + j] += number * (scale * own);
+                if (shifts)
+                    totals[r * VECTORS_AT_ONCE + j] += own * (float)of_sums[r * blocks + b] * shift;
+            }
+        }
+    }
+    UNROLLED(i, rows * VECTORS_AT_ONCE)
+        memcpy(c + i / VECTORS_AT_ONCE * PANEL + (first + i % VECTORS_AT_ONCE) * LANES, &totals[i], VECTOR_OF_CODES);
+}
+
+ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64_t p, const int bits,
+                                    const int rows, const int block)
+{
+    float c[MANY * PANEL];
+    const int64_t width = smaller(PANEL, a->n - p * PANEL);
+    for (int first = 0; first < PANEL * 4 / VECTOR_OF_CODES; first += VECTORS_AT_ONCE)
+        OF(rows)(a, row, p, first, c, bits, rows, block);
+    for (int r = 0; r < rows; r++) {
+        float *restrict y = a->y + (row + r) * a->n + p * PANEL;
+        const float *restrict bias = a->bias ? a->bias + p * PANEL : NULL;
+        for (int64_t i = 0; i < width; i++)
+            y[i] = bias ? c[r * PANEL + i] + bias[i] : c[r * PANEL + i];
+    }
+}
+
+ATTRIBUTE INLINED void OF(some)(const struct block_codes *a, int64_t row, int64_t end, int64_t p,
+                                   int64_t last, const int block)
+{
+    for (; p < last; p++)
+        for (int64_t r = row, rows; r < end; r += rows) {
+            const int64_t left = end - r;
+            rows = left >= MANY && left != 8 ? MANY : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+            switch (rows * 8 + a->bits) {
+            case MANY * 8 + 4: OF(panel)(a, r, p, 4, MANY, block); break;
+            case 2 * 8 + 4: OF(panel)(a, r, p, 4, 2, block); break;
+            case 1 * 8 + 4: OF(panel)(a, r, p, 4, 1, block); break;
+            case MANY * 8 + 8: OF(panel)(a, r, p, 8, MANY, block); break;
+            case 2 * 8 + 8: OF(panel)(a, r, p, 8, 2, block); break;
+            case 1 * 8 + 8: OF(panel)(a, r, p, 8, 1, block); break;
+#if MANY > 4
+            case 4 * 8 + 4: OF(panel)(a, r, p, 4, 4, block); break;
+            case 4 * 8 + 8: OF(panel)(a, r, p, 8, 4, block); break;
+#endif
+            }
+        }
+}
+
+ATTRIBUTE static void OF(codes)(const struct block_codes *a, int64_t row, int64_t end, int64_t p, int64_t last)
+{
+    if (a->block == USUAL && a->k % USUAL == 0)
+        OF(some)(a, row, end, p, last, USUAL);
+    else
+        OF(some)(a, row, end, p, last, 0);
+}
