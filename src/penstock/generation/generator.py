@@ -12,7 +12,6 @@ All requests of a generator share its stepper: their tokens are computed togethe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -224,6 +223,9 @@ class Generator:
         _result(job)
 
     async def _pieces(self, job: TextJob) -> AsyncIterator[TextPiece]:
+        # It takes longer to import than all of this package.
+        import asyncio
+
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def told() -> None:

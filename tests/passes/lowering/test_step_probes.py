@@ -9,8 +9,8 @@ import penstock as ps
 from penstock.core.errors import RowsStay
 from penstock.passes.lowering.step_probes import (
     Probe,
-    far_probes,
-    near_probes,
+    Probes,
+    prepared,
     roles_of,
     with_sizes_of_heads,
 )
@@ -65,26 +65,31 @@ def test_heads_that_see_others_have_no_window() -> None:
     assert Probe(3, 5, {}).window(both) is None
 
 
-def test_probes_have_what_a_graph_computes_of_lengths_alone() -> None:
-    graph = ps.load(decoder_model("window")).graph
-    roles = roles_of(graph)
-    few, other = near_probes(graph, roles)
+def probes_of(kind: str, whole: bool = False, **options: int) -> Probes:
+    graph = prepared(ps.load(decoder_model(kind, **options)).graph)
+    return Probes(graph, roles_of(graph), whole)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_probes_have_what_a_graph_computes_of_lengths_alone(whole: bool) -> None:
+    few, other = probes_of("window", whole).near
     assert few.are_positions("own")
     assert other.are_positions("own")
     assert other.window(other.values["bias"]) == 9
     assert "logits" not in few.values
 
 
-def test_far_probes_have_ever_fewer_positions() -> None:
-    graph = ps.load(decoder_model("groups")).graph
-    pasts = [probe.past for probe in far_probes(graph, roles_of(graph))]
+def test_far_probes_have_ever_fewer_positions_and_are_kept() -> None:
+    probes = probes_of("groups")
+    far = [*probes.far]
+    pasts = [probe.past for probe in far]
     assert pasts == sorted(pasts, reverse=True)
     assert pasts[0] > 100_000
+    assert next(probes.far) is far[0]
 
 
 def test_far_probes_have_no_more_positions_than_tables_of_the_model() -> None:
-    graph = ps.load(decoder_model("spelled", places=256)).graph
-    assert next(far_probes(graph, roles_of(graph))).past == 253
+    assert next(probes_of("spelled", True, places=256).far).past == 253
 
 
 @pytest.mark.parametrize("kind", ["groups", "packed"])

@@ -52,14 +52,14 @@ from penstock.passes.lowering.step_probes import (
     PAST,
     ROWS,
     Probe,
+    Probes,
     Roles,
-    far_probes,
-    near_probes,
+    prepared,
     roles_of,
     sample_graph,
     with_sizes_of_heads,
 )
-from penstock.passes.pipeline import STRUCTURE, optimize, run_passes
+from penstock.passes.pipeline import optimize
 
 READ = f"{WRITTEN}read"
 """the input of a graph of joined steps that says which rows are read"""
@@ -78,22 +78,28 @@ class JoinedSteps(NamedTuple):
 
 def join_steps(source: Graph) -> JoinedSteps:
     """The graph of joined steps of a decoder. Raises ``RowsStay``, with what stands in the way."""
-    source = with_sizes_of_heads(source)
-    roles = roles_of(source)
-    near = near_probes(source, roles)
-    graph = _with_free_positions(source, roles, near)
+    graph = with_sizes_of_heads(source)
+    roles, names = roles_of(graph), [value.name for value in source.outputs]
+    graph = prepared(graph)
+    try:
+        return _joined(graph, names, roles, Probes(graph, roles, whole=False))
+    except RowsStay:
+        return _joined(graph, names, roles, Probes(graph, roles, whole=True))
+
+
+def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> JoinedSteps:
+    graph = _with_free_positions(source, roles, probes.near)
     optimize(graph)
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
-    joining = PageAttention(graph, source, roles, near)
+    joining = PageAttention(graph, names, roles, probes)
     joining.replace_attention()
     presents = {cache.present for cache in joining.caches}
-    names = [value.name for value in source.outputs]
     kept = [(v, name) for v, name in zip(graph.outputs, names, strict=True) if name not in presents]
     graph.outputs, names = [v for v, _ in kept], [name for _, name in kept]
     prune(graph)
     rows = [v for v in graph.inputs if v.name in (*roles.rows, POSITIONS)]
     axes = _Opening(graph, rows).run()
-    _check_constants(graph, source, roles, near)
+    _check_constants(graph, source, probes)
     for name, value in zip(names, graph.outputs, strict=True):
         value.name = name
     graph.inputs = [v for v in graph.inputs if v.name not in roles.caches]
@@ -101,10 +107,10 @@ def join_steps(source: Graph) -> JoinedSteps:
     return JoinedSteps(graph, roles.rows, outputs_by_name, joining.caches, joining.page_size)
 
 
-def _check_constants(graph: Graph, source: Graph, roles: Roles, near: Sequence[Probe]) -> None:
-    """See that what was computed ahead is the same for any number of rows, and of positions: models
-    may scale scores by that, or turn rows in other ways from some length on. Raises ``RowsStay``.
-    """
+def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
+    """See that what was computed of lengths is the same for any number of rows, and of positions:
+    models may scale scores by that, or turn rows in other ways from some length on. Raises
+    ``RowsStay``."""
     given = {v for node in source.walk() for v in node.inputs if v is not None and v.is_constant}
     known = {id(value.peek) for value in given}
     computed: dict[str, Value] = {}
@@ -116,10 +122,10 @@ def _check_constants(graph: Graph, source: Graph, roles: Roles, near: Sequence[P
                 computed[value.name] = value
     if not computed:
         return
-    wide = (p for p in far_probes(source, roles) if p.values.keys() >= computed.keys())
-    probes = [*near, next(wide, None)]
+    wide = (p for p in probes.far if p.values.keys() >= computed.keys())
+    compared = [*probes.near, next(wide, None)]
     for name, value in computed.items():
-        for probe in probes:
+        for probe in compared:
             other, own = None if probe is None else probe.values.get(name), value.const
             if other is None or own is None or not np.array_equal(other, own, equal_nan=True):
                 raise RowsStay(f"{name!r} may depend on the number of rows, or of positions")
@@ -139,7 +145,6 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
     """A copy of a graph for some rows behind some positions, which reads the positions of the rows
     from an input."""
     graph = sample_graph(source, roles, ROWS, PAST)
-    run_passes(STRUCTURE, graph, PassContext())
     positions = Value(POSITIONS, TensorType(INT64, (1, ROWS)))
     new: dict[Value, Value] = {}
     nodes: list[Node] = []

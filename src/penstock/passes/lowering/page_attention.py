@@ -13,7 +13,7 @@ node, as ONNX's Attention with a past, and as GroupQueryAttention::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.pages import PAGED_ATTENTION, RUN
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.lowering.row_rules import static_dims
-from penstock.passes.lowering.step_probes import Probe, Roles, far_probes
+from penstock.passes.lowering.step_probes import Probe, Probes, Roles
 
 WRITTEN = "penstock/"
 """begins the names of values that are written here"""
@@ -62,17 +62,16 @@ class _Operand(NamedTuple):
 
 
 class PageAttention:
-    """The search for attention over caches in ``graph``, a copy of ``source`` for some rows."""
+    """The search for attention over caches in ``graph``, a copy of a decoder for some rows.
+    ``names`` are those of its outputs."""
 
-    def __init__(self, graph: Graph, source: Graph, roles: Roles, near: Sequence[Probe]) -> None:
-        self.graph, self.source, self.roles, self.near = graph, source, roles, near
+    def __init__(self, graph: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> None:
+        self.graph, self.roles, self._probes = graph, roles, probes
         self.caches: list[PagedCache] = []
         self.page_size = 0
         self._past = {v.name: v for v in graph.inputs if v.name in roles.caches}
-        self._outputs = {v: old.name for v, old in zip(graph.outputs, source.outputs, strict=True)}
+        self._outputs = dict(zip(graph.outputs, names, strict=True))
         self._windows: dict[tuple[Value, ...], int] = {}
-        self._probes: list[Probe] = []
-        self._more = far_probes(source, roles)
         self.pool = Value(POOL, TensorType(FLOAT32, ("pages", "page_size")))
         self.runs = Value(RUNS, TensorType(INT64, ("requests", RUN)))
         self.pages = Value(PAGES, TensorType(INT64, ("used_pages",)))
@@ -249,32 +248,23 @@ class PageAttention:
 
     def _window_of(self, node: Node, biases: Sequence[Value], causal: bool) -> int:
         name = biases[0].name
-        for far in self._far:
+        for far in self._probes.far:
             if _hidden(biases, far, causal) is not None:
                 break
         else:
             raise stays(node, f"has a mask that cannot be computed, {name!r}")
         windows = []
-        for probe in (*self.near, far):
+        for probe in (*self._probes.near, far):
             hidden = _hidden(biases, probe, causal)
             windows.append(None if hidden is None else probe.window(hidden))
         few, other, window = windows
         if few is None or other is None or window is None:
             raise stays(node, f"hides other positions than those behind a row, by {name!r}")
         # A window that is longer than a probe shows in a longer one alone.
-        ends = [probe.past + probe.rows for probe in self.near]
+        ends = [probe.past + probe.rows for probe in self._probes.near]
         if [few, other] != [0 if window >= end else window for end in ends]:
             raise stays(node, f"has a window that grows, by {name!r}")
         return window
-
-    @property
-    def _far(self) -> Iterator[Probe]:
-        """Probes of many positions, the last one that was of use first."""
-        for probe in self._probes:
-            yield probe
-        for probe in self._more:
-            self._probes.append(probe)
-            yield probe
 
 
 def stays(node: Node, reason: str) -> RowsStay:

@@ -21,7 +21,7 @@ from penstock.core.errors import PenstockError, RowsStay
 from penstock.core.limits import Limits
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.graph import Graph, clone
+from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.internal.packed import LOWEST
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import PASSES, STRUCTURE, run_passes
@@ -33,6 +33,8 @@ _FEW = 3
 _FAR = tuple([part << n for n in range(15, 4, -1) for part in (4, 3)])
 """numbers of positions: tables of a model may have fewer than the largest of these"""
 _FOLDED = 1 << 26  # bytes of a constant
+_FEW_NODES = 8
+_FOLD = PASSES["fold_constants"]
 
 
 class Roles(NamedTuple):
@@ -72,6 +74,13 @@ def roles_of(graph: Graph) -> Roles:
     return roles
 
 
+def prepared(source: Graph) -> Graph:
+    """A copy of a graph, in which what depends on no length is computed."""
+    graph = clone(source)
+    run_passes((*STRUCTURE, _FOLD), graph, PassContext())
+    return graph
+
+
 def with_sizes_of_heads(graph: Graph) -> Graph:
     """The graph, or a copy where the size of heads of caches is known: some exporters name that
     dim, though GroupQueryAttention says it."""
@@ -79,7 +88,7 @@ def with_sizes_of_heads(graph: Graph) -> Graph:
     if all(isinstance(shape[3], int) for shape in unknown.values()):
         return graph
     copy = clone(graph)
-    run_passes((PASSES["fold_constants"],), copy, PassContext())
+    run_passes((_FOLD,), copy, PassContext())
     for node in copy.nodes:
         if node.op.name != "GroupQueryAttention" or node.input(3) is None:
             continue
@@ -148,27 +157,57 @@ class Probe(NamedTuple):
         return 0 if window == len(before) else window
 
 
-def near_probes(graph: Graph, roles: Roles) -> list[Probe]:
-    """Two probes of few positions, the first of ``ROWS`` behind ``PAST``."""
-    return [_probe(graph, roles, *sizes) for sizes in ((ROWS, PAST), _OTHER)]
+class Probes:
+    """Probes of a graph: ``near`` ones of few positions, the first of ``ROWS`` behind ``PAST``, and
+    those ``far`` away, of ever fewer positions from many on. ``whole``: whether all nodes are
+    looked at; else those that read lengths of inputs alone, which mostly do."""
+
+    def __init__(self, graph: Graph, roles: Roles, whole: bool) -> None:
+        self._graph = graph if whole else _of_lengths(graph, roles)
+        self._roles = roles
+        self.near = [self._probe(*sizes) for sizes in ((ROWS, PAST), _OTHER)]
+        self._far: list[Probe] = []
+        self._left = self._farther()
+
+    @property
+    def far(self) -> Iterator[Probe]:
+        """Those that were computed before come first."""
+        yield from self._far
+        for probe in self._left:
+            self._far.append(probe)
+            yield probe
+
+    def _farther(self) -> Iterator[Probe]:
+        for total in _FAR:
+            with suppress(PenstockError):  # tables may have fewer positions
+                yield self._probe(_FEW, total - _FEW)
+
+    def _probe(self, rows: int, past: int) -> Probe:
+        copy = sample_graph(self._graph, self._roles, rows, past)
+        for value in [v for v in copy.inputs if v.name in self._roles.positions]:
+            copy.inputs.remove(value)
+            value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
+        values = [v for node in copy.nodes for v in node.outputs if v is not None]
+        copy.outputs = [*values]  # which are replaced by constants
+        run_passes((_FOLD,), copy, PassContext(limits=Limits(max_folded_bytes=_FOLDED)))
+        pairs = zip(values, copy.outputs, strict=True)
+        return Probe(rows, past, {v.name: w.const for v, w in pairs if w.const is not None})
 
 
-def far_probes(graph: Graph, roles: Roles) -> Iterator[Probe]:
-    """Probes of ever fewer positions, from many on."""
-    for total in _FAR:
-        with suppress(PenstockError):  # tables may have fewer positions
-            yield _probe(graph, roles, _FEW, total - _FEW)
-
-
-def _probe(graph: Graph, roles: Roles, rows: int, past: int) -> Probe:
-    copy = sample_graph(graph, roles, rows, past)
-    for value in [v for v in copy.inputs if v.name in roles.positions]:
-        copy.inputs.remove(value)
-        value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
-    context = PassContext(limits=Limits(max_folded_bytes=_FOLDED))
-    run_passes(STRUCTURE, copy, context)
-    values = [v for node in copy.nodes for v in node.outputs if v is not None]
-    copy.outputs = [*values]  # which are replaced by constants
-    run_passes((PASSES["fold_constants"],), copy, context)
-    pairs = zip(values, copy.outputs, strict=True)
-    return Probe(rows, past, {v.name: w.const for v, w in pairs if w.const is not None})
+def _of_lengths(graph: Graph, roles: Roles) -> Graph:
+    """The part of a graph that computes with lengths of inputs, and of what a few nodes make of
+    these."""
+    before: dict[Value, frozenset[Node]] = {
+        v: frozenset() for v in graph.inputs if v.name not in (*roles.masks, *roles.positions)
+    }
+    kept: set[Node] = set()
+    for node in graph.nodes:
+        own = [before[v] for v in node.inputs if v is not None and v in before]
+        made = frozenset([node]).union(*own)
+        if own and node.op.name in ("Shape", "Size") and len(made) <= _FEW_NODES:
+            kept |= made
+        elif own:
+            before.update({v: made for v in node.outputs if v is not None})
+        elif not node.nests:
+            kept.add(node)
+    return Graph(graph.inputs, [], [node for node in graph.nodes if node in kept], graph.name)
