@@ -161,26 +161,26 @@ INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights
 static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, int64_t seen,
                  float *top, float *total, float *shrink)
 {
-    int64_t whole = n / LANES * LANES, j;
+    /* In whole vectors, so that sums do not depend on how many keys are hidden at the end. */
+    const int64_t whole = (n + LANES - 1) / LANES * LANES;
     float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
-    for (j = 0; cap && j < n; j++)
+    for (int64_t j = 0; cap && j < n; j++)
         scores[j] = cap * tanh32(scores[j] / cap);
-    for (j = 0; bias && j < n; j++)
+    for (int64_t j = 0; bias && j < n; j++)
         scores[j] += bias[j];
-    for (j = seen > 0 ? seen : 0; j < n; j++)
+    for (int64_t j = smaller(n, seen > 0 ? seen : 0); j < whole; j++)
         scores[j] = -INFINITY;
     for (int l = 0; l < LANES; l++)
         most[l] = *top;
-    for (j = 0; j < whole; j += LANES)
+    for (int64_t j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             most[l] = scores[j + l] > most[l] ? scores[j + l] : most[l];
     HALVE(most, LANES, LARGEST_OF);
-    float highest = most[0];
-    for (; j < n; j++)
-        highest = scores[j] > highest ? scores[j] : highest;
+    const float highest = most[0];
     *shrink = 1;
     if (highest == -INFINITY) { /* none of these keys is seen */
-        for (j = 0; j < n && scores[j] == -INFINITY; j++)
+        int64_t j = 0;
+        for (; j < n && scores[j] == -INFINITY; j++)
             scores[j] = 0;
         return j < n;
     }
@@ -188,16 +188,13 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
         return 1;
     if (*total)
         *shrink = exp32(*top - highest);
-    for (j = 0; j < n; j++)
+    for (int64_t j = 0; j < whole; j++)
         scores[j] = exp32(scores[j] - highest);
-    for (j = 0; j < whole; j += LANES)
+    for (int64_t j = 0; j < whole; j += LANES)
         for (int l = 0; l < LANES; l++)
             parts[l] += scores[j + l];
     HALVE(parts, LANES, SUM_OF);
-    float sum = parts[0];
-    for (; j < n; j++)
-        sum += scores[j];
-    *total = *total * *shrink + sum;
+    *total = *total * *shrink + parts[0];
     *top = highest;
     return 0;
 }

@@ -1,0 +1,45 @@
+"""Attention over pages: the same bits for a row, whatever rows are computed with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.ops.internal.pages import PAGED_ATTENTION
+from tests.support.native_kernels import LIBRARIES, kernel_of, node_of, pytestmark  # noqa: F401
+
+RNG = np.random.default_rng(4)
+POSITIONS, GROUPS, SIZE = 16, 2, 40
+
+
+def attended(library: object, share: int, window: int, total: int, sizes: list[int]) -> np.ndarray:
+    """The results of all rows of a request, in pieces of some sizes."""
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((1, GROUPS * share, total, SIZE)).astype(np.float32)
+    k, v = rng.standard_normal((2, 1, GROUPS, total, SIZE)).astype(np.float32)
+    count = -(-total // POSITIONS)
+    pool = np.zeros((count, 2 * GROUPS * POSITIONS * SIZE), np.float32)
+    attrs = {"scale": 0.3, "window": window, "positions": POSITIONS}
+    attrs |= {"keys_at": 0, "values_at": GROUPS * POSITIONS * SIZE}
+    pages, results, at = np.arange(count)[::-1].copy(), [], 0
+    for size in sizes:
+        part = slice(at, at + size)
+        runs = np.array([[0, size, at, 0]])
+        inputs = [np.ascontiguousarray(x[:, :, part]) for x in (q, k, v)]
+        node = node_of(PAGED_ATTENTION, [*inputs, pool, runs, pages], (), **attrs)
+        kernel = kernel_of(node, library)
+        assert kernel is not None
+        results.append(kernel.function(*inputs, pool, runs, pages))
+        at += size
+    return np.concatenate(results, axis=2)
+
+
+@pytest.mark.parametrize("window", [0, 21])
+@pytest.mark.parametrize("share", [1, 2, 3, 5])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_bits_of_a_row_do_not_depend_on_rows_beside_it(
+    library: object, share: int, window: int
+) -> None:
+    whole = attended(library, share, window, 330, [330])
+    for sizes in ([1] * 330, [7, 100, 1, 1, 221], [64] * 5 + [10]):
+        np.testing.assert_array_equal(attended(library, share, window, 330, sizes), whole)
