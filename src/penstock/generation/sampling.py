@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.errors import InvalidInput, RunError
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, cached_property
 
 if TYPE_CHECKING:
     from penstock.generation.options import GenerationOptions
@@ -75,11 +75,15 @@ class TokenSampler:
         ends = {token for token in (*end_ids, *options.stop_ids) if token < vocabulary_size}
         self._ends = np.array(sorted(ends), np.intp)
         self._penalties = _Penalties(options, vocabulary_size)
-        entropy = None if options.seed is None else [options.seed, index]
-        self._rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        self._entropy = None if options.seed is None else [options.seed, index]
         self._wants_logprob = (
             options.logprobs is not None or options.best_of > options.count or options.beams > 1
         )
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:
+        """Random numbers of this text; the module takes as long to import as some tokens."""
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._entropy)))
 
     def choose(
         self,

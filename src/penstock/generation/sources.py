@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput
 from penstock.core.types import TensorType
-from penstock.frontends.weights.gguf_model import parsed_metadata
 from penstock.generation.tokenizer import TextTokenizer
 from penstock.ir.graph import Model
 
@@ -47,6 +46,8 @@ def tokenizer_of(
     if given is not None:
         return TextTokenizer(given)
     if "tokenizer.ggml.model" in model.metadata:
+        from penstock.frontends.weights.gguf_model import parsed_metadata
+
         return TextTokenizer.of_gguf(parsed_metadata(model.metadata))
     if place is not None:
         folder = Path(place) if Path(place).is_dir() else Path(place).parent
