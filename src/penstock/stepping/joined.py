@@ -29,7 +29,7 @@ from penstock.stepping.pages import PagePool, digests
 from penstock.stepping.sequence import Rows, SequenceState
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""numbers of rows of a step, and their doubles from the last on"""
+"""numbers of rows of a step; beyond the last, multiples of it, and of an eighth of what is rounded"""
 _PAGES = 4096
 """numbers of pages that the table of a step has room for at first"""
 
@@ -39,16 +39,17 @@ def rounded(rows: int) -> int:
     for size in _SIZES:
         if rows <= size:
             return size
-    return _SIZES[-1] << ceil(rows / _SIZES[-1] - 1).bit_length()
+    step = max(_SIZES[-1], 1 << (rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
 
 
 def piece_of(waiting: int, room: int) -> int:
     """How many of some rows that wait are computed next to others, with ``room`` for so many: a
     number that is not rounded up by much."""
-    rows = min(waiting, room)
-    if rows == rounded(rows) or rows <= _SIZES[-1]:
-        return rows
-    return rounded(rows) // 2
+    rows, last = min(waiting, room), _SIZES[-1]
+    # Another step reads all weights once more, which takes as long as some tens of rows.
+    few = rows % last
+    return rows - few if rows > last and few < last // 2 else rows
 
 
 class Piece(NamedTuple):
