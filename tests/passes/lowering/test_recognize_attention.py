@@ -202,3 +202,37 @@ def test_attention_of_random_forms_equals_that_of_onnx_runtime(
     for feeds in every:
         feeds["m"][..., 0] = -1
     check(text, *every)
+
+
+CAPPED = f"""{{ {SCORES} a0 = Mul (s, half) a1 = Div (a0, cap) a2 = Tanh (a1) a3 = Mul (a2, cap)
+    a = Add (a3, m) {BEHIND} }}"""
+
+
+def _capped(body: str, keys: int = 9) -> str:
+    text = text_of(body).replace("float half", "float cap = {3}, float half")
+    return text.replace("t, 8]", f"{keys}, 8]").replace("2, t]", f"2, {keys}]")
+
+
+def test_scores_with_a_highest_number_become_one_node():
+    graph = graph_from_text(_capped(CAPPED))
+    optimize(graph)
+    RecognizeAttention(always=True).run(graph, PassContext())
+    (node,) = [node for node in graph.nodes if node.op.name == "Attention"]
+    assert abs(node.attrs["scale"] - 0.5) < 1e-6
+    assert node.attrs["softcap"] == 3.0
+    assert ops(graph)["Tanh"] == 0
+
+
+@pytest.mark.parametrize("last", ["Mul (a4, half)", "Add (a4, m)"])
+def test_scores_that_change_around_their_highest_number_equal_those_of_onnx_runtime(last):
+    body = CAPPED.replace("a = Add (a3, m)", f"a4 = Add (a3, m) a = {last}")
+    model = model_from_text(_capped(body))
+    rng = np.random.default_rng(0)
+    feeds = {
+        "q": rng.standard_normal((1, 4, 2, 8)).astype(np.float32) * 3,
+        **{n: rng.standard_normal((1, 4, 9, 8)).astype(np.float32) for n in "kv"},
+        "m": rng.standard_normal((1, 1, 2, 9)).astype(np.float32),
+    }
+    runtime = onnxruntime.InferenceSession(model.SerializeToString())
+    (want,) = runtime.run(None, feeds)
+    np.testing.assert_allclose(ps.compile(model).run(feeds)["y"], want, rtol=1e-5, atol=1e-6)

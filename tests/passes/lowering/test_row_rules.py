@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ops.registry import standard
+from penstock.ops.registry import MICROSOFT, find, standard
 from penstock.passes.lowering.row_rules import (
     ROWS,
     SAMPLES,
@@ -226,3 +226,55 @@ def test_sequences_of_a_recurrent_layer_stay_apart_along_their_batch():
 def test_indices_of_a_pool_number_elements_of_all_samples():
     found = form("MaxPool", "S 8 9", outputs=2, kernel_shape=[3])
     assert found.outputs == [axes_of("S 8 7")]  # the others have no axes, and stay
+
+
+def test_products_of_codes_keep_rows():
+    codes = Value("w", const=np.zeros((6, 1, 8), np.uint8))
+    scales = Value("s", const=np.ones((6, 1), np.float32))
+    attrs = {"K": 16, "N": 6, "bits": 4, "block_size": 16}
+    op, x = find("MatMulNBits", MICROSOFT, 1), value_of("B S 16")
+    node = Node(op, [x, codes, scales], [Value("y", TensorType(FLOAT32, (3, 5, 6)))], attrs)
+    assert packed_form(node, [axes_of("B S 16"), None, None]).outputs == [axes_of("B S 6")]
+    with pytest.raises(Stays):
+        packed_form(node, [axes_of("B 16 S"), None, None])
+
+
+def test_table_of_codes_is_read_for_each_row():
+    table, ids = value_of("9 8"), value_of("B S", INT64)
+    op = find("GatherBlockQuantized", MICROSOFT, 1)
+    y = Value("y", TensorType(FLOAT32, (3, 5, 16)))
+    node = Node(op, [table, ids, value_of("9 1")], [y], {"bits": 4, "block_size": 16})
+    assert packed_form(node, [None, axes_of("B S"), None]).outputs == [axes_of("B S 16")]
+
+
+@pytest.mark.parametrize("x", ["B S 8", "B 2 S 4"])
+@pytest.mark.parametrize("domain", ["", MICROSOFT])
+def test_rows_turn_by_angles_of_their_own(x, domain):
+    op = find("RotaryEmbedding", domain, 23 if not domain else 1)
+    cos, ids = Value("c", const=np.ones((40, 2), np.float32)), value_of("B S", INT64)
+    places = [cos, cos, ids] if not domain else [ids, cos, cos]
+    inputs, axes = [value_of(x), *places], [axes_of(x), None, None, None]
+    axes[3 if not domain else 1] = axes_of("B S")
+    y = Value("y", inputs[0].type)
+    node = Node(op, inputs, [y], {"num_heads": 2})
+    assert packed_form(node, axes).outputs == [axes_of(x)]
+    axes[3 if not domain else 1] = None
+    with pytest.raises(Stays, match="not along"):
+        packed_form(node, axes)
+
+
+def test_rows_turn_by_angles_that_are_given_for_each():
+    op, cos = find("RotaryEmbedding", "", 23), value_of("B S 2")
+    node = Node(op, [value_of("B 2 S 4"), cos, cos], [value_of("B 2 S 4")], {})
+    found = packed_form(node, [axes_of("B 2 S 4"), axes_of("B S 2"), axes_of("B S 2")])
+    assert found.outputs == [axes_of("B 2 S 4")]
+    with pytest.raises(Stays):
+        packed_form(node, [axes_of("B 2 S 4"), None, None])
+
+
+def test_experts_keep_rows():
+    x, router = value_of("B S 8"), value_of("BS 4")
+    node = Node(find("MoE", MICROSOFT, 1), [x, router], [value_of("B S 8")], {})
+    assert packed_form(node, [axes_of("B S 8"), axes_of("BS 4")]).outputs == [axes_of("B S 8")]
+    with pytest.raises(Stays):
+        packed_form(node, [axes_of("B S 8"), None])
