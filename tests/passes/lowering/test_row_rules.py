@@ -90,6 +90,8 @@ def result(*arguments: object, **options: object) -> tuple:
         ("ArgMax", ["B S 8"], (), {"axis": -1}, "B S 1"),
         ("Pad", ["B S 8", constant(0, 0, 1, 0, 0, 2)], (), {}, "B S 11"),
         ("GatherElements", ["B S 8", "B S 8"], (), {"axis": 2}, "B S 8"),
+        ("Tile", ["B S 8", constant(1, 1, 2)], (), {}, "B S 16"),
+        ("GatherND", ["6 B S 4", Value("c", const=np.array([[2], [-1]]))], (), {}, "2 B S 4"),
     ],
 )
 def test_axes_are_afterwards(name, inputs, plain, attrs, after):
@@ -226,6 +228,19 @@ def test_sequences_of_a_recurrent_layer_stay_apart_along_their_batch():
 def test_indices_of_a_pool_number_elements_of_all_samples():
     found = form("MaxPool", "S 8 9", outputs=2, kernel_shape=[3])
     assert found.outputs == [axes_of("S 8 7")]  # the others have no axes, and stay
+
+
+def test_rows_of_a_table_are_read_by_places():
+    op, places = standard("GatherND"), value_of("B S 1", INT64)
+    node = Node(op, [value_of("9 8"), places], [Value("y", TensorType(FLOAT32, (3, 5, 8)))], {})
+    assert packed_form(node, [None, axes_of("B S 1")]).outputs == [axes_of("B S 8")]
+
+
+def test_rows_that_are_repeated_or_read_by_place_stay():
+    with pytest.raises(Stays):
+        result("Tile", "B S 8", constant(1, 2, 1))
+    with pytest.raises(Stays):
+        result("GatherND", "B S 8", Value("c", const=np.array([[1, 2]])))
 
 
 def test_products_of_codes_keep_rows():

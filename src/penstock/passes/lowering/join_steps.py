@@ -18,6 +18,7 @@ not matter how an exporter writes them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -63,6 +64,9 @@ from penstock.passes.pipeline import optimize
 
 READ = f"{WRITTEN}read"
 """the input of a graph of joined steps that says which rows are read"""
+
+_COMPARED = 3
+"""numbers of rows and positions for which constants are compared: two small ones and a large one"""
 
 
 class JoinedSteps(NamedTuple):
@@ -123,10 +127,12 @@ def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
     if not computed:
         return
     wide = (p for p in probes.far if p.values.keys() >= computed.keys())
-    compared = [*probes.near, next(wide, None)]
+    compared = [probe.values for probe in (*probes.near, *islice(wide, 1))]
+    if len(compared) < _COMPARED:  # what folding alone does not tell
+        compared = [*islice(probes.optimized(), _COMPARED - 1)]
     for name, value in computed.items():
-        for probe in compared:
-            other, own = None if probe is None else probe.values.get(name), value.const
+        for values in compared:
+            other, own = values.get(name), value.const
             if other is None or own is None or not np.array_equal(other, own, equal_nan=True):
                 raise RowsStay(f"{name!r} may depend on the number of rows, or of positions")
 

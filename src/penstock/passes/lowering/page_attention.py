@@ -291,7 +291,9 @@ def _hidden(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray |
         if array is None:
             return None
         hides = array.dtype == np.bool_
-        total = total + (np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array)
+        own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
+        with np.errstate(over="ignore"):  # lowest numbers become minus infinity
+            total = total + own
     return total
 
 
@@ -312,7 +314,8 @@ def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
         return np.expand_dims(known[0], tuple(known[1].tolist()))
     if node.op.name == "Where":
         return np.where(*known)
-    return known[0] + known[1] if node.op.name == "Add" else None
+    with np.errstate(over="ignore"):
+        return known[0] + known[1] if node.op.name == "Add" else None
 
 
 def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:

@@ -202,6 +202,33 @@ def _of_gathered_codes(node: Node, inputs: _Inputs) -> Packed:
     return Packed([(*map(features, before), *index, *map(features, behind))], inputs)
 
 
+@_rule("GatherND")
+def _of_places(node: Node, inputs: _Inputs) -> Packed:
+    """Rows of a table by numbers, or some features of rows."""
+    index = static_dims(node.inputs[1])
+    depth = index[-1]
+    if node.attrs.get("batch_dims", 0):
+        raise Stays("reads several rows at a time")
+    if inputs[0] is not None:
+        axes = _only(inputs)
+        _want_plain(axes[:depth])
+        return Packed([(*map(features, index[:-1]), *axes[depth:])], inputs)
+    places = _only(inputs, 1)
+    _want_plain(places[-1:])
+    rest = map(features, static_dims(node.inputs[0])[depth:])
+    return Packed([(*places[:-1], *rest)], inputs)
+
+
+@_rule("Tile")
+def _of_repetition(node: Node, inputs: _Inputs) -> Packed:
+    axes, times = _only(inputs), node.const(1)
+    if times is None:
+        raise Stays("repeats rows as often as a run says")
+    pairs = [*zip(axes, times.reshape(-1).tolist(), static_dims(node.outputs[0]), strict=True)]
+    _want_plain(axis for axis, n, _ in pairs if n != 1)
+    return Packed([tuple([axis if n == 1 else features(size) for axis, n, size in pairs])], inputs)
+
+
 def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | None]]:
     """The attribute ``axis``, which has features, what inputs have along the others, and the axes
     of each."""

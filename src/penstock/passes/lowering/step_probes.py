@@ -24,7 +24,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.internal.packed import LOWEST
 from penstock.passes.context import PassContext
-from penstock.passes.pipeline import PASSES, STRUCTURE, run_passes
+from penstock.passes.pipeline import PASSES, STRUCTURE, optimize, run_passes
 
 ROWS, PAST = 7, 11
 """of the graph whose rows are found: no other dim is likely to have these sizes"""
@@ -177,16 +177,30 @@ class Probes:
             self._far.append(probe)
             yield probe
 
+    def optimized(self) -> Iterator[Mapping[str, np.ndarray]]:
+        """Constants by their names in graphs that were optimized for other numbers of rows and of
+        positions: few ones, and many if the model has these."""
+        for rows, past in (_OTHER, *[(_FEW, total - _FEW) for total in _FAR]):
+            with suppress(PenstockError):
+                graph = self._sample(rows, past)
+                optimize(graph)
+                read = {v for node in graph.nodes for v in node.inputs if v is not None}
+                yield {v.name: v.const for v in read if v.const is not None}
+
+    def _sample(self, rows: int, past: int) -> Graph:
+        copy = sample_graph(self._graph, self._roles, rows, past)
+        for value in [v for v in copy.inputs if v.name in self._roles.positions]:
+            copy.inputs.remove(value)
+            value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
+        return copy
+
     def _farther(self) -> Iterator[Probe]:
         for total in _FAR:
             with suppress(PenstockError):  # tables may have fewer positions
                 yield self._probe(_FEW, total - _FEW)
 
     def _probe(self, rows: int, past: int) -> Probe:
-        copy = sample_graph(self._graph, self._roles, rows, past)
-        for value in [v for v in copy.inputs if v.name in self._roles.positions]:
-            copy.inputs.remove(value)
-            value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
+        copy = self._sample(rows, past)
         values = [v for node in copy.nodes for v in node.outputs if v is not None]
         copy.outputs = [*values]  # which are replaced by constants
         run_passes((_FOLD,), copy, PassContext(limits=Limits(max_folded_bytes=_FOLDED)))
