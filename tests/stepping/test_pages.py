@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.errors import LimitExceeded
 from penstock.stepping.pages import PagePool, digests
 
 ELEMENTS = 6
@@ -32,6 +36,15 @@ def test_pool_without_pages_gives_none() -> None:
 
 def test_pool_has_one_page_at_least() -> None:
     assert pool_of(0).count == 1
+
+
+def test_pool_of_more_than_all_memory_is_refused_or_costs_nothing() -> None:
+    with pytest.raises(LimitExceeded, match="lower cache_bytes"):
+        PagePool(ELEMENTS, 1 << 62)
+    with suppress(LimitExceeded):  # where the system maps no such memory
+        pool = PagePool(ELEMENTS, 1 << 40)
+        assert pool.free == pool.count
+        assert len(pool._holders) == 0
 
 
 def test_kept_page_is_found_and_survives_its_sequence() -> None:

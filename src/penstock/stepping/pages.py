@@ -20,6 +20,7 @@ from heapq import nsmallest
 
 import numpy as np
 
+from penstock.core.errors import LimitExceeded
 from penstock.core.records import dataclass
 
 _FIRST = b""
@@ -50,17 +51,21 @@ class PagePool:
         self.nbytes_of_page = elements * 4
         self.count = max(1, most_bytes // self.nbytes_of_page)
         # Untouched memory costs nothing: the system gives zeros when a page is first written.
-        self._memory = mmap.mmap(-1, self.count * self.nbytes_of_page)
+        try:
+            self._memory = mmap.mmap(-1, self.count * self.nbytes_of_page)
+        except (OSError, OverflowError, ValueError) as error:
+            text = f"caches of {self.count * self.nbytes_of_page} bytes: {error}; lower cache_bytes"
+            raise LimitExceeded(text) from None
         self.array = np.frombuffer(self._memory, np.float32).reshape(self.count, elements)
-        self._holders = [0] * self.count
-        self._free = [*range(self.count - 1, -1, -1)]
+        self._holders: list[int] = []  # of pages that were ever taken
+        self._free: list[int] = []  # of these
         self._prefixes: dict[bytes, _Prefix] = {}
         self._clock = 0
 
     @property
     def free(self) -> int:
         """How many pages nobody holds."""
-        return len(self._free)
+        return len(self._free) + self.count - len(self._holders)
 
     @property
     def kept(self) -> int:
@@ -69,11 +74,14 @@ class PagePool:
 
     def take(self) -> int | None:
         """A page to write; None if sequences hold them all."""
-        if not self._free and not self._evict():
+        if not self.free and not self._evict():
             return None
-        page = self._free.pop()
-        self._holders[page] = 1
-        return page
+        if self._free:
+            page = self._free.pop()
+            self._holders[page] = 1
+            return page
+        self._holders.append(1)
+        return len(self._holders) - 1
 
     def hold(self, page: int) -> None:
         """Count one more holder."""
