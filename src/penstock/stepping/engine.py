@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.stepping.joined import Piece, piece_of
-from penstock.stepping.sequence import Done, Rows, SequenceState
+from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
     from penstock.session.session import Session
@@ -51,10 +51,12 @@ class Runner(Protocol):
 
 class StepEngine:
     """Chooses the rows of each step. One thread at a time calls ``step``; all else may be called by
-    any."""
+    any. ``history`` makes what holds the rows of a new sequence."""
 
-    def __init__(self, runner: Runner, max_rows: int) -> None:
-        self.runner, self.max_rows = runner, max_rows
+    def __init__(
+        self, runner: Runner, max_rows: int, history: Callable[[], RowHistory] = RowHistory
+    ) -> None:
+        self.runner, self.max_rows, self._history = runner, max_rows, history
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.waiting: dict[SequenceState, None] = {}
@@ -67,7 +69,7 @@ class StepEngine:
         """A new sequence."""
         with self.lock:
             self._count += 1
-            return SequenceState(self._count, priority)
+            return SequenceState(self._count, priority, self._history())
 
     def feed(self, sequence: SequenceState, rows: Rows, wanted: int, done: Done) -> None:
         """Let rows be computed behind those of a sequence."""
@@ -135,7 +137,7 @@ class StepEngine:
                         break
                     if self._begun(sequence) != single:
                         continue
-                    rows = piece_of(sequence.waiting, room)
+                    rows = min(piece_of(sequence.waiting, room), sequence.rows.together)
                     if self._reserved(sequence, rows, pieces, results):
                         pieces.append(Piece(sequence, rows))
                         room -= rows
@@ -149,13 +151,14 @@ class StepEngine:
         )
 
     def _begun(self, sequence: SequenceState) -> bool:
-        """Whether one row of a sequence waits. A new one begins, perhaps behind a known prefix."""
+        """Whether a step has one row of a sequence. A new one begins, perhaps behind a known
+        prefix."""
         if sequence not in self.holding:
             self.holding[sequence] = None
             before = sequence.computed
             self.runner.begin(sequence)
             self.prefixes += sequence.computed - before
-        return sequence.waiting == 1
+        return min(sequence.waiting, sequence.rows.together) == 1
 
     def _stop_late(self, sequence: SequenceState, results: _Results) -> None:
         """End the wait for rows whose deadline has passed, or which were cancelled."""
@@ -231,6 +234,9 @@ class StepEngine:
 
     def _joined(self, outputs: list[Rows]) -> Rows:
         """The outputs of all steps of the wanted rows."""
+        # The axes of outputs need not be known then.
+        if len(outputs) == 1:
+            return outputs[0]
         axes = self.runner.axes
         own = [rows for rows in outputs if all(rows[n].shape[axis] for n, axis in axes.items())]
         if len(own) < 2:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.compiler.options import CompileOptions
-from penstock.core.errors import InvalidInput, LimitExceeded, RowsStay
+from penstock.core.errors import InvalidInput, LimitExceeded
 from penstock.core.types import TensorType
 from penstock.ir.graph import Model
 from penstock.passes.lowering.step_probes import Roles, roles_of, with_sizes_of_heads
@@ -23,19 +23,14 @@ _CACHES = 2
 
 
 class SeparateRunner:
-    """Runs pieces one by one. ``axes`` are those of rows of the model's outputs."""
+    """Runs pieces one by one. ``axes`` are those of rows of the model's outputs. Raises
+    ``RowsStay`` if the model is no decoder."""
 
     most_sequences = 1
 
     def __init__(self, model: Model, options: CompileOptions, most_bytes: int) -> None:
-        try:
-            graph = with_sizes_of_heads(model.graph)
-            self._roles: Roles = roles_of(graph)
-        except RowsStay as reason:
-            raise InvalidInput(
-                f"the model has no state that is fed back: {reason}; a decoder has inputs of rows "
-                "[batch, rows] and caches [batch, groups, past, size]"
-            ) from None
+        graph = with_sizes_of_heads(model.graph)
+        self._roles: Roles = roles_of(graph)
         self.session = Session(model, options)
         self.rows, self._most_bytes = self._roles.rows, most_bytes
         self._held = 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from sys import maxsize
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from penstock.core.errors import InvalidInput
 from penstock.core.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -19,11 +21,22 @@ Done: TypeAlias = "Callable[[Rows | None, BaseException | None], object]"
 
 
 class RowHistory:
-    """All rows that a sequence was given, by input: arrays with room for more."""
+    """All rows that a sequence was given, by input: arrays with room for more. ``together``: how
+    many rows of a sequence a step may have."""
+
+    together = maxsize
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self.count = 0
+
+    def size_of(self, rows: Rows) -> int:
+        """How many rows are fed. Raises ``InvalidInput``."""
+        counts = {array.shape[1] if array.ndim > 1 else 0 for array in rows.values()}
+        if len(counts) > 1 or 0 in counts or any(len(array) != 1 for array in rows.values()):
+            shapes = {name: array.shape for name, array in rows.items()}
+            raise InvalidInput(f"rows are [1, rows, ...], at least one, of all inputs: {shapes}")
+        return counts.pop()
 
     def add(self, rows: Rows) -> None:
         """Add rows [1, n, ...] behind those that are there."""
@@ -64,7 +77,7 @@ class SequenceState:
     """What a stepper knows of a sequence: the ``rows`` that it was given, of which the first
     ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
     once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
-    full pages. ``arrays`` are the state if it is in arrays.
+    full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows.
     """
 
     number: int

@@ -26,10 +26,11 @@ from penstock.frontends.load import load
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.passes.lowering.join_steps import join_steps
+from penstock.stepping.batched import BatchedRunner
 from penstock.stepping.engine import Runner, StepEngine
 from penstock.stepping.joined import JoinedRunner
 from penstock.stepping.separate import SeparateRunner
-from penstock.stepping.sequence import Done, Rows, SequenceState
+from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,7 +157,7 @@ class StepSequence:
             raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
         self._check_idle()
         checked = self._stepper._checked(rows)
-        count = next(iter(checked.values())).shape[1]
+        count = self._state.rows.size_of(checked)
         check_count("wanted", wanted)
         if wanted > count:
             raise InvalidInput(f"wanted={wanted} of {count} rows")
@@ -193,8 +194,9 @@ class StepSequence:
         engine = self._stepper._engine
 
         def change() -> None:
-            self._state.rows.cut(length)
+            # Which may refuse: rows stay as they are then.
             engine.runner.cut(self._state, length)
+            self._state.rows.cut(length)
 
         engine.change(change)
 
@@ -236,6 +238,7 @@ class Stepper:
         self,
         model: Model | str | Path,
         *,
+        state: Mapping[str, str] | None = None,
         max_rows: int = 512,
         max_sequences: int = 64,
         cache_bytes: int | str = 1 << 30,
@@ -247,30 +250,60 @@ class Stepper:
         check_count("cache_bytes", nbytes, maxsize)
         loaded = model if isinstance(model, Model) else load(model, map_weights=True)
         settings = make(CompileOptions, "penstock.Stepper", **options)
-        self.reason: str | None = None
-        runner: Runner
-        try:
-            steps = join_steps(loaded.graph)
-            runner = JoinedRunner(steps, settings, nbytes, max_sequences)
-        except RowsStay as reason:
-            self.reason = str(reason)
-            runner = SeparateRunner(loaded, settings, nbytes)
-        self._engine = StepEngine(runner, max_rows)
+        # Rows come first: a decoder's caches are named as states are, and they grow.
+        self._of_states: BatchedRunner | None = None
+        self._reason: str | None = None
+        runner: Runner | None = None
+        if state is None:
+            runner, self._reason = _runner_of_rows(loaded, settings, nbytes, max_sequences)
+        if runner is None:
+            batched = BatchedRunner(loaded, settings, nbytes, max_sequences, state)
+            if not batched.state and state is None:
+                raise InvalidInput(
+                    f"the model has no state that is fed back: {self._reason}; a decoder has "
+                    "inputs of rows [batch, rows] and caches [batch, groups, past, size]; other "
+                    "states are named, as in "
+                    'state={"h_in": "h_out"}'
+                )
+            runner = self._of_states = batched
+        history = RowHistory if self._of_states is None else self._of_states.history
+        self._engine = StepEngine(runner, max_rows, history)
         self.model = loaded
         self.outputs = [*runner.axes]
         self._inputs = {v.name: v.type for v in loaded.graph.inputs if v.name in runner.rows}
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def sequence(self, *, priority: int = 0) -> StepSequence:
+    def sequence(
+        self, *, priority: int = 0, initial: Mapping[str, ArrayLike] | None = None
+    ) -> StepSequence:
         """A new sequence of no rows.
 
         Args:
             priority: Rows of sequences of higher priority are computed first.
+            initial: The states of fixed size that it begins with, by inputs, for one sample. Those
+                that are not given are zeros.
         """
         if self._closed:
             raise InvalidInput("the stepper is closed")
-        return StepSequence(self, self._engine.sequence(priority))
+        if initial and self._of_states is None:
+            raise InvalidInput(f"initial={[*initial]}: the model has no states of fixed size")
+        first = {} if self._of_states is None else self._of_states.initial(initial or {})
+        state = self._engine.sequence(priority)
+        state.arrays = first
+        return StepSequence(self, state)
+
+    @property
+    def reason(self) -> str | None:
+        """Why steps run one sequence at a time, if they do. Of a model of states whose shapes of
+        frames are open, it is known from the first frame on."""
+        return self._reason if self._of_states is None else self._of_states.reason
+
+    @property
+    def state(self) -> dict[str, str]:
+        """The outputs that are fed back as states of fixed size, by the inputs that they are fed
+        to."""
+        return {} if self._of_states is None else {**self._of_states.state}
 
     @property
     def rows(self) -> dict[str, Type]:
@@ -310,10 +343,6 @@ class Stepper:
             type_ = self._inputs[name]
             assert isinstance(type_, TensorType)
             checked[name] = convert(name, given, type_)
-        counts = {array.shape[1] if array.ndim > 1 else 0 for array in checked.values()}
-        if len(counts) > 1 or 0 in counts or any(len(array) != 1 for array in checked.values()):
-            shapes = {name: array.shape for name, array in checked.items()}
-            raise InvalidInput(f"rows are [1, rows, ...], at least one, of all inputs: {shapes}")
         return checked
 
     def _drive(self, is_done: Callable[[], bool]) -> None:
@@ -335,6 +364,20 @@ class Stepper:
                     target=_run_steps, args=arguments, name="penstock steps", daemon=True
                 )
                 self._thread.start()
+
+
+def _runner_of_rows(
+    model: Model, options: CompileOptions, most_bytes: int, most_sequences: int
+) -> tuple[Runner | None, str | None]:
+    """What steps a decoder, None if the model is none, and why its rows are not joined."""
+    try:
+        return JoinedRunner(join_steps(model.graph), options, most_bytes, most_sequences), None
+    except RowsStay as reason:
+        why = str(reason)
+    try:
+        return SeparateRunner(model, options, most_bytes), why
+    except RowsStay as reason:
+        return None, str(reason)
 
 
 def _run_steps(stepper_of: ref[Stepper]) -> None:

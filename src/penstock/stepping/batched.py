@@ -1,0 +1,373 @@
+"""Steps of models whose state is of fixed size: the state of each sequence is a row of a batch.
+
+::
+
+    sequences    a: a frame     b: a frame     c: 3 frames
+    run          a b c          [3, 512] frames, [2, 3, 64] states
+    run              c          and once more, since a step has one frame of a sequence
+
+What no axis says is tried out: samples must be computed as if each were alone. Where they are not,
+or where a model takes one sample, steps run one sequence at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from penstock.compiler.options import CompileOptions
+from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
+from penstock.core.types import NamedValues, RunValue
+from penstock.executors.feeds import convert
+from penstock.ir.graph import Model
+from penstock.session.facts import Port
+from penstock.session.session import Session
+from penstock.stepping.frames import FrameQueue, InputFrame
+from penstock.stepping.joined import Piece, rounded
+from penstock.stepping.sequence import Rows, SequenceState
+from penstock.stepping.state_pairs import batch_axes, check_state, match_state
+from penstock.stepping.state_rows import StateBatch, StateRows
+
+_TOLERANCE = 1e-5
+_SAMPLES = 2
+
+
+class BatchedRunner:
+    """Runs one frame each of several sequences together. ``state`` names the outputs that are fed
+    back, by inputs; ``axes`` are the batch axes of the other outputs. ``reason``: why sequences run
+    one at a time, once that is known."""
+
+    pages = 0, 0, 0
+
+    def __init__(
+        self,
+        model: Model,
+        options: CompileOptions,
+        most_bytes: int,
+        most_sequences: int,
+        state: Mapping[str, str] | None,
+    ) -> None:
+        self.session = session = Session(model, options)
+        self.most_sequences, self._most_bytes = most_sequences, most_bytes
+        inputs, outputs = session.inputs, session.outputs
+        if state is None:
+            self.state = match_state(inputs, outputs)
+        else:
+            self.state = check_state(state, inputs, outputs)
+        self.rows: Sequence[str] = [port.name for port in inputs if port.name not in self.state]
+        self._ports = {port.name: port for port in inputs}
+        self._axes = {p.name: 0 for p in outputs if p.name not in self.state.values()}
+        self.axes: Mapping[str, int] = self._axes
+        self.reason: str | None = None
+        self._batch_axes: dict[str, int] = {}
+        self._tried = False
+        # Outputs of a model of one sample have no axis that is known, and are given as they are.
+        try:
+            self._batch_axes = batch_axes(inputs, self.state)
+        except RowsStay as reason:
+            self._run_alone(str(reason))
+        frame_axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
+        self._frame_axes = frame_axes
+        # States whose dims are open begin with arrays that each sequence gives.
+        initial = {name: self._zeros(self._ports[name]) for name in self.state}
+        self._unknown = [name for name, zeros in initial.items() if zeros is None]
+        known = {name: zeros for name, zeros in initial.items() if zeros is not None}
+        self._initial = known
+        self.states = StateRows(known, self._batch_axes)
+        self._held: dict[SequenceState, int] = {}
+        self._next: dict[SequenceState, StateBatch] = {}
+        if not self._tried and not self._unknown:
+            self._try_made_up()
+
+    def history(self) -> FrameQueue:
+        """What holds the frames of a new sequence."""
+        return FrameQueue(self._frame_axes)
+
+    def _run_alone(self, reason: str) -> None:
+        """Run sequences one at a time from now on."""
+        self.reason, self._tried, self.most_sequences = reason, True, 1
+
+    def _axis(self, port: Port) -> int | None:
+        """The axis of one sample of an input, also where not all have one."""
+        free = [i for i, dim in enumerate(port.shape or ()) if not isinstance(dim, int)]
+        return self._batch_axes.get(port.name, free[0] if free else None)
+
+    def _zeros(self, port: Port) -> np.ndarray | None:
+        """The state that a sequence begins with by default; None if its dims are open."""
+        axis = self._axis(port)
+        dims = [1 if i == axis else n for i, n in enumerate(port.shape or ())]
+        if not all(isinstance(n, int) for n in dims):
+            return None
+        return np.zeros([n for n in dims if isinstance(n, int)], port.dtype)
+
+    def initial(self, given: Mapping[str, RunValue]) -> dict[str, np.ndarray]:
+        """The arrays that a sequence begins with. Raises ``InvalidInput``."""
+        if unknown := {*given} - {*self.state}:
+            raise InvalidInput(f"initial={sorted(unknown)}: states are {[*self.state]}")
+        if missing := [name for name in self._unknown if name not in given]:
+            types = ", ".join(str(self._ports[name]) for name in missing)
+            raise InvalidInput(
+                f"how large states are is not known: {types}; give arrays of one sample with "
+                f"initial={{{missing[0]!r}: ...}}. Caches that grow are not states of fixed size"
+            )
+        arrays = {**self._initial}
+        for name, value in given.items():
+            port = self._ports[name]
+            array, axis = convert(name, value, port.type), self._axis(port)
+            sizes = array.shape if array.ndim == len(port.shape or ()) else None
+            wanted = [1 if i == axis else n for i, n in enumerate(port.shape or ())]
+            if sizes is None or not all(
+                n == size or not isinstance(n, int) for n, size in zip(wanted, sizes, strict=True)
+            ):
+                raise InvalidInput(f"initial {name!r} is {array.shape}, of one sample of {port}")
+            arrays[name] = array.copy()
+        return arrays
+
+    # Of sequences.
+
+    def begin(self, sequence: SequenceState) -> None:
+        """Nothing is there to be found."""
+
+    def reserve(self, sequence: SequenceState, rows: int) -> bool:
+        """See that the states of all sequences fit into memory: none is ever taken away."""
+        # Under the engine's lock, and before the step: no run reads batches meanwhile.
+        self.states.shrink()
+        self._hold(sequence)
+        return True
+
+    def _hold(self, sequence: SequenceState) -> None:
+        if sequence in self._held:
+            return
+        # Each by itself, since states that sequences begin with may have sizes of their own.
+        nbytes = sum(x.nbytes for x in self.states.batch_of(sequence).arrays.values())
+        total = sum(self._held.values()) + nbytes
+        if total > self._most_bytes:
+            raise LimitExceeded(
+                f"the states of {len(self._held) + 1} sequences take {total} bytes, of "
+                f"{self._most_bytes}; close sequences, or raise cache_bytes"
+            )
+        self._held[sequence] = nbytes
+
+    def release(self, sequence: SequenceState) -> None:
+        """Forget the state of a sequence."""
+        self.states.drop(sequence)
+        self._held.pop(sequence, None)
+        self._next.pop(sequence, None)
+
+    def cut(self, sequence: SequenceState, rows: int) -> None:
+        """Begin anew. Raises ``InvalidInput`` for frames between: their states are gone."""
+        if rows and rows < sequence.computed:
+            raise InvalidInput(
+                f"length={rows}: states of earlier frames are not kept; cut to 0, or fork the "
+                "sequence before frames that may be taken back"
+            )
+        if not rows:
+            self.states.drop(sequence)
+            sequence.computed = 0
+
+    def fork(self, sequence: SequenceState, copy: SequenceState) -> None:
+        """Give ``copy`` the state of a sequence."""
+        try:
+            self.states.fork(sequence, copy)
+            self._hold(copy)
+        except LimitExceeded:
+            self.release(copy)
+            raise
+        copy.computed = sequence.computed
+
+    # Of steps.
+
+    def run(self, pieces: Sequence[Piece]) -> list[Rows]:
+        """Compute a frame of each piece; its outputs, or those of no frame where none is wanted."""
+        sequences = [piece.sequence for piece in pieces]
+        # New states count once all groups have run: if one fails, the engine runs each piece again.
+        self._next = {}
+        if not self._tried:
+            self._try(_first(sequences[0]).inputs, self.states.batch_of(sequences[0]).arrays)
+        groups: dict[object, list[SequenceState]] = {}
+        for sequence in sequences:
+            groups.setdefault(self._kind(sequence), []).append(sequence)
+        results: dict[SequenceState, Rows] = {}
+        for group in groups.values():
+            results |= self._step(group) if self.reason is None else self._alone(group[0])
+        return [results[sequence] for sequence in sequences]
+
+    def advance(self, piece: Piece) -> None:
+        """Note that a frame is computed."""
+        sequence = piece.sequence
+        self.states.place(sequence, self._next.pop(sequence))
+        sequence.computed += 1
+        assert isinstance(sequence.rows, FrameQueue)
+        sequence.rows.drop()
+
+    def _kind(self, sequence: SequenceState) -> object:
+        """What sequences of one run have in common."""
+        if self.reason is not None:
+            return sequence.number
+        shapes = [array.shape for array in sequence.arrays.values()] if self._unknown else None
+        return _first(sequence).kind, str(shapes)
+
+    def _step(self, sequences: Sequence[SequenceState]) -> dict[SequenceState, Rows]:
+        """Compute one frame of each of some sequences of one kind."""
+        # A number that was met before has a plan.
+        batch = self.states.together(sequences, rounded(len(sequences)))
+        # Rows of no sequence repeat one: zeros may be no input that the model is made for.
+        frames = [_first(sequences[0]).inputs] * batch.size
+        for sequence, row in batch.rows.items():
+            frames[row] = _first(sequence).inputs
+        outputs = self.session.run({**self._joined(frames), **batch.arrays})
+        new = {name: outputs[y] for name, y in self.state.items()}
+        for name, array in new.items():
+            self._check_size(name, array.shape, batch.arrays[name].shape)
+        after = StateBatch(new, batch.size, batch.rows)
+        self._next.update(dict.fromkeys(sequences, after))
+        results: dict[SequenceState, Rows] = {}
+        for sequence, row in batch.rows.items():
+            wanted = _is_wanted(sequence)
+            own = {}
+            for name, axis in self.axes.items():
+                rows = slice(row, row + wanted)
+                # Copied: an output may be the state itself, and would keep the whole batch.
+                own[name] = outputs[name][(slice(None),) * axis + (rows,)].copy()
+            results[sequence] = own
+        return results
+
+    def _joined(self, frames: Sequence[Rows]) -> dict[str, np.ndarray]:
+        """Frames as those of one run."""
+        feeds = {}
+        for name in self.rows:
+            axis, parts = self._batch_axes.get(name), [frame[name] for frame in frames]
+            feeds[name] = (
+                parts[0] if axis is None or len(parts) == 1 else np.concatenate(parts, axis)
+            )
+        return feeds
+
+    def _alone(self, sequence: SequenceState) -> dict[SequenceState, Rows]:
+        """Compute one frame of a sequence as the model is."""
+        arrays = self.states.batch_of(sequence).arrays
+        outputs = self.session.run({**_first(sequence).inputs, **arrays})
+        # States are never written, so that no copy is needed of those that come back.
+        new = {name: outputs[y] for name, y in self.state.items()}
+        for name, array in new.items():
+            self._check_size(name, array.shape, arrays[name].shape)
+        self._next[sequence] = StateBatch(new, 1, {sequence: 0})
+        own = {name: outputs[name].copy() for name in self.axes}
+        if not _is_wanted(sequence):
+            own = {name: array[:0] if array.ndim else array for name, array in own.items()}
+        return {sequence: own}
+
+    def _check_size(self, name: str, new: tuple[int, ...], old: tuple[int, ...]) -> None:
+        if new != old:
+            raise InvalidInput(
+                f"state {name!r} {old} came back as {new}, and states are of fixed size; caches "
+                "that grow are those of a decoder, [batch, groups, past, size]"
+            )
+
+    # Whether samples depend on one another.
+
+    def _try_made_up(self) -> None:
+        """Try samples that are made up, where the shapes of frames are known."""
+        rng, frame = np.random.default_rng(0), {}
+        for name in self.rows:
+            port = self._ports[name]
+            dims = [1 if i == self._axis(port) else n for i, n in enumerate(port.shape or ())]
+            if port.dtype is None or not all(isinstance(n, int) for n in dims):
+                return  # the first frame will tell
+            shape = tuple([n for n in dims if isinstance(n, int)])
+            frame[name] = _random(np.empty(shape, port.dtype), rng)
+        with suppress(PenstockError):  # it is no frame that the model takes
+            self._compare(*self._samples(frame, self._initial))
+
+    def _try(self, frame: Rows, initial: Rows) -> None:
+        """Try samples like a frame of a sequence. Raises what a run of that ends with."""
+        self.session._run_ahead({**frame, **initial})
+        try:
+            self._compare(*self._samples(frame, initial))
+        except PenstockError as error:
+            self._run_alone(f"the model does not run on samples like the first frame: {error}")
+
+    def _samples(self, frame: Rows, initial: Rows) -> tuple[list[Rows], list[NamedValues]]:
+        """A frame and others like it with random states, and what is computed of each alone."""
+        rng = np.random.default_rng(0)
+        samples: list[Rows] = []
+        for i in range(_SAMPLES):
+            own = {n: _shuffled(x, rng) for n, x in frame.items() if i and n in self._batch_axes}
+            states = {name: _random(x, rng) for name, x in initial.items()}
+            samples.append({**frame, **own, **states})
+        return samples, [self.session._run_ahead(sample) for sample in samples]
+
+    def _compare(self, samples: Sequence[Rows], alone: Sequence[NamedValues]) -> None:
+        """Compare what is computed of samples together with what is of each alone."""
+        feeds = {**samples[0]}
+        for name, place in self._batch_axes.items():
+            feeds[name] = np.concatenate([sample[name] for sample in samples], place)
+        # From here on there is an answer, whatever it is.
+        self._tried = True
+        try:
+            outputs = self.session._run_ahead(feeds)
+        except PenstockError as error:
+            return self._run_alone(f"the model does not run on two samples: {error}")
+        # States, too: their axis is known, and samples must have them to themselves.
+        for name in outputs:
+            parts = [values[name] for values in alone]
+            axis = _axis_of_samples(parts[0].shape, outputs[name].shape)
+            if axis is None:
+                return self._run_alone(f"output {name!r} has no axis of samples")
+            if not _are_close(np.concatenate(parts, axis), outputs[name]):
+                return self._run_alone(f"samples depend on one another in output {name!r}")
+            if name in self._axes:
+                self._axes[name] = axis
+        return None
+
+
+# Of frames and samples.
+
+
+def _first(sequence: SequenceState) -> InputFrame:
+    assert isinstance(sequence.rows, FrameQueue)
+    return sequence.rows.first
+
+
+def _is_wanted(sequence: SequenceState) -> bool:
+    """Whether outputs of the first frame that waits are wanted."""
+    return sequence.waiting <= sequence.wanted
+
+
+def _random(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random values; integers are 0 and 1, which are indices of most tables."""
+    if like.dtype.kind in "iub":
+        return rng.integers(0, 2, like.shape).astype(like.dtype)
+    return rng.standard_normal(like.shape).astype(like.dtype)
+
+
+def _shuffled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The values of a frame in another order, and smaller: a model may take no others."""
+    # The same values: made up ones may be no indices, or no levels, that the model takes.
+    other = rng.permuted(array.reshape(-1)).reshape(array.shape)
+    return (other / 2).astype(array.dtype) if array.dtype.kind == "f" else other
+
+
+def _axis_of_samples(one: tuple[int, ...], several: tuple[int, ...]) -> int | None:
+    """The axis on which a result has one row for each sample."""
+    if len(one) != len(several):
+        return None
+    # The result of one sample has one row, that of several as many as these.
+    axes = [i for i, (m, n) in enumerate(zip(one, several, strict=True)) if m != n]
+    return (
+        axes[0]
+        if len(axes) == 1 and one[axes[0]] * _SAMPLES == several[axes[0]] == _SAMPLES
+        else None
+    )
+
+
+def _are_close(alone: np.ndarray, together: np.ndarray) -> bool:
+    """Whether results differ by no more than the order of sums."""
+    if alone.shape != together.shape:
+        return False
+    if alone.dtype.kind != "f":
+        return bool((alone == together).all())
+    # Sums are taken in another order in batches.
+    largest = max(1.0, float(np.abs(alone[np.isfinite(alone)]).max(initial=0)))
+    return np.allclose(alone, together, 0, _TOLERANCE * largest, equal_nan=True)
