@@ -53,13 +53,6 @@ def test_kind_is_that_of_shapes_and_of_values_without_batch_axis() -> None:
     assert len({*kinds}) == 3
 
 
-def test_frames_are_those_at_the_time_of_the_call() -> None:
-    queue, given = FrameQueue(AXES), rows(1)
-    queue.add(given)
-    given["x"][:] = 99
-    assert queue.first.inputs["x"].max() < 99
-
-
 def test_cut_forgets_frames_that_wait() -> None:
     queue = FrameQueue(AXES)
     queue.add(rows(4))

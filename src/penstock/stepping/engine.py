@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.stepping.joined import Piece, piece_of
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _Results: TypeAlias = "list[tuple[Done, Rows | None, BaseException | None]]"
 """what to tell those who wait, once the step has ended"""
 
+_T = TypeVar("_T")
 _TURN = 8
 """of so many steps, one asks for no priority, so that each sequence goes on"""
 
@@ -58,7 +61,10 @@ class StepEngine:
     ) -> None:
         self.runner, self.max_rows, self._history = runner, max_rows, history
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self._parked: dict[threading.Lock, Callable[[], bool]] = {}
+        self._gates: dict[threading.Lock, int] = {}
+        self._expected = self._patient_from = 0
+        self._took = 0.0
         self.waiting: dict[SequenceState, None] = {}
         self.holding: dict[SequenceState, None] = {}
         self.steps = self.rows = self.prefixes = self.preempted = 0
@@ -73,11 +79,15 @@ class StepEngine:
 
     def feed(self, sequence: SequenceState, rows: Rows, wanted: int, done: Done) -> None:
         """Let rows be computed behind those of a sequence."""
-        with self.lock:
-            sequence.rows.add(rows)
-            sequence.wanted, sequence.done = wanted, done
-            self.waiting[sequence] = None
-            self.changed.notify_all()
+        sequence.rows.add(rows)
+        sequence.wanted, sequence.done = wanted, done
+        # Without the lock, for which many threads would wait at once: steps see it, or the next.
+        self.waiting[sequence] = None
+        for gate, count in [*self._gates.items()]:
+            if len(self.waiting) >= count:
+                _release_one(self._gates, gate)
+        if sequence.closed:
+            self._end_closed(sequence, None)
 
     def close(self, sequence: SequenceState, error: BaseException | None = None) -> None:
         """Forget a sequence; whoever waits for its rows gets an error."""
@@ -85,14 +95,18 @@ class StepEngine:
             if sequence.closed:
                 return
             sequence.closed = True
-            self.waiting.pop(sequence, None)
             # A step that runs writes to the pages: they are released behind it.
             if not self._running:
                 self._release(sequence)
+        self._end_closed(sequence, error)
+
+    def _end_closed(self, sequence: SequenceState, error: BaseException | None) -> None:
+        with self.lock:
+            self.waiting.pop(sequence, None)
             done, sequence.done = sequence.done, None
-            self.changed.notify_all()
         if done is not None:
             done(None, error or InvalidInput("the sequence was closed"))
+            self._wake()
 
     def _release(self, sequence: SequenceState) -> None:
         self.holding.pop(sequence, None)
@@ -100,24 +114,83 @@ class StepEngine:
 
     def step(self) -> bool:
         """Compute some rows that wait; False if there are none, or another thread does."""
+        if self._running or not self.waiting:
+            return False
         with self.lock:
             if self._running or not self.waiting:
                 return False
             self._running = True
         results: _Results = []
         try:
+            self._await_others()
+            begin = perf_counter()
             pieces = self._chosen(results)
             if pieces:
                 self._computed(pieces, self._run(pieces), results)
+                # Of the longest step of late: one of few sequences is no measure for all.
+                self._took = max(perf_counter() - begin, 0.9 * self._took)
         finally:
             with self.lock:
                 self._running = False
                 for sequence in [s for s in self.holding if s.closed]:
                     self._release(sequence)
-                self.changed.notify_all()
         for done, outputs, error in results:
             done(outputs, error)
+        self._wake()
         return True
+
+    # Threads that wait: one of them runs steps, and the others are woken one by one.
+
+    def drive(self, is_done: Callable[[], bool]) -> None:
+        """Run steps, or wait for those of another thread, until something is done."""
+        try:
+            while not is_done():
+                if not self.step():
+                    self.park(is_done)
+        finally:
+            self.hand_over()
+
+    def park(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something may be done, this thread is to run steps, or some time is over."""
+        wake = threading.Lock()
+        wake.acquire()
+        # It stands there before it looks: who changes what it looks at wakes it, or it sees that.
+        self._parked[wake] = is_done
+        if not is_done() and (self._running or not self.waiting) and wake.acquire(timeout=LOOK_S):
+            return
+        self._parked.pop(wake, None)
+
+    def hand_over(self) -> None:
+        """Let one of the threads that wait run steps, if none does and some rows wait."""
+        if self.waiting and not self._running:
+            for wake in [*self._parked]:
+                if _release_one(self._parked, wake):
+                    return
+
+    def _wake(self) -> None:
+        """Wake the threads whose wait is over."""
+        for wake, is_done in [*self._parked.items()]:
+            if is_done():
+                _release_one(self._parked, wake)
+
+    def wake_all(self) -> None:
+        """Let all threads that wait look whether it is over."""
+        for wake in [*self._parked]:
+            _release_one(self._parked, wake)
+
+    def _await_others(self) -> None:
+        """Wait for the next rows of those who got results of the step before, for as long as that
+        took. They mostly come at once, and without them there would be a step for each half of
+        all."""
+        count, self._expected = self._expected, 0
+        if self.steps < self._patient_from:
+            return
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates[gate] = count
+        if len(self.waiting) < count and not gate.acquire(timeout=self._took):
+            self._patient_from = self.steps + _TURN
+        self._gates.pop(gate, None)
 
     # The rows of a step.
 
@@ -214,6 +287,7 @@ class StepEngine:
         with self.lock:
             self.steps += 1
             self.rows += sum(p.rows for p in pieces)
+            returning = 0
             for piece, output in zip(pieces, outputs, strict=True):
                 sequence = piece.sequence
                 if isinstance(output, BaseException):
@@ -229,8 +303,10 @@ class StepEngine:
                     done, sequence.done = sequence.done, None
                     whole = self._joined(sequence.outputs)
                     sequence.outputs = []
+                    returning += sequence.returns
                     if done is not None:
                         results.append((done, whole, None))
+            self._expected = len(self.waiting) + returning
 
     def _joined(self, outputs: list[Rows]) -> Rows:
         """The outputs of all steps of the wanted rows."""
@@ -247,3 +323,11 @@ class StepEngine:
         """Call a function that changes the state of sequences of which no rows are computed."""
         with self.lock:
             work()
+
+
+def _release_one(threads: dict[threading.Lock, _T], lock: threading.Lock) -> bool:
+    """Wake one of the threads that wait for locks, unless another has done so."""
+    if threads.pop(lock, None) is None:
+        return False
+    lock.release()
+    return True

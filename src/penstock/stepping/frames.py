@@ -54,11 +54,9 @@ class FrameQueue(RowHistory):
     def add(self, rows: Rows) -> None:
         """Add frames behind those that wait."""
         count = self.size_of(rows)
-        # Programs may write into their arrays while the step waits.
-        own = {name: array.copy() for name, array in rows.items()}
         # What a run takes one value of must be equal for all of its sequences.
         kind: list[Hashable] = []
-        for name, array in own.items():
+        for name, array in rows.items():
             axis = self._axes.get(name)
             if axis is None:
                 kind.append((array.shape, array.tobytes()))
@@ -66,7 +64,7 @@ class FrameQueue(RowHistory):
                 kind.append((array.shape[:axis], array.shape[axis + 1 :]))
         for i in range(count):
             self._waiting.append(
-                InputFrame((*kind,), {n: self._one(n, x, i) for n, x in own.items()})
+                InputFrame((*kind,), {n: self._one(n, x, i) for n, x in rows.items()})
             )
         self.count += count
 

@@ -94,6 +94,8 @@ class SequenceState:
     """of wanted rows, if they are computed in several steps"""
     served: int = 0
     """the last step that had rows of it"""
+    returns: bool = False
+    """whether who gets results is likely to feed the next rows at once"""
     closed: bool = False
 
     @property

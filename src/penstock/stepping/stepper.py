@@ -16,7 +16,6 @@ from weakref import ref
 import numpy as np
 
 from penstock.compiler.options import CompileOptions, make
-from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, RowsStay, check_count
 from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
@@ -59,6 +58,10 @@ class StepSequence:
     """A sequence of rows of one request, whose state is kept between steps; made by
     ``Stepper.sequence``. Its steps are computed together with those of others. One thread or task
     at a time may step it.
+
+    Of a model whose state is of fixed size, a row is a frame: the inputs of one step, with a batch
+    dim of 1. Several frames lie behind one another on the batch axes, and are computed in as many
+    steps; an input without such an axis is that of all.
     """
 
     def __init__(self, stepper: Stepper, state: SequenceState) -> None:
@@ -66,7 +69,7 @@ class StepSequence:
 
     @property
     def length(self) -> int:
-        """The number of rows that were stepped."""
+        """The number of rows that were stepped, or of frames."""
         return self._state.rows.count
 
     def step(
@@ -80,15 +83,18 @@ class StepSequence:
         """Compute rows behind those of the sequence, and return the outputs of the last ones.
 
         Args:
-            rows: By the names of the model's inputs that have rows, [1, rows, ...].
-            wanted: How many of the last rows to return outputs of, [1, wanted, ...].
+            rows: By the names of the model's inputs that have rows, [1, rows, ...]; frames
+                [frames, ...].
+            wanted: How many of the last rows to return outputs of, [1, wanted, ...]; frames
+                [wanted, ...].
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
 
-        Rows whose call ended with an error are no part of the sequence.
+        Rows that were not computed when the call ended with an error are no part of the sequence.
         """
         ended: list[tuple[Rows | None, BaseException | None]] = []
         stop = StopCondition(timeout, cancel, "the step")
+        self._state.returns = True
         self.feed(rows, wanted, lambda *end: ended.append(end), stop)
         self._stepper._drive(lambda: bool(ended))
         ((outputs, error),) = ended
@@ -129,6 +135,7 @@ class StepSequence:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(end, outputs, error)
 
+        self._state.returns = True
         self.feed(rows, wanted, done, StopCondition(timeout, cancel, "the step"))
         self._stepper._run_apart()
         try:
@@ -151,6 +158,7 @@ class StepSequence:
             rows: As ``step`` takes them.
             wanted: How many of the last rows to give outputs of.
             done: Called with outputs and None, or None and an error. It may feed the next rows.
+                Until then, arrays of frames may not be written.
             stop: Ends the wait when it comes true; that of the call before stays by default.
         """
         if self._state.closed:
@@ -181,7 +189,8 @@ class StepSequence:
         return StepSequence(self._stepper, copy)
 
     def cut(self, length: int) -> None:
-        """Forget all rows but the first ones.
+        """Forget all rows but the first ones. Of frames, 0 begins anew, and others are refused:
+        states of earlier ones are not kept.
 
         Args:
             length: How many rows to keep.
@@ -218,16 +227,26 @@ class StepSequence:
 class Stepper:
     """Steps of many sequences together, of a model whose outputs are fed back to it.
 
-    The rows of all sequences that wait are computed in one run, of any lengths: of a decoder single
-    tokens of some, and pieces of the prompts of others. Sequences come and go between steps. Caches
-    lie in pages, which sequences that begin alike share, of ``cache_bytes`` together. Where these
+    Of a decoder, the rows of all sequences that wait are computed in one run, of any lengths: of
+    some single tokens, of others pieces of prompts. Sequences come and go between steps. Caches lie
+    in pages, which sequences that begin alike share, of ``cache_bytes`` together. Where these
     are too few, sequences of lower priority are computed again later.
 
-    Where rows of a model may need others than in attention, steps run one sequence at a time:
-    ``reason`` says what stood in the way.
+    Of a model whose state is of fixed size, as that of an LSTM, or a buffer of past frames, a frame
+    each of the sequences that wait is computed in one run, as a batch. Which outputs are fed back
+    to which inputs is told by names such as ``h`` and ``hn``, ``cache_in`` and ``cache_out``:
+    property ``state`` has them. Inputs without a batch axis are equal for all sequences of a run.
+    States are never taken away: a sequence that would be one too many for ``cache_bytes`` ends with
+    ``LimitExceeded``. That samples do not depend on one another is tried out with random states.
+
+    Where rows of a model may need others than in attention, or samples depend on one another, or
+    a model takes one sample, steps run one sequence at a time: ``reason`` says what stood in the
+    way.
 
     Args:
         model: As ``penstock.compile`` takes it.
+        state: The outputs that are fed back as states of fixed size, by the inputs that they are
+            fed to, where names do not tell.
         max_rows: The most rows of a step. Longer prompts are divided.
         max_sequences: The most sequences of a step.
         cache_bytes: The most memory of all caches, as 2**30 or "1GB".
@@ -325,8 +344,7 @@ class Stepper:
             sequences = {**engine.waiting, **engine.holding}
         for sequence in sequences:
             engine.close(sequence)
-        with engine.changed:
-            engine.changed.notify_all()
+        engine.wake_all()
 
     def __enter__(self) -> Stepper:
         return self
@@ -347,13 +365,7 @@ class Stepper:
 
     def _drive(self, is_done: Callable[[], bool]) -> None:
         """Run steps until something is done."""
-        engine = self._engine
-        while not is_done():
-            if engine.step():
-                continue
-            with engine.changed:
-                if not is_done():
-                    engine.changed.wait(LOOK_S)
+        self._engine.drive(is_done)
 
     def _run_apart(self) -> None:
         """Let a thread run steps for those who do not."""
@@ -364,6 +376,7 @@ class Stepper:
                     target=_run_steps, args=arguments, name="penstock steps", daemon=True
                 )
                 self._thread.start()
+        self._engine.hand_over()
 
 
 def _runner_of_rows(
@@ -391,10 +404,10 @@ def _run_steps(stepper_of: ref[Stepper]) -> None:
         if engine.step():
             idle = 0
             continue
-        with engine.changed:
+        with engine.lock:
             idle = 0 if engine.waiting else idle + 1
             if idle > _IDLE_LOOKS:
                 stepper._thread = None  # under the lock: the next one starts another
                 return
-            del stepper
-            engine.changed.wait(LOOK_S)
+        del stepper
+        engine.park(lambda: False)
