@@ -53,3 +53,21 @@ def test_model_whose_rows_depend_on_one_another_steps_one_sequence_at_a_time() -
         for each in (sequence, fork):
             got = each.step({"x": x[:, 5:]}, wanted=4)["y"]
             np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_model_without_caches_reads_all_rows_each_time() -> None:
+    text = """g (int64[b, s] ids, int64[b, s] attention_mask) => (float[b, s, 4] y)
+        <int64 last = {1}> { f = Cast <to = 1> (ids) c = CumSum (f, last) m = Cast <to = 1> (attention_mask)
+        z = Mul (c, m) y = Unsqueeze (z, axes) }""".replace(
+        "<int64 last = {1}>", "<int64 last = {1}, int64[1] axes = {2}>"
+    )
+    text = text.replace("float[b, s, 4] y", "float[b, s, 1] y")
+    with ps.Stepper(ps.load(model_from_text(text))) as stepper:
+        assert stepper.reason is not None
+        sequence = stepper.sequence()
+        assert sequence.step({"ids": [[1, 2, 3]]}, wanted=2)["y"][0, :, 0].tolist() == [3, 6]
+        fork = sequence.fork()
+        assert sequence.step({"ids": [[4]]})["y"][0, :, 0].tolist() == [10]
+        sequence.cut(1)
+        assert sequence.step({"ids": [[7, 1]]}, wanted=2)["y"][0, :, 0].tolist() == [8, 9]
+        assert fork.step({"ids": [[5]]})["y"][0, :, 0].tolist() == [11]

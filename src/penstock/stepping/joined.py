@@ -29,7 +29,7 @@ from penstock.stepping.pages import PagePool, digests
 from penstock.stepping.sequence import Rows, SequenceState
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""numbers of rows of a step; beyond the last, multiples of it, and of an eighth of what is rounded"""
+"""numbers of rows of a step; beyond the last, multiples of it and of an eighth of the number"""
 _PAGES = 4096
 """numbers of pages that the table of a step has room for at first"""
 

@@ -1,6 +1,7 @@
 """Steps one sequence at a time, by the model as it is, for models whose rows cannot be joined.
 
-Each sequence has the caches that the model returned, which grow where they lie.
+Each sequence has the caches that the model returned, which grow where they lie. A model without
+caches reads all rows of a sequence in each step.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SeparateRunner:
         """Whether the caches of all sequences fit into memory."""
         if not sequence.computed:
             return True
-        own = sum(array.nbytes for array in sequence.arrays.values())
+        own = _bytes_of(sequence)
         needed = own * (sequence.computed + rows) // sequence.computed
         if needed > self._most_bytes:
             raise LimitExceeded(
@@ -95,7 +96,8 @@ class SeparateRunner:
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
         """Compute a piece; the outputs of its wanted rows."""
         ((sequence, count),) = pieces
-        past = sequence.computed
+        past = sequence.computed if self._roles.caches else 0
+        count += sequence.computed - past
         feeds = {n: sequence.rows.part(n, past, past + count)[None] for n in self._roles.rows}
         for name in self._roles.positions:
             feeds[name] = np.arange(past, past + count, dtype=self._dtype(name))[None]
@@ -105,7 +107,7 @@ class SeparateRunner:
         self._held -= _bytes_of(sequence)
         sequence.arrays = {name: outputs[y] for name, y in self._presents.items()}
         self._held += _bytes_of(sequence)
-        begin = max(sequence.rows.count - sequence.wanted - past, 0)
+        begin = max(sequence.rows.count - sequence.wanted, sequence.computed) - past
         return [{name: outputs[name][:, begin:count] for name in self.axes}]
 
     def advance(self, piece: Piece) -> None:

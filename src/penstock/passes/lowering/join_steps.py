@@ -84,6 +84,8 @@ def join_steps(source: Graph) -> JoinedSteps:
     """The graph of joined steps of a decoder. Raises ``RowsStay``, with what stands in the way."""
     graph = with_sizes_of_heads(source)
     roles, names = roles_of(graph), [value.name for value in source.outputs]
+    if not roles.caches:
+        raise RowsStay("the graph has no caches")
     graph = prepared(graph)
     try:
         return _joined(graph, names, roles, Probes(graph, roles, whole=False))

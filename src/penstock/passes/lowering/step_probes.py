@@ -40,7 +40,8 @@ _FOLD = PASSES["fold_constants"]
 class Roles(NamedTuple):
     """What the inputs of a decoder are, by their names: ``rows`` have one row for each token,
     ``positions`` say where these are, ``masks`` which positions count, ``caches`` have keys or
-    values of earlier ones [batch, groups, past, size]."""
+    values of earlier ones [batch, groups, past, size]. Without caches, all tokens are read in each
+    step."""
 
     rows: Sequence[str]
     positions: Sequence[str]
@@ -69,7 +70,8 @@ def roles_of(graph: Graph) -> Roles:
         else:
             group = roles.rows
         group.append(value.name)  # type: ignore[attr-defined]
-    if not roles.caches or not roles.rows:
+    tokens = [v for v in graph.inputs if v.name in roles.rows and v.dtype and v.dtype.kind == "i"]
+    if not roles.rows or (not roles.caches and not tokens):
         raise RowsStay("the graph has no caches, or no rows")
     return roles
 
