@@ -36,6 +36,8 @@ from penstock.ir.graph import Model
 from penstock.stepping.stepper import Stepper
 
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from tokenizers import Tokenizer
 
     from penstock.executors.control import CancelToken
@@ -84,13 +86,17 @@ class Generator:
         self._vocabulary: GrammarVocabulary | None = None
 
     def encode(
-        self, prompt: Prompt, tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        prompt: Prompt,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int]:
         """The tokens of a text or of messages.
 
         Args:
             prompt: A text, tokens, or messages with "role" and "content".
             tools: Those that the chat template tells the model of.
+            variables: Further variables of the chat template, such as ``enable_thinking``.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
@@ -100,7 +106,8 @@ class Generator:
             with_tools = bool(tools)
             if with_tools not in self._template:
                 self._template[with_tools] = ChatTemplate.of(self.tokenizer, tools=with_tools)
-            text = self._template[with_tools].render(prompt, tools=tools)  # type: ignore[arg-type]
+            template = self._template[with_tools]
+            text = template.render(prompt, tools=tools, variables=variables)  # type: ignore[arg-type]
             return self.tokenizer.encode(text, add_special=False)
         tokens = [token for token in prompt if isinstance(token, int | np.integer)]
         if len(tokens) < len(prompt) or any(token < 0 for token in tokens):
@@ -190,8 +197,8 @@ class Generator:
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
-        async for _ in self._pieces(job):
+        job = await self.abegin(prompt, wanted, stop, priority, tools)
+        async for _ in self.pieces([job]):
             pass
         return _result(job)
 
@@ -217,13 +224,47 @@ class Generator:
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
-        async for piece in self._pieces(job):
+        job = await self.abegin(prompt, wanted, stop, priority, tools)
+        async for _, piece in self.pieces([job]):
             yield piece
-        _result(job)
 
-    async def _pieces(self, job: TextJob) -> AsyncIterator[TextPiece]:
+    async def abegin(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        stop: StopCondition | None = None,
+        priority: int = 0,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> TextJob:
+        """``begin`` for asyncio: a thread makes the tokens of the prompt, and compiles a grammar.
+
+        Args:
+            prompt: A text, tokens, or messages with "role" and "content".
+            options: What is asked of the text.
+            stop: Ends the request when it comes true.
+            priority: Tokens of requests of higher priority are computed first.
+            tools: Those that the chat template tells the model of.
+        """
         # It takes longer to import than all of this package.
+        import asyncio
+
+        def begin() -> TextJob:
+            return self.begin(self.encode(prompt, tools), options, stop, priority)
+
+        thread = asyncio.ensure_future(asyncio.to_thread(begin))
+        try:
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            thread.add_done_callback(_abandon)
+            raise
+
+    async def pieces(self, jobs: Sequence[TextJob]) -> AsyncIterator[tuple[int, TextPiece]]:
+        """The pieces of some requests as they come, each with the number of its request. All of
+        them end if the iterator is closed, or with the error of one.
+
+        Args:
+            jobs: What ``abegin`` has returned.
+        """
         import asyncio
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
@@ -232,17 +273,25 @@ class Generator:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(event.set)
 
-        job.told = told
+        for job in jobs:
+            job.told = told
+        left = [*enumerate(jobs)]
         try:
-            while not job.done or job.pieces:
+            while left:
                 self.stepper._run_apart()
-                if not job.done and not job.pieces:
+                if not any(job.done or job.pieces for _, job in left):
                     await event.wait()
                 event.clear()
-                while job.pieces:
-                    yield job.pieces.popleft()
+                for number, job in left:
+                    ended = job.done  # read before the pieces, of which none follows
+                    while job.pieces:
+                        yield number, job.pieces.popleft()
+                    if ended:
+                        _result(job)
+                left = [(number, job) for number, job in left if not job.done or job.pieces]
         finally:
-            job.fail(InvalidInput("the text is not read any more"))
+            for job in jobs:
+                job.fail(InvalidInput("the text is not read any more"))
 
     def begin(
         self,
@@ -314,6 +363,12 @@ class Generator:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _abandon(thread: Future[TextJob]) -> None:
+    """End a request that was begun for a task that was cancelled meanwhile."""
+    if not thread.cancelled() and thread.exception() is None:
+        thread.result().fail(InvalidInput("the text is not read any more"))
 
 
 def _result(job: TextJob) -> Generation:

@@ -98,6 +98,6 @@ class SharedPrompt:
         if outputs is not None:
             assert first.sequence is not None
             for request in others:
-                request.sequence = first.sequence.fork()
+                request.sequence, request.stop = first.sequence.fork(), self._stop
         for request in self._requests:
             request.stepped(outputs, error)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.generation.grammar import TokenGrammar
     from penstock.generation.options import GenerationOptions
     from penstock.generation.tokenizer import TextTokenizer
+    from penstock.host.stop_condition import StopCondition
     from penstock.stepping.sequence import Rows
     from penstock.stepping.stepper import StepSequence
 
@@ -115,6 +116,8 @@ class TextRequest:
         self.writer, self.grammar, self.drafts = writer, grammar, drafts
         self.tokens = [*prompt]
         self.sequence: StepSequence | None = None
+        self.stop: StopCondition | None = None
+        """ends the text when it comes true, if the sequence does not know it yet"""
         self._sampler: TokenSampler | None = None
         self._draft: list[int] = []
         self._sum = 0.0
@@ -165,7 +168,7 @@ class TextRequest:
             most = len(self.tokens) if left is None else left - 1
             self._draft = self.drafts.propose(self.tokens, most)
         rows = {self.writer.source.rows: np.array([[self.tokens[-1], *self._draft]])}
-        sequence.feed(rows, 1 + len(self._draft), self.stepped)
+        sequence.feed(rows, 1 + len(self._draft), self.stepped, self.stop)
 
     def stepped(self, outputs: Rows | None, error: BaseException | None) -> None:
         """Go on by the outputs of the last rows, or end with an error."""

@@ -6,11 +6,19 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -21,7 +29,7 @@ from starlette.routing import Route
 
 from penstock.core import VERSION
 from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
-from penstock.core.types import STRING, NamedValues
+from penstock.core.types import STRING, JsonObject, NamedValues
 from penstock.executors.control import CancelToken
 from penstock.host.log import is_traced
 from penstock.host.spans import TracedSpan, has_current_span, span
@@ -48,7 +56,19 @@ from penstock.serving.refusals import refusal
 from penstock.serving.replicas import ReplicasClosed
 from penstock.serving.repository import PLATFORM, ModelRepository, ServedModel, UnknownModel
 from penstock.serving.shared_memory import SharedMemory, UnknownRegion
+from penstock.serving.text_answers import model_entry, model_list
+from penstock.serving.text_endpoints import (
+    MOST_BYTES,
+    embeddings_document,
+    read_embeddings_request,
+    read_text_request,
+    texts_document,
+    texts_events,
+)
+from penstock.serving.text_models import TextModels
+from penstock.serving.text_protocol import FieldError, error_object
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
@@ -58,6 +78,10 @@ _UNSUPPORTED = (
     "/v2/cudasharedmemory/{rest:path}",
 )
 _SHARED = "/v2/systemsharedmemory"
+_TEXTS = "/v1/"
+# Seconds after which a client may ask again that was refused since the queue was full. Nobody knows
+# when a text will end; clients of this API wait longer each time anyway.
+_RETRY_AFTER = "1"
 _INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
 # Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
 # meanwhile. Numbers in JSON take 10 to 14 ns a byte.
@@ -70,6 +94,10 @@ class MissingExtensionError(PenstockError):
     """A request is for a part of the protocol that the server does not have."""
 
 
+class _TooLargeError(PenstockError):
+    """A request is larger than the server takes."""
+
+
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownModel, 404),
     (UnknownRegion, 404),
@@ -77,11 +105,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InvalidInput, 400),
     (QueueFull, 503),
     (DeadlineExceeded, 504),
+    (_TooLargeError, 413),
 )
-
-
-class _TooLargeError(PenstockError):
-    """A request is larger than the server takes."""
 
 
 class Server:
@@ -89,7 +114,8 @@ class Server:
     ``timeout``: the seconds that it may take. ``app`` is the application; the repository is closed
     when it ends. ``direct`` has threads that connections may be lent to. With ``shared_memory``
     tensors may be in segments of shared memory, any of which clients can then name. Pages of the
-    origins ``cors`` ("*": all) may use the server from browsers."""
+    origins ``cors`` ("*": all) may use the server from browsers. ``texts`` are the models that
+    OpenAI's API is for."""
 
     def __init__(
         self,
@@ -99,11 +125,13 @@ class Server:
         timeout: float,
         shared_memory: bool = False,
         cors: Sequence[str] = (),
+        texts: TextModels | None = None,
     ) -> None:
         self.repository = repository
+        self.texts = texts or TextModels()
         self.max_bytes = max_bytes
         self.timeout = timeout
-        self.metrics = Metrics(repository)
+        self.metrics = Metrics(repository, self.texts.generators.values())
         self.direct = DirectAnswers(self.is_direct, self.infer_here, max_bytes)
         self.shared = SharedMemory(max_bytes) if shared_memory else None
         self.ready = True
@@ -133,6 +161,12 @@ class Server:
         for path in models:
             yield "POST", f"{path}/infer", self.infer
             yield "POST", f"{path}/infer_stream", self.stream
+        if self.texts:
+            yield "POST", f"{_TEXTS}chat/completions", self.chat_completions
+            yield "POST", f"{_TEXTS}completions", self.completions
+            yield "POST", f"{_TEXTS}embeddings", self.embeddings
+            yield "GET", f"{_TEXTS}models", self.text_models
+            yield "GET", f"{_TEXTS}models/{{model}}", self.text_model
         yield "GET", "/v2", self.metadata
         yield "GET", "/v2/health/live", self.live
         yield "GET", "/v2/health/ready", self.is_ready
@@ -162,6 +196,7 @@ class Server:
         asyncio.get_running_loop().set_exception_handler(LoopErrors())
         yield
         self.ready = False
+        await asyncio.to_thread(self.texts.close)
         await asyncio.to_thread(self.repository.close)
         await asyncio.to_thread(self.direct.close)
 
@@ -171,9 +206,9 @@ class Server:
         async def answer(request: Request) -> Response:
             try:
                 return await handler(request)
-            except _TooLargeError as error:
-                return _error(str(error), 413)
             except Exception as error:
+                if path.startswith(_TEXTS):
+                    return _text_error(error)
                 return _error(*_described(error))
 
         async def traced(request: Request) -> Response:
@@ -216,7 +251,8 @@ class Server:
         """Show what the server has, and how to ask it."""
         models = self.repository.all()
         headers = {"content-security-policy": openapi.POLICY}
-        return HTMLResponse(openapi.page(models, str(request.base_url)), headers=headers)
+        page = openapi.page(models, str(request.base_url), [*self.texts.entries])
+        return HTMLResponse(page, headers=headers)
 
     async def openapi(self, request: Request) -> Response:
         """Describe the endpoints in OpenAPI."""
@@ -387,18 +423,70 @@ class Server:
                 raise refusal(error, model.replicas.session, asked) from error
             raise
 
-        async def all_lines() -> AsyncIterator[bytes]:
-            ok = False
-            try:
-                yield first
-                async for line in lines:
-                    yield line
-                ok = True
-            finally:
-                await lines.aclose()
-                self._count(model, begin, ok)
+        count = partial(self._count, model, begin)
+        return StreamingResponse(_rest(first, lines, count), media_type="text/event-stream")
 
-        return StreamingResponse(all_lines(), media_type="text/event-stream")
+    # Texts, by OpenAI's API.
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer the messages of a chat with a text."""
+        return await self._texts_of(request, is_chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue texts."""
+        return await self._texts_of(request, is_chat=False)
+
+    async def _texts_of(self, request: Request, is_chat: bool) -> Response:
+        asked = await read_text_request(await self._body(request, MOST_BYTES), is_chat)
+        model, begin = self.texts.generator(asked.model), perf_counter()
+        timeout = min(self.timeout, asked.timeout or self.timeout)
+        priority = priority_of(request.headers.get(HEADER_PRIORITY)) or 0
+
+        def count(ok: bool) -> None:
+            self.metrics.record(model.name, model.version, perf_counter() - begin, ok)
+
+        if not asked.stream:
+            document = texts_document(model, asked, timeout, priority)
+            with _noted(count):
+                return JSONResponse(await _unless_gone(document, request))
+        # Until the first token is there, errors are answers with a status of their own.
+        lines = texts_events(
+            model, asked, timeout, priority, lambda error: _text_document(error)[0]
+        )
+        try:
+            first = await _unless_gone(anext(lines), request)
+        except BaseException:
+            count(ok=False)
+            raise
+        return StreamingResponse(_rest(first, lines, count), media_type="text/event-stream")
+
+    async def embeddings(self, request: Request) -> Response:
+        """Give vectors of texts."""
+        asked = await read_embeddings_request(await self._body(request, MOST_BYTES))
+        own, begin = self.texts.embedder(asked.model), perf_counter()
+        timeout = min(self.timeout, asked.timeout or self.timeout)
+        priority = priority_of(request.headers.get(HEADER_PRIORITY))
+        while True:
+            model = self.repository.find(own.name)
+            document = embeddings_document(own, model.replicas, asked, timeout, priority)
+            try:
+                with self._counted(model, begin):
+                    return JSONResponse(await _unless_gone(document, request))
+            except ReplicasClosed:  # it was loaded again, or unloaded
+                continue
+
+    async def text_models(self, request: Request) -> Response:
+        """List the models for texts."""
+        return JSONResponse(model_list(self.texts.entries))
+
+    async def text_model(self, request: Request) -> Response:
+        """Describe a model for texts."""
+        name, entries = request.path_params["model"], self.texts.entries
+        if name not in entries:
+            raise UnknownModel(f"model {name!r:.80} is not there; there is {', '.join(entries)}")
+        return JSONResponse(model_entry(name, entries[name]))
+
+    # Requests that a thread answers.
 
     def is_direct(self, path: str) -> bool:
         """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
@@ -463,17 +551,13 @@ class Server:
     @contextmanager
     def _counted(self, model: ServedModel, begin: float) -> Iterator[None]:
         """Count a request that began at ``begin``."""
-        ok = False
-        try:
+        with _noted(partial(self._count, model, begin)):
             yield
-            ok = True
-        finally:
-            self._count(model, begin, ok)
 
     def _count(self, model: ServedModel, begin: float, ok: bool) -> None:
         seconds = perf_counter() - begin
         model.record(seconds, ok)
-        self.metrics.record(model, seconds, ok)
+        self.metrics.record(model.name, model.version, seconds, ok)
 
     def _run_of(
         self, model: ServedModel, asked: InferenceRequest
@@ -485,13 +569,14 @@ class Server:
         """The seconds that a request may take."""
         return min(self.timeout, asked.timeout or self.timeout)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, most: int | None = None) -> bytes:
         """The body of a request, decompressed."""
+        most = self.max_bytes if most is None else min(most, self.max_bytes)
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
-            if size > self.max_bytes:
-                raise self._too_large()
+            if size > most:
+                raise _too_large(most)
             parts.append(part)
         body = b"".join(parts)
         encoding = request.headers.get("content-encoding", "identity")
@@ -499,23 +584,62 @@ class Server:
             return body
         if encoding not in ("gzip", "deflate"):
             raise InvalidInput(f"content-encoding {encoding!r:.40} is not gzip or deflate")
-        return await asyncio.to_thread(self._decompressed, body)
+        return await asyncio.to_thread(_decompressed, body, most)
 
-    def _decompressed(self, body: bytes) -> bytes:
-        decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
-        try:
-            # Bounded by what is made of it: few bytes may decompress to any number.
-            content = decompressor.decompress(body, self.max_bytes + 1)
-        except zlib.error as error:
-            raise InvalidInput(f"the body is not compressed as it says: {error}") from error
-        if len(content) > self.max_bytes:
-            raise self._too_large()
-        if not decompressor.eof:
-            raise InvalidInput("the compressed body is cut off")
-        return content
 
-    def _too_large(self) -> _TooLargeError:
-        return _TooLargeError(f"the request is larger than {self.max_bytes} bytes")
+def _decompressed(body: bytes, most: int) -> bytes:
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
+    try:
+        # Bounded by what is made of it: few bytes may decompress to any number.
+        content = decompressor.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not compressed as it says: {error}") from error
+    if len(content) > most:
+        raise _too_large(most)
+    if not decompressor.eof:
+        raise InvalidInput("the compressed body is cut off")
+    return content
+
+
+def _too_large(most: int) -> _TooLargeError:
+    return _TooLargeError(f"the request is larger than {most} bytes")
+
+
+async def _rest(
+    first: bytes, lines: AsyncGenerator[bytes, None], count: Callable[[bool], None]
+) -> AsyncIterator[bytes]:
+    """All lines of a stream, whose request is counted when they end."""
+    ok = False
+    try:
+        yield first
+        async for line in lines:
+            yield line
+        ok = True
+    finally:
+        await lines.aclose()
+        count(ok)
+
+
+@contextmanager
+def _noted(count: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``count`` at the end of the block, with whether it raised nothing."""
+    ok = False
+    try:
+        yield
+        ok = True
+    finally:
+        count(ok)
+
+
+async def _unless_gone(work: Coroutine[object, object, T], request: Request) -> T:
+    """What a coroutine returns, which is cancelled if the client hangs up."""
+    task = asyncio.ensure_future(work)
+    try:
+        await _end_with_client(task, request)
+    finally:
+        if not task.done():
+            task.cancel()
+    return task.result()
 
 
 def _request_span(request: Request, path: str) -> TracedSpan | None:
@@ -573,6 +697,23 @@ def _error(message: str, status: int) -> Response:
     return JSONResponse({"error": message}, status)
 
 
+def _text_document(error: Exception) -> tuple[JsonObject, int]:
+    """The object of OpenAI's API for an error, and its status."""
+    message, status = _described(error)
+    status = 429 if isinstance(error, QueueFull) else status
+    param = error.param if isinstance(error, FieldError) else None
+    code = error.code if isinstance(error, FieldError) else None
+    if isinstance(error, UnknownModel):
+        param, code = "model", "model_not_found"
+    return error_object(message, status, param, code), status
+
+
+def _text_error(error: Exception) -> Response:
+    document, status = _text_document(error)
+    headers = {"retry-after": _RETRY_AFTER} if status == 429 else None
+    return JSONResponse(document, status, headers)
+
+
 class _Told:
     """Makes answers of what replicas tell of a request, for ``late``, and keeps its times."""
 
@@ -594,4 +735,7 @@ def _error_here(error: Exception) -> Answer:
 
 async def _refuse(request: Request, error: Any) -> Response:
     """The answer to a request without an endpoint, or with another method than it has."""
-    return _error(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    if request.url.path.startswith(_TEXTS):
+        return JSONResponse(error_object(message, error.status_code), error.status_code)
+    return _error(message, error.status_code)

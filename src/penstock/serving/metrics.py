@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -12,7 +12,10 @@ from prometheus_client.utils import floatToGoString
 
 from penstock.serving.histogram import Histogram
 from penstock.serving.replicas import Replicas
-from penstock.serving.repository import ModelRepository, ServedModel
+from penstock.serving.repository import ModelRepository
+from penstock.serving.text_models import TextModel
+
+_Family: TypeAlias = "GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily"
 
 _LABELS = ("model", "version")
 _OUTCOMES = (*_LABELS, "outcome")
@@ -29,22 +32,48 @@ _HISTOGRAMS = {
     "compute_seconds": "Seconds of requests from the beginning of their run to its end.",
     "batch_rows": "Rows of batches that were run.",
 }
+# Of models that generate texts. They have names of their own, since requests for texts wait for
+# room among others, and not for a replica.
+_TEXT_GAUGES = {
+    "queued": "Requests for texts that wait for their turn.",
+    "running": "Requests whose texts are generated.",
+    "tokens_in_flight": "Tokens of requests that run: of their prompts, and generated.",
+}
+_TEXT_COUNTERS = {
+    "refused": "Requests for texts refused since the queue was full.",
+    "prompt_tokens": "Tokens of prompts.",
+    "generated_tokens": "Tokens that were generated.",
+}
+_STEP_COUNTERS = {
+    "steps": "Steps, each of rows of several texts.",
+    "prefixes": "Tokens of prompts that were found in pages, and not computed.",
+    "preempted": "Texts that gave their pages to others, to be computed again.",
+}
+_STATES = ("used", "kept", "all")
+_TEXT_HISTOGRAMS = {
+    "queue_seconds": "Seconds that requests for texts waited for their turn.",
+    "first_token_seconds": "Seconds of requests to their first token.",
+    "between_tokens_seconds": "Seconds between two tokens of a text.",
+}
 
 
 class Metrics:
-    """The metrics of the models of a repository."""
+    """The metrics of the models of a repository, and of models that generate texts."""
 
-    def __init__(self, repository: ModelRepository) -> None:
+    def __init__(self, repository: ModelRepository, texts: Iterable[TextModel] = ()) -> None:
         self._repository = repository
+        self._texts: dict[tuple[str, ...], TextModel] = {
+            (model.name, model.version): model for model in texts
+        }
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
         # Seconds of requests by model, version and outcome.
         self._took: dict[tuple[str, ...], Histogram] = {}
         self._registry.register(self)
 
-    def record(self, model: ServedModel, seconds: float, ok: bool) -> None:
-        """Count a request that has ended."""
-        key = (model.name, model.version, "success" if ok else "failure")
+    def record(self, name: str, version: str, seconds: float, ok: bool) -> None:
+        """Count a request for a model that has ended."""
+        key = (name, version, "success" if ok else "failure")
         with self._lock:
             took = self._took.get(key)
             if took is None:
@@ -71,6 +100,42 @@ class Metrics:
         for name, text in _HISTOGRAMS.items():
             values = {labels: getattr(of, name) for labels, of in histograms.items()}
             yield _family(name, text, _LABELS, values)
+        if self._texts:
+            yield from self._of_texts()
+
+    def _of_texts(self) -> Iterator[_Family]:
+        """What models that generate texts count."""
+        for names, family in (
+            (_TEXT_GAUGES, GaugeMetricFamily),
+            (_TEXT_COUNTERS, CounterMetricFamily),
+        ):
+            for name, text in names.items():
+                metric = family(f"penstock_text_{name}", text, labels=_LABELS)
+                for labels, model in self._texts.items():
+                    metric.add_metric(labels, getattr(model.counts, name))
+                yield metric
+        stats = {labels: model.generator.stepper.stats for labels, model in self._texts.items()}
+        for name, text in _STEP_COUNTERS.items():
+            metric = CounterMetricFamily(f"penstock_text_{name}", text, labels=_LABELS)
+            for labels, of in stats.items():
+                metric.add_metric(labels, getattr(of, name))
+            yield metric
+        pages = GaugeMetricFamily(
+            "penstock_text_pages",
+            "Pages of caches by state: in use, those of them that are kept for texts that begin "
+            "alike, and all.",
+            labels=(*_LABELS, "state"),
+        )
+        for labels, of in stats.items():
+            for state, count in zip(_STATES, of.pages, strict=True):
+                pages.add_metric((*labels, state), count)
+        yield pages
+        for name, text in _TEXT_HISTOGRAMS.items():
+            own: dict[tuple[str, ...], Histogram] = {
+                labels: getattr(model.histograms, name).copy()
+                for labels, model in self._texts.items()
+            }
+            yield _family(f"text_{name}", text, _LABELS, own)
 
     def text(self) -> tuple[bytes, str]:
         """All metrics in Prometheus's form, and its media type."""

@@ -55,6 +55,9 @@ _RESPONSE = {"model_name": _STRING, "model_version": _STRING, "id": _STRING}
 _MODEL = {"name": _STRING, "versions": {"type": "array", "items": _STRING}, "platform": _STRING}
 _SCHEMAS = {
     "Error": _record("error", error=_STRING),
+    "TextError": _record(
+        "error", error=_record("message type", message=_STRING, type=_STRING, param={}, code={})
+    ),
     "Tensor": _record("name shape datatype", **_TENSOR),
     "WantedOutput": _record("name", name=_STRING, parameters=_OBJECT),
     "InferenceRequest": _record("inputs", id=_STRING, parameters=_OBJECT, **_REQUEST),
@@ -98,6 +101,7 @@ def openapi_document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel
 def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonObject:
     name = handler.__name__
     schema = {"$ref": f"#/components/schemas/{_RESPONSES[name]}"} if name in _RESPONSES else {}
+    failure = "TextError" if path.startswith("/v1/") else "Error"
     parameters = [
         {"name": of, "in": "path", "required": True, "schema": _STRING}
         for of in re.findall(r"{(\w+)}", path)
@@ -109,7 +113,7 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
         "responses": {
             "200": _content("The answer.", _MEDIA_TYPES.get(name, "application/json"), schema),
             "default": _content(
-                "An error.", "application/json", {"$ref": "#/components/schemas/Error"}
+                "An error.", "application/json", {"$ref": f"#/components/schemas/{failure}"}
             ),
         },
     }
@@ -233,8 +237,9 @@ pre { overflow-x: auto; padding: 1rem; border: 1px solid; }
 _LINKS = ("/v2", "/v2/models", "/v2/health/ready", "/metrics", "/openapi.json")
 
 
-def page(models: Iterable[ServedModel], base_url: str) -> str:
-    """The page for models, in HTML; ``base_url``: by which the client reached the server."""
+def page(models: Iterable[ServedModel], base_url: str, texts: Sequence[str] = ()) -> str:
+    """The page for models, in HTML; ``base_url``: by which the client reached the server;
+    ``texts``: the names of models for texts."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width">',
@@ -243,6 +248,7 @@ def page(models: Iterable[ServedModel], base_url: str) -> str:
         "<p>This server speaks the Open Inference Protocol, version 2.</p>",
         f"<p>{' '.join(_link(path) for path in _LINKS)}</p>",
         *[_model(model, base_url) for model in models],
+        *([_texts(texts)] if texts else ()),
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
@@ -259,6 +265,14 @@ def _model(model: ServedModel, base_url: str) -> str:
             _table("Outputs", model.outputs),
             f"<p>An example, of zeros:</p>\n<pre>{escape(example)}</pre>",
         ]
+    )
+
+
+def _texts(names: Sequence[str]) -> str:
+    shown = ", ".join(map(escape, names))
+    return (
+        f"<h2>Texts</h2>\n<p>OpenAI's API, at {_link('/v1/models')}, /v1/chat/completions, "
+        f"/v1/completions and /v1/embeddings, has: {shown}.</p>"
     )
 
 

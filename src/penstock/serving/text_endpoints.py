@@ -1,0 +1,109 @@
+"""The answers of the endpoints of OpenAI's API: of whole texts, of streams, and of vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from penstock.core.types import JsonObject
+from penstock.serving.embeddings import EmbeddingModel
+from penstock.serving.long_json import loads
+from penstock.serving.replicas import Replicas
+from penstock.serving.text_answers import DONE, TextAnswer, embeddings_answer, event, usage
+from penstock.serving.text_models import TextModel
+from penstock.serving.text_protocol import (
+    EmbeddingsAsked,
+    TextAsked,
+    decode_embeddings_request,
+    decode_text_request,
+)
+
+MOST_BYTES = 8 << 20
+"""of the body of a request for texts, which is read in one call: a million tokens as numbers"""
+_SHORT = 1 << 14
+
+
+async def read_text_request(body: bytes, is_chat: bool) -> TextAsked:
+    """The request of a body; a long one is read on a thread."""
+
+    def read() -> TextAsked:
+        return decode_text_request(loads(body), is_chat)
+
+    return read() if len(body) <= _SHORT else await asyncio.to_thread(read)
+
+
+async def read_embeddings_request(body: bytes) -> EmbeddingsAsked:
+    """The same of a request for embeddings."""
+
+    def read() -> EmbeddingsAsked:
+        return decode_embeddings_request(loads(body))
+
+    return read() if len(body) <= _SHORT else await asyncio.to_thread(read)
+
+
+def _answer_of(model: TextModel, asked: TextAsked) -> TextAnswer:
+    logprobs = asked.options.logprobs is not None
+    return TextAnswer(model.name, model.generator.tokenizer, asked.is_chat, logprobs)
+
+
+async def texts_document(
+    model: TextModel, asked: TextAsked, timeout: float, priority: int
+) -> JsonObject:
+    """The answer to a request that asks for no stream."""
+    async with model.run(asked, timeout, priority) as run:
+        async for _ in run.pieces():
+            pass
+        counts = usage(run.prompt_tokens, run.generated_tokens)
+        return _answer_of(model, asked).whole(run.texts, counts)
+
+
+async def texts_events(
+    model: TextModel,
+    asked: TextAsked,
+    timeout: float,
+    priority: int,
+    describe: Callable[[Exception], JsonObject],
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream. Before the first one, errors are raised. Ends the texts if it is
+    closed."""
+    began: set[int] = set()
+    answer = _answer_of(model, asked)
+    try:
+        async with model.run(asked, timeout, priority) as run:
+            pieces = run.pieces()
+            try:
+                async for index, piece in pieces:
+                    first = answer.first(index) if index not in began else None
+                    chunks = [] if first is None else [first]
+                    began.add(index)
+                    for chunk in [*chunks, *answer.piece(index, piece)]:
+                        yield event(chunk)
+            finally:
+                await pieces.aclose()
+            # Only now all tokens are counted, those of texts that are not given included.
+            if asked.with_usage:
+                counts = usage(run.prompt_tokens, run.generated_tokens)
+                yield event(answer.last(counts))
+            yield DONE
+    except Exception as error:
+        if not began:
+            raise
+        # The status was sent long ago: clients look for an error among the events.
+        yield event(describe(error))
+
+
+async def embeddings_document(
+    model: EmbeddingModel,
+    replicas: Replicas,
+    asked: EmbeddingsAsked,
+    timeout: float,
+    priority: int | None,
+) -> JsonObject:
+    """The answer to a request for embeddings."""
+    vectors, tokens = await model.vectors(asked, replicas, timeout, priority)
+
+    # Two thousand vectors are a million numbers.
+    def encode() -> JsonObject:
+        return embeddings_answer(model.name, vectors, tokens, base64_coded=asked.base64)
+
+    return await asyncio.to_thread(encode)

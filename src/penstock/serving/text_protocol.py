@@ -1,0 +1,355 @@
+"""Requests for text as OpenAI's API has them: completions, chats and embeddings, and errors.
+
+A field that is not known is refused, since a text that was asked for otherwise is a wrong one; so
+is a value that would do nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from penstock.core.errors import InvalidInput, shortened
+from penstock.core.records import dataclass, field
+from penstock.core.types import JsonObject
+from penstock.generation.options import GenerationOptions
+
+Prompts: TypeAlias = "list[str | list[int]] | list[list[Mapping[str, object]]]"
+
+MOST_PROMPTS = 2048
+"""texts of one request for embeddings, or prompts of one for completions"""
+_MOST_LOGPROBS = 20
+_COMPLETION_TOKENS = 16
+"""the most tokens of a completion whose request does not say"""
+
+# What does not change a text, or says what is so anyway.
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+_IGNORED_OF_CHATS = ("parallel_tool_calls",)
+# Options by the fields that name them otherwise.
+_NAMED = {"n": "count", "ignore_eos": "ignore_end", "stop_token_ids": "stop_ids"}
+_ALIKE = (
+    *("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("min_tokens", "stop", "grammar", "regex", "json_schema"),
+)
+_GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar"}
+
+
+class FieldError(InvalidInput):
+    """A field of a request is wrong: ``param`` is its name, ``code`` what clients may look for."""
+
+    def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+@dataclass(frozen=True)
+class TextAsked:
+    """A request for texts. Of a chat, the one prompt is the list of its messages. ``variables`` are
+    those of the chat template, ``timeout`` the seconds that the client gives the server."""
+
+    model: str | None
+    prompts: Prompts
+    options: GenerationOptions
+    is_chat: bool
+    stream: bool = False
+    with_usage: bool = False
+    tools: Sequence[Mapping[str, object]] | None = None
+    variables: Mapping[str, object] = field(default_factory=dict)
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddingsAsked:
+    """A request for the vectors of texts, each a text or its tokens."""
+
+    model: str | None
+    texts: Sequence[str | list[int]]
+    base64: bool
+    dimensions: int | None
+    timeout: float | None = None
+
+
+def error_object(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> JsonObject:
+    """What a response with an error has."""
+    kinds = {429: ("rate_limit_error", "rate_limit_exceeded"), 504: ("timeout_error", "timeout")}
+    kind, usual = kinds.get(
+        status, ("invalid_request_error" if status < 500 else "server_error", None)
+    )
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or usual}}
+
+
+class _Fields:
+    """The fields of an object, which are taken one by one; None counts as not given."""
+
+    def __init__(self, document: object, place: str = "") -> None:
+        if not isinstance(document, Mapping):
+            what = (
+                f"{place.rstrip('.')} is no object" if place else "the body must be a JSON object"
+            )
+            raise FieldError(place.rstrip(".") or None, what)
+        self._left = dict(document)
+        self._place = place
+
+    def take(self, name: str) -> object:
+        return self._left.pop(name, None)
+
+    def text(self, name: str) -> str | None:
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(name, value, "a text")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.take(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(name, value, "true or false")
+        return bool(value)
+
+    def whole(self, name: str) -> int | None:
+        value = self.take(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self.wrong(name, value, "a whole number")
+        return value
+
+    def seconds(self, name: str) -> float | None:
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.wrong(name, value, "a number of seconds above 0")
+        return float(min(value, 1e9))
+
+    def inner(self, name: str) -> _Fields | None:
+        value = self.take(name)
+        return None if value is None else _Fields(value, f"{self._place}{name}.")
+
+    def mapping(self, name: str) -> Mapping[str, object]:
+        value = self.take(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.wrong(name, value, "an object")
+        return value or {}
+
+    def wrong(self, name: str, value: object, needed: str) -> FieldError:
+        place = self._place + name
+        return FieldError(place, f"{place}={shortened(repr(value))}: {needed} is needed")
+
+    def refuse(self, name: str, why: str, *but: object) -> None:
+        """Take a field that may only have the value of one of ``but``, which does nothing."""
+        value = self.take(name)
+        if value is not None and value not in but:
+            place = self._place + name
+            raise FieldError(place, f"{place}={shortened(repr(value))}: {why}", "unsupported_value")
+
+    def end(self) -> None:
+        """Refuse what was not taken."""
+        for name in self._left:
+            place = f"{self._place}{name}"
+            raise FieldError(
+                place, f"{place!r:.80} is no field that this server knows", "unknown_parameter"
+            )
+
+
+def decode_text_request(document: object, is_chat: bool) -> TextAsked:
+    """Read the body of a request for a chat or for completions. Raises ``InvalidInput``."""
+    fields = _Fields(document)
+    model, timeout = fields.text("model"), fields.seconds("timeout")
+    stream, stream_options = fields.flag("stream"), fields.inner("stream_options")
+    with_usage = False
+    if stream_options is not None:
+        if not stream:
+            raise FieldError("stream_options", "stream_options is for stream=true")
+        with_usage = stream_options.flag("include_usage")
+        stream_options.flag("include_obfuscation")
+        stream_options.end()
+    for name in (*_IGNORED, *(_IGNORED_OF_CHATS if is_chat else ())):
+        fields.take(name)
+    given = _options(fields)
+    if is_chat:
+        prompts: Prompts = [_messages(fields.take("messages"))]
+        tools, variables = _of_chat(fields, given)
+    else:
+        prompts, tools, variables = _prompts("prompt", fields.take("prompt")), None, {}
+        _of_completions(fields, given)
+    options = _checked(given)
+    fields.end()
+    return TextAsked(
+        model, prompts, options, is_chat, stream, with_usage, tools, variables, timeout
+    )
+
+
+def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
+    """By the names of options the fields that give them, and their values."""
+    given: dict[str, tuple[str, object]] = {}
+
+    def add(option: str, name: str, value: object) -> None:
+        if value is None:
+            return
+        if option in given:
+            raise FieldError(name, f"{given[option][0]} and {name}: one of them is possible")
+        given[option] = name, value
+
+    for name in _ALIKE:
+        add(name, name, fields.take(name))
+    for name, option in (_NAMED | _GUIDED).items():
+        add(option, name, fields.take(name))
+    temperature = fields.take("temperature")
+    add("temperature", "temperature", 1.0 if temperature is None else temperature)
+    # Clients of other servers send -1 for none.
+    top_k, seed = fields.whole("top_k"), fields.whole("seed")
+    add("top_k", "top_k", 0 if top_k == -1 else top_k)
+    add("seed", "seed", None if seed in (None, -1) else int(seed or 0) % 2**64)
+    add("max_tokens", "max_tokens", fields.take("max_tokens"))
+    # Keys of JSON are texts.
+    biases = fields.mapping("logit_bias")
+    if biases:
+        add("logit_bias", "logit_bias", {_token(name): bias for name, bias in biases.items()})
+    form = fields.inner("response_format")
+    if form is not None:
+        add("json_schema", "response_format", _schema_of(form))
+    return given
+
+
+def _token(name: str) -> int:
+    if not name.isascii() or not name.isdecimal() or len(name) > 10:
+        raise FieldError(
+            "logit_bias", f"logit_bias has {name!r:.40}, which is no number of a token"
+        )
+    return int(name)
+
+
+def _schema_of(form: _Fields) -> object:
+    """The schema that ``response_format`` asks for, None for any text."""
+    kind = form.text("type")
+    schema: object = None
+    if kind == "json_object":
+        schema = {"type": "object"}
+    elif kind == "json_schema":
+        about = form.inner("json_schema")
+        schema = None if about is None else about.take("schema")
+        if about is None or not isinstance(schema, Mapping):
+            place = "response_format.json_schema.schema"
+            raise FieldError(place, f"{place} is needed, an object")
+        for name in ("name", "description"):
+            about.text(name)
+        about.flag("strict")
+        about.end()
+    elif kind != "text":
+        raise form.wrong("type", kind, "text, json_object or json_schema")
+    form.end()
+    return schema
+
+
+def _of_chat(
+    fields: _Fields, given: dict[str, tuple[str, object]]
+) -> tuple[Sequence[Mapping[str, object]] | None, Mapping[str, object]]:
+    """The tools and the variables of the template of a chat."""
+    most = fields.take("max_completion_tokens")
+    if most is not None:  # the older name may stand beside it
+        given["max_tokens"] = "max_completion_tokens", most
+    top, wanted = fields.whole("top_logprobs"), fields.flag("logprobs")
+    if top is not None and not wanted:
+        raise FieldError("top_logprobs", "top_logprobs is for logprobs=true")
+    if wanted:
+        given["logprobs"] = "top_logprobs", _logprobs("top_logprobs", top or 0)
+    tools = fields.take("tools")
+    known = isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)
+    if tools is not None and not known:
+        raise fields.wrong("tools", tools, "a list of objects")
+    choice = fields.take("tool_choice")
+    # Answers are not searched for calls, so that none can be required.
+    if choice not in (None, "auto", "none"):
+        raise fields.wrong("tool_choice", choice, "auto or none")
+    variables = dict(fields.mapping("chat_template_kwargs"))
+    effort = fields.text("reasoning_effort")
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    fields.refuse("modalities", "answers are text", ["text"])
+    return (tools if isinstance(tools, list) and choice != "none" else None), variables
+
+
+def _of_completions(fields: _Fields, given: dict[str, tuple[str, object]]) -> None:
+    logprobs, best_of = fields.whole("logprobs"), fields.take("best_of")
+    if logprobs is not None:
+        given["logprobs"] = "logprobs", _logprobs("logprobs", logprobs)
+    if best_of is not None:
+        given["best_of"] = "best_of", best_of
+    given.setdefault("max_tokens", ("max_tokens", _COMPLETION_TOKENS))
+    fields.refuse("echo", "the prompt is not repeated", False)
+    fields.refuse("suffix", "texts are not filled in", "")
+
+
+def _logprobs(name: str, count: int) -> int:
+    if not 0 <= count <= _MOST_LOGPROBS:
+        raise FieldError(name, f"{name}={count}: a number from 0 to {_MOST_LOGPROBS} is needed")
+    return count
+
+
+def _checked(given: Mapping[str, tuple[str, object]]) -> GenerationOptions:
+    try:
+        return GenerationOptions(**{option: value for option, (_, value) in given.items()})  # type: ignore[arg-type]
+    except (TypeError, InvalidInput) as error:
+        # Messages of options begin with the name of the one that is wrong.
+        message = str(error)
+        option = next((option for option in given if re.match(rf"{option}\b", message)), None)
+        if option is None:
+            raise FieldError(None, message) from error
+        name = given[option][0]
+        # In the terms of the request.
+        for other, (field_name, _) in given.items():
+            message = re.sub(rf"\b{other}(?==)", field_name, message)
+        raise FieldError(name, message) from error
+
+
+def _messages(value: object) -> list[Mapping[str, object]]:
+    if not isinstance(value, list) or not value:
+        raise FieldError("messages", "messages is needed, a list of at least one message")
+    for i, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise FieldError(f"messages[{i}]", f"messages[{i}] is no object")
+    return value
+
+
+def _prompts(name: str, value: object) -> list[str | list[int]]:
+    """Texts, or lists of tokens: one or several."""
+    if isinstance(value, str):
+        return [value]
+    prompts = value if isinstance(value, list) else []
+    if prompts and all(map(_is_token, prompts)):
+        return [prompts]
+    for prompt in prompts:
+        is_tokens = isinstance(prompt, list) and bool(prompt) and all(map(_is_token, prompt))
+        if not is_tokens and not isinstance(prompt, str):
+            prompts = []
+            break
+    if not prompts:
+        raise FieldError(name, f"{name} is needed: a text, a list of tokens, or a list of these")
+    if len(prompts) > MOST_PROMPTS:
+        raise FieldError(name, f"{name} has {len(prompts)} texts, of {MOST_PROMPTS} at most")
+    return prompts
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_tokens(name: str, tokens: Sequence[int], count: int) -> None:
+    """Raise ``FieldError`` for a token of a field that is none of so many of a tokenizer."""
+    largest = max(tokens, default=0)
+    if largest >= count:
+        raise FieldError(name, f"{name} has token {largest}, of {count} that there are")
+
+
+def decode_embeddings_request(document: object) -> EmbeddingsAsked:
+    """Read the body of a request for embeddings. Raises ``InvalidInput``."""
+    fields = _Fields(document)
+    model, timeout = fields.text("model"), fields.seconds("timeout")
+    texts = _prompts("input", fields.take("input"))
+    form, dimensions = fields.text("encoding_format") or "float", fields.whole("dimensions")
+    if form not in ("float", "base64"):
+        raise fields.wrong("encoding_format", form, "float or base64")
+    fields.take("user")
+    fields.end()
+    return EmbeddingsAsked(model, texts, form == "base64", dimensions, timeout)
