@@ -19,8 +19,10 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli import main
 from penstock.serving.listener import Listener
+from tests.support.decoders import decoder_model
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON
+from tests.support.word_texts import likeliest, word_tokenizer
 
 MODEL = "affine (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }"
 
@@ -233,3 +235,76 @@ def test_wrong_origins_and_logs_are_refused(model, tmp_path, made):
     wrong = CliRunner().invoke(main, ["serve", str(model), "--access-log", str(log)])
     assert (wrong.exit_code, "no folder" in wrong.output) == (1, True)
     assert not made
+
+
+def test_serve_answers_for_texts_until_it_is_told_to_end(model, tmp_path):
+    folder = tmp_path / "words"
+    folder.mkdir()
+    onnx.save(decoder_model("spelled"), folder / "model.onnx")
+    word_tokenizer().tokenizer.save(str(folder / "tokenizer.json"))
+    encoder = """e (int64[N, T] ids) => (float[N, T, 1] y) <int64[1] last = {2}> {
+        x = Cast <to = 1> (ids) y = Unsqueeze (x, last) }"""
+    onnx.save(model_from_text(encoder), folder / "encoder.onnx")
+    options = [
+        "--generate",
+        f"words={folder / 'model.onnx'}",
+        "--embed",
+        str(folder / "encoder.onnx"),
+    ]
+    options += ["--max-rows", "64", "--max-sequences", "4", "--cache-bytes", "1MB", "--queue", "3"]
+    options += ["--port", "0", "--draft", "prompt"]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(model), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            names, _, url = process.stderr.readline().strip().rpartition(" at ")
+            assert names == "serving affine, encoder, words"
+            asked = {"prompt": [5, 3, 9], "model": "words", "max_tokens": 4, "temperature": 0}
+            with urllib.request.urlopen(
+                f"{url}/v1/completions", json.dumps(asked).encode(), SOON
+            ) as response:
+                (choice,) = json.loads(response.read())["choices"]
+            assert choice["text"] == "".join(f" w{token}" for token in likeliest([5, 3, 9], 4))
+            body = json.dumps({"input": "w3", "model": "encoder"}).encode()
+            with urllib.request.urlopen(f"{url}/v1/embeddings", body, SOON) as response:
+                assert json.loads(response.read())["data"][0]["embedding"] == [1.0]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "a MODEL is needed, --generate or --embed"),
+        (["m.onnx", "--max-rows", "3"], "--max-rows is for --generate"),
+        (["m.onnx", "--draft", "prompt"], "--draft is for --generate"),
+        (["m.onnx", "--tokenizer", "t"], "--tokenizer is for one model"),
+        (["--generate", "m.onnx", "--replicas", "2"], "--replicas is not for --generate"),
+        (["--generate", "m.onnx", "--shape", "x=1"], "--shape is not for --generate"),
+        (["m.onnx", "--generate", "m.onnx"], "two models have the name 'm'"),
+    ],
+)
+def test_serve_refuses_options_for_texts_that_do_nothing(options, message):
+    result = CliRunner().invoke(main, ["serve", *options])
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_serve_of_other_models_imports_nothing_for_texts(model):
+    program = """
+import sys
+from penstock.cli import main
+import uvicorn
+uvicorn.Server.run = lambda *arguments: None
+try:
+    main(["serve", sys.argv[1], "--port", "0"])
+except SystemExit:
+    pass
+print([name for name in ("tokenizers", "jinja2", "llguidance") if name in sys.modules])
+"""
+    command = [sys.executable, "-c", program, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -23,7 +23,7 @@ from tests.support.text_server import (
     text_serving,
 )
 from tests.support.timing import wait_until
-from tests.support.word_texts import letter_tokenizer, likeliest, word_tokenizer
+from tests.support.word_texts import letter_tokenizer, likeliest
 
 MESSAGES = [{"role": "user", "content": "w5 w3 w9"}]
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
@@ -353,7 +353,6 @@ def test_description_has_the_endpoints(url):
         assert "/v1/models" in response.read().decode()
 
 
-def test_server_without_a_template_says_so(url):
+def test_model_without_a_template_says_so(url):
     answer = post(url, "chat/completions", {"model": "letters", "messages": MESSAGES})[1]
     assert "no chat template" in answer["error"]["message"]
-    assert word_tokenizer().chat_template is None

@@ -52,10 +52,11 @@ class _Command(click.Command):
                     formatter.write_dl(own)
 
 
-def command(show: Show) -> Callable[[Command], click.Command]:
+def command(show: Show, *, progress: bool = True) -> Callable[[Command], click.Command]:
     """Register a command: it returns what ``--json`` prints, or else ``show`` shows. A
     ``PenstockError`` or a file that cannot be written ends it with exit code 1, and so does a
-    result that is not ``ok``; options that no session can have with 2."""
+    result that is not ``ok``; options that no session can have with 2. With ``progress`` a
+    terminal shows how far it has come."""
 
     def register(function: Command) -> click.Command:
         @main.command(function.__name__, cls=_Command)
@@ -63,7 +64,8 @@ def command(show: Show) -> Callable[[Command], click.Command]:
         @wraps(function)
         def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
             try:
-                with showing_progress(function.__name__, quiet=as_json), warnings.catch_warnings():
+                quiet = as_json or not progress
+                with showing_progress(function.__name__, quiet=quiet), warnings.catch_warnings():
                     # Python's own form shows a line of Penstock's source, which tells users
                     # nothing.
                     warnings.showwarning = _show_warning

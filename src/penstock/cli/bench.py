@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from penstock.cli.base import CompileArguments, command, count_option, show_table
+from penstock.cli.bench_text import TextTrial, show_text_bench
 from penstock.cli.options import compile_options, gathered, imported_modules
 from penstock.cli.run import ModelInputs, model_and_inputs
 from penstock.cli.shapes import show_assumed
@@ -53,6 +54,9 @@ _OF_PEERS = ("runtime", "ratio", "outputs")
 
 
 def _show_bench(result: JsonObject) -> None:
+    if "generate" in result:
+        show_text_bench(result)
+        return
     click.echo(f"{result['model']}: loaded in {result['load_ms']:.1f} ms")
     show_assumed(result)
     rows, turns = result["rows"], result["turns"]
@@ -142,16 +146,34 @@ class _Trials:
 @count_option(
     "--turns", help="With --against: turns into which the seconds of each are divided. Default: 5."
 )
+@count_option(
+    "--generate",
+    metavar="N",
+    help="Time a decoder that writes texts of so many tokens, for each client one.",
+)
+@count_option(
+    "--prompt", metavar="N", help="With --generate: random tokens of each prompt. Default: 128."
+)
+@gathered("text", TextTrial)
 @gathered("trials", _Trials)
-def bench(source: ModelInputs, options: CompileArguments, trials: _Trials) -> JsonObject:
+def bench(
+    source: ModelInputs, options: CompileArguments, trials: _Trials, text: TextTrial
+) -> JsonObject:
     """Time a model: loading, preparing (compiling a plan for the inputs), the first run, and the
     mean, median, 95th and 99th percentiles, minimum and maximum of many runs.
 
     With --against, the same of other runtimes, whose preparing is all of loading the model, and the
     difference of their outputs. Inputs that are not given are random; an unknown first dim of
     theirs is 1.
+
+    With --generate, the time to the first token and the tokens a second of texts that a decoder
+    writes, whose steps all clients share.
     """
     trials.check()
+    text.check()
+    if text.generate is not None:
+        cases = [(threads, clients) for _, threads, clients in trials]
+        return text.measured(source.model, source.seed, cases, options)
     begin = time.perf_counter()
     loaded, options = source.read(options)
     load_ms = 1e3 * (time.perf_counter() - begin)

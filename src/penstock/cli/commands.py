@@ -15,6 +15,7 @@ from penstock.host.gc_pause import paused
 COMMANDS = {
     "bench": ("bench", "Time a model, by executor and number of threads."),
     "cache": ("cache", "List or remove the sessions that compile(cache=...) keeps."),
+    "chat": ("chat", "Talk with a language model in the terminal."),
     "check": ("inspect", "Verify a model and report everything that is wrong with it."),
     "compare": ("compare", "Show where values differ between two ways to compile a model."),
     "compile": ("compile", "Compile a model ahead of its first run, into a file."),

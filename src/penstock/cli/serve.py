@@ -13,14 +13,24 @@ from typing import Any
 import click
 
 from penstock.cli.base import CompileArguments, command, count_option, read_model
+from penstock.cli.generators import DRAFT, TOKENIZER, GeneratorOptions, refuse_given
 from penstock.cli.options import compile_options, gathered
 from penstock.cli.shapes import names_in_model, read_shapes, shape_option
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject
+from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
+from penstock.serving.text_models import TextModel, TextModels
+
+# As ``Stepper`` has it.
+_SEQUENCES = 64
+_OF_REPLICAS = (
+    "replicas max_batch max_batch_tokens max_delay cluster retries shapes no_compile_in_run "
+    "shared_memory"
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,55 @@ class _ReplicaOptions:
         if self.no_compile_in_run:
             queue["compile_in_run"] = False
         return {**options, **queue, "n": count}
+
+
+@dataclass(frozen=True)
+class _TextOptions:
+    """Models that OpenAI's API is for, and what their texts are made with."""
+
+    generate: Sequence[str]
+    embed: Sequence[str]
+    tokenizer: str | None
+    draft: str | None
+    max_rows: int | None
+    max_sequences: int | None
+    cache_bytes: str | None
+
+    def check(self, models: Sequence[str]) -> None:
+        """Refuse options that would do nothing."""
+        if not (models or self.generate or self.embed):
+            raise click.UsageError("a MODEL is needed, --generate or --embed")
+        if not self.generate:
+            refuse_given("draft max_rows max_sequences cache_bytes", "for --generate")
+        if self.tokenizer is not None and len(self.generate) + len(self.embed) != 1:
+            raise click.UsageError("--tokenizer is for one model of --generate or --embed")
+        if not (models or self.embed):
+            refuse_given(_OF_REPLICAS, "not for --generate, whose texts share steps")
+
+    def models(self, queue: int, warm_up: bool, options: CompileArguments) -> TextModels:
+        """The models for texts by name, which are loaded."""
+        from penstock.generation.sources import context_of, tokenizer_of
+        from penstock.serving.embeddings import EmbeddingModel, pools_first
+
+        sizes = {"max_rows": self.max_rows, "max_sequences": self.max_sequences}
+        steps = {**sizes, "cache_bytes": self.cache_bytes}
+        steps = {name: size for name, size in steps.items() if size is not None}
+        made = GeneratorOptions(self.tokenizer, self.draft, steps)
+        running = self.max_sequences or _SEQUENCES
+        generators, embedders = {}, {}
+        for name, path in _named(self.generate).items():
+            generator = made.read(path, options)
+            # Any token will do: plans of steps leave their rows open.
+            if warm_up:
+                generator.generate([0], max_tokens=2, ignore_end=True)
+            generators[name] = TextModel(name, generator, running=running, queue=queue)
+        # Their replicas are those of the repository; here is what they lack for texts.
+        for name, path in _named(self.embed).items():
+            model = load(path, limits=options.get("limits"), map_weights=True)
+            tokenizer = tokenizer_of(self.tokenizer, path, model)
+            most, by_first = context_of(model, path), pools_first(path)
+            embedders[name] = EmbeddingModel(name, tokenizer, most=most, by_first=by_first)
+        return TextModels(generators, embedders)
 
 
 class _Plans:
@@ -113,7 +172,33 @@ def _origins(
 
 
 @command(lambda result: click.echo(f"served {', '.join(result['models'])}"))
-@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
+@click.option(
+    "--generate",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="Answer OpenAI's API with texts of this model: a GGUF file, a folder with config.json, "
+    "*.safetensors and tokenizer.json, or a decoder with a tokenizer.json beside it. May be "
+    "repeated.",
+)
+@click.option(
+    "--embed",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="Answer OpenAI's API with vectors of texts by this encoder, which has a tokenizer.json "
+    "beside it. May be repeated.",
+)
+@TOKENIZER
+@DRAFT
+@count_option("--max-rows", help="With --generate: tokens of a step at most. Default: 512.")
+@count_option(
+    "--max-sequences", help="With --generate: texts that share steps at most. Default: 64."
+)
+@click.option(
+    "--cache-bytes",
+    metavar="BYTES",
+    help="With --generate: memory of all caches of a model at most, as 4GB. Default: 1 GiB.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @count_option(
@@ -192,6 +277,7 @@ def _origins(
     "batches of such requests, before the server is ready.",
 )
 @compile_options("timeout")
+@gathered("texts", _TextOptions)
 @gathered("plans", _Plans)
 @gathered("pool", _ReplicaOptions)
 @gathered("http", _HttpOptions)
@@ -200,9 +286,11 @@ def serve(
     pool: _ReplicaOptions,
     http: _HttpOptions,
     plans: _Plans,
+    texts: _TextOptions,
     options: CompileArguments,
 ) -> JsonObject:
-    """Answer requests for models over HTTP, by the Open Inference Protocol (version 2).
+    """Answer requests for models over HTTP, by the Open Inference Protocol (version 2), and for
+    texts by OpenAI's API (--generate, --embed).
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
@@ -217,7 +305,10 @@ def serve(
         from penstock.serving.listener import Listener
     except ImportError as error:
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
-    paths = _named(models)
+    texts.check(models)
+    paths = _named([*models, *texts.embed])
+    names = [*_named([*models, *texts.embed, *texts.generate])]
+    served = texts.models(pool.queue, plans.warm_up, options)
     options = pool.of(options)
     with logging_to(http.access_log), options.get("cluster", nullcontext()):
         server = Server(
@@ -226,10 +317,11 @@ def serve(
             timeout=http.timeout,
             shared_memory=http.shared_memory,
             cors=http.cors,
+            texts=served,
         )
         with Listener(http.host, http.port) as listener:
             address = "{}:{}".format(*listener.getsockname()[:2])
-            click.echo(f"serving {', '.join(paths)} at http://{address}", err=True)
+            click.echo(f"serving {', '.join(names)} at http://{address}", err=True)
             config = uvicorn.Config(
                 server.app,
                 http=connections(http.timeout, server.direct),
@@ -240,7 +332,7 @@ def serve(
                 access_log=False,
             )
             uvicorn.Server(config).run([listener])
-    return {"models": [*paths], "address": address}
+    return {"models": names, "address": address}
 
 
 def _on_cluster(replicas: int, retries: int | None, options: CompileArguments) -> Mapping[str, Any]:

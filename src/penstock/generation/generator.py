@@ -251,6 +251,7 @@ class Generator:
         def begin() -> TextJob:
             return self.begin(self.encode(prompt, tools), options, stop, priority)
 
+        # It goes on if the task is cancelled, and then ends what it has begun.
         thread = asyncio.ensure_future(asyncio.to_thread(begin))
         try:
             return await asyncio.shield(thread)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput
 from penstock.core.types import TensorType
+from penstock.generation.packages import extra_needed
 from penstock.generation.tokenizer import TextTokenizer
 from penstock.ir.graph import Model
 
@@ -56,6 +57,13 @@ def tokenizer_of(
     raise InvalidInput(
         "the model has no tokenizer, and there is no tokenizer.json beside it: give tokenizer="
     )
+
+
+def numbers_tokenizer() -> TextTokenizer:
+    """A tokenizer for a model without one, where prompts are tokens, and texts are not read."""
+    with extra_needed("a tokenizer needs tokenizers"):
+        from tokenizers import Tokenizer, models
+    return TextTokenizer(Tokenizer(models.WordLevel({"0": 0}, unk_token="0")))
 
 
 def context_of(model: Model, place: str | Path | None) -> int | None:

@@ -114,6 +114,7 @@ class Metrics:
                 for labels, model in self._texts.items():
                     metric.add_metric(labels, getattr(model.counts, name))
                 yield metric
+        # What steppers count themselves, read here alone.
         stats = {labels: model.generator.stepper.stats for labels, model in self._texts.items()}
         for name, text in _STEP_COUNTERS.items():
             metric = CounterMetricFamily(f"penstock_text_{name}", text, labels=_LABELS)

@@ -72,6 +72,8 @@ class TextAnswer:
 
     def piece(self, index: int, piece: TextPiece) -> list[JsonObject]:
         """The chunks of a piece: one of the text, and of a chat one more of the end."""
+        # A piece may have no text: letters that are not whole, and beginnings of stop texts, are
+        # held back.
         chunks = []
         finish = piece.finish or None
         offset = self._offsets.get(index, 0)
@@ -84,6 +86,7 @@ class TextAnswer:
             return chunks
         if piece.text or logprobs:
             chunks.append(self._chunk([self._choice(index, {"content": piece.text}, logprobs)]))
+        # Clients take the reason for the end from a chunk without a text of its own.
         if finish:
             chunks.append(self._chunk([{**self._choice(index, {}), "finish_reason": finish}]))
         return chunks
@@ -157,6 +160,7 @@ def embeddings_answer(
     """The response with the vectors [width] of some texts of so many ``tokens``."""
     data = []
     for index, vector in enumerate(vectors):
+        # The official client asks for bytes: numbers in JSON take four times as many.
         own: object = vector.tolist()
         if base64_coded:
             own = base64.b64encode(vector.astype("<f4").tobytes()).decode()

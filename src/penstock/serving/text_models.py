@@ -183,7 +183,7 @@ class TextRun:
         counts = self._model.counts
         counts.running -= 1
         counts.tokens_in_flight -= self.prompt_tokens + self._seen
-        # Of several texts some are given; of a search with beams none was seen on the way.
+        # Of several texts some are given: the others were not seen on the way.
         counts.generated_tokens += max(0, self.generated_tokens - self._seen)
 
 

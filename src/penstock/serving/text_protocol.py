@@ -74,6 +74,7 @@ def error_object(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> JsonObject:
     """What a response with an error has."""
+    # Clients raise an error of theirs by the status, and show the message.
     kinds = {429: ("rate_limit_error", "rate_limit_exceeded"), 504: ("timeout_error", "timeout")}
     kind, usual = kinds.get(
         status, ("invalid_request_error" if status < 500 else "server_error", None)
@@ -225,7 +226,7 @@ def _schema_of(form: _Fields) -> object:
     kind = form.text("type")
     schema: object = None
     if kind == "json_object":
-        schema = {"type": "object"}
+        schema = {"type": "object"}  # of any members
     elif kind == "json_schema":
         about = form.inner("json_schema")
         schema = None if about is None else about.take("schema")
@@ -317,6 +318,7 @@ def _prompts(name: str, value: object) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     prompts = value if isinstance(value, list) else []
+    # One prompt of tokens, and not several.
     if prompts and all(map(_is_token, prompts)):
         return [prompts]
     for prompt in prompts:
