@@ -34,7 +34,7 @@ NAMES = {  # of modules that do not list their public names
     ],
 }
 LISTED = [
-    *("penstock", "penstock.extend", "penstock.testing", "penstock.build"),
+    *("penstock", "penstock.extend", "penstock.testing", "penstock.build", "penstock.generation"),
     "penstock.compat.onnxruntime",
 ]
 
@@ -104,7 +104,8 @@ def callables() -> Iterator[tuple[str, Any, Any]]:
                 yield name, thing, thing
         elif not issubclass(thing, Exception) and not is_dataclass(thing):
             called = not issubclass(thing, Enum) and not getattr(thing, "_is_protocol", False)
-            if called and last != "Session" and thing.__init__ is not object.__init__:
+            made = last in ("Session", "StepSequence")  # by functions of Penstock's
+            if called and not made and thing.__init__ is not object.__init__:
                 yield name, thing, thing.__init__
             for method, function in vars(thing).items():
                 shown = not method.startswith("_") and method not in HIDDEN

@@ -38,7 +38,15 @@ _LONGEST_WINDOW = 64  # tokens without text that are decoded again with each oth
 
 
 class TextTokenizer:
-    """Divides texts into tokens, and says which of them begin and end a text."""
+    """Divides texts into tokens, and says which of them begin and end a text.
+
+    Args:
+        tokenizer: Of Hugging Face's package; its truncation and padding are not used.
+        start_id: The token that texts begin with.
+        end_id: The token that templates write behind a text.
+        end_ids: Further tokens that end a text.
+        chat_templates: Templates of Jinja that make a text of messages, by name.
+    """
 
     def __init__(
         self,
@@ -72,7 +80,11 @@ class TextTokenizer:
         """Read a ``tokenizer.json``, or a folder with one and perhaps ``tokenizer_config.json``,
         ``special_tokens_map.json``, ``generation_config.json``, ``config.json`` and
         ``chat_template.jinja``. Of a single file, the other files are not read. Raises
-        ``InvalidModel`` if a file is no such file."""
+        ``InvalidModel`` if a file is no such file.
+
+        Args:
+            path: Of the file, or the folder.
+        """
         path = Path(path)
         if not path.is_dir():
             return cls(_read_tokenizer(path))
@@ -95,7 +107,11 @@ class TextTokenizer:
     @classmethod
     def of_gguf(cls, metadata: Mapping[str, object]) -> TextTokenizer:
         """The tokenizer that the metadata of a GGUF file carries. Raises ``InvalidModel`` if there
-        is none, or one of an unknown kind."""
+        is none, or one of an unknown kind.
+
+        Args:
+            metadata: By its names, as ``tokenizer.ggml.tokens``.
+        """
         return cls(
             gguf_tokenizer(metadata),
             start_id=gguf_start_id(metadata),
@@ -115,8 +131,13 @@ class TextTokenizer:
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """The tokens of a text. With ``add_special``, those come before and behind that the
-        tokenizer puts there; the text of a chat template has them already."""
+        """The tokens of a text.
+
+        Args:
+            text: Any text.
+            add_special: Whether those come before and behind that the tokenizer puts there; the
+                text of a chat template has them already.
+        """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a string")
         try:
@@ -125,15 +146,28 @@ class TextTokenizer:
             raise InvalidInput(f"the text has half of a surrogate pair ({error})") from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of some tokens, without special ones; others than the tokenizer's have none."""
+        """The text of some tokens; others than the tokenizer's have none.
+
+        Args:
+            ids: The tokens.
+            skip_special: Whether special ones have no text.
+        """
         return self.tokenizer.decode([*ids], skip_special_tokens=skip_special)
 
     def text_of(self, token: int) -> str | None:
-        """A token as the vocabulary spells it."""
+        """A token as the vocabulary spells it; None if there is no such token.
+
+        Args:
+            token: Its number.
+        """
         return self.tokenizer.id_to_token(token)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token if ``is_of_bytes``, none of a special token."""
+        """The bytes of a token if ``is_of_bytes``, none of a special token.
+
+        Args:
+            token: Its number.
+        """
         text = None if token in self._special else self.tokenizer.id_to_token(token)
         if text is None:
             return b""
