@@ -249,3 +249,12 @@ def test_stepper_that_nobody_has_is_freed_with_its_thread() -> None:
     gc.collect()
     assert not thread.is_alive()
     assert gone() is None
+
+
+def test_sequence_that_nobody_has_gives_its_pages_back() -> None:
+    with stepper_of() as stepper:
+        for _ in range(3):
+            stepper.sequence().step(fed(text_of(40)))
+        kept = stepper.sequence()
+        kept.step(fed(text_of(5)))
+        assert len(stepper._engine.holding) == 1

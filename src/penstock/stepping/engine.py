@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
@@ -70,10 +71,14 @@ class StepEngine:
         self.steps = self.rows = self.prefixes = self.preempted = 0
         self._count = 0
         self._running = False
+        self.dropped: deque[SequenceState] = deque()
+        """sequences that nobody has any more, as the collector of garbage tells at any time"""
 
     def sequence(self, priority: int) -> SequenceState:
         """A new sequence."""
         with self.lock:
+            while self.dropped:
+                self.close(self.dropped.popleft())
             self._count += 1
             return SequenceState(self._count, priority, self._history())
 
@@ -196,6 +201,8 @@ class StepEngine:
 
     def _chosen(self, results: _Results) -> list[Piece]:
         """The pieces of the next step, whose pages are reserved."""
+        while self.dropped:
+            self.close(self.dropped.popleft())
         with self.lock:
             for sequence in [*self.waiting]:
                 self._stop_late(sequence, results)

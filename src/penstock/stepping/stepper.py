@@ -67,6 +67,10 @@ class StepSequence:
     def __init__(self, stepper: Stepper, state: SequenceState) -> None:
         self._stepper, self._state = stepper, state
 
+    def __del__(self) -> None:
+        # Without a lock: garbage may be collected while this very thread has it.
+        self._stepper._engine.dropped.append(self._state)
+
     @property
     def length(self) -> int:
         """The number of rows that were stepped, or of frames."""

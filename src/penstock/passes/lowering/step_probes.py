@@ -51,29 +51,31 @@ class Roles(NamedTuple):
 
 def roles_of(graph: Graph) -> Roles:
     """What the inputs of a graph are. Raises ``RowsStay`` if one is unknown."""
-    roles = Roles([], [], [], [])
+    roles: dict[str, list[str]] = {name: [] for name in Roles._fields}
     for value in graph.inputs:
-        shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
-        free = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
-        single = shape[:1] == (1,)
-        inner = free if single else free[1:] if free[:1] == [0] else []
-        if dtype is None or len(shape) < 2 or len(inner) != 1:
-            raise RowsStay(f"input {value.name!r} has neither rows nor a past")
-        if len(shape) == 4 and inner == [2] and dtype == np.float32:
-            group: Sequence[str] = roles.caches
-        elif "mask" in name and len(shape) == 2:
-            group = roles.masks
-        elif inner != [1]:
-            raise RowsStay(f"input {value.name!r} has neither rows nor a past")
-        elif "position" in name and len(shape) == 2 and dtype.kind == "i":
-            group = roles.positions
-        else:
-            group = roles.rows
-        group.append(value.name)  # type: ignore[attr-defined]
-    tokens = [v for v in graph.inputs if v.name in roles.rows and v.dtype and v.dtype.kind == "i"]
-    if not roles.rows or (not roles.caches and not tokens):
+        roles[_role_of(value)].append(value.name)
+    tokens = [
+        v for v in graph.inputs if v.name in roles["rows"] and v.dtype and v.dtype.kind == "i"
+    ]
+    if not roles["rows"] or not (roles["caches"] or tokens):
         raise RowsStay("the graph has no caches, or no rows")
-    return roles
+    return Roles(**roles)
+
+
+def _role_of(value: Value) -> str:
+    """What an input is, a field of ``Roles``."""
+    shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
+    free = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
+    inner = free if shape[:1] == (1,) else free[1:] if free[:1] == [0] else []
+    if dtype is not None and inner == [2] and len(shape) == 4 and dtype == np.float32:
+        return "caches"
+    if dtype is None or len(shape) < 2 or len(inner) != 1:
+        raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+    if "mask" in name and len(shape) == 2:
+        return "masks"
+    if inner != [1]:
+        raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+    return "positions" if "position" in name and len(shape) == 2 and dtype.kind == "i" else "rows"
 
 
 def prepared(source: Graph) -> Graph:
