@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 
 import penstock as ps
 from penstock.generation.generator import Generator
+from penstock.generation.options import GenerationOptions
+from penstock.host.stop_condition import StopCondition
 from tests.support.decoders import VOCABULARY, decoder_model
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON, turns_until, wait_until
 from tests.support.word_texts import (
     PROMPT,
     generator_of,
@@ -258,3 +262,78 @@ def test_options_beside_a_stepper_are_refused() -> None:
     stepper = ps.Stepper(ps.load(decoder_model("spelled")))
     with pytest.raises(ps.InvalidInput, match="max_rows"):
         Generator(stepper, word_tokenizer(), max_rows=3)
+
+
+def test_cancelled_task_ends_a_search_and_gives_its_pages_back() -> None:
+    generator = generator_of(context=300)
+    runner, reached, released = generator.stepper._engine.runner, *events(2)
+    run_pieces = runner.run
+
+    def held(pieces: object) -> object:
+        if generator.stepper.stats.steps == 4:
+            reached.set()
+            assert released.wait(SOON)
+        return run_pieces(pieces)
+
+    runner.run = held
+
+    async def run() -> None:
+        task = asyncio.ensure_future(
+            generator.agenerate(PROMPT, beams=3, max_tokens=250, ignore_end=True)
+        )
+        await asyncio.to_thread(reached.wait, SOON)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        released.set()
+
+    asyncio.run(run())
+    wait_until(lambda: not generator.stepper._engine.holding)
+    assert generator.stepper.stats.steps <= 6
+    generator.close()
+
+
+def events(count: int) -> list[threading.Event]:
+    return [threading.Event() for _ in range(count)]
+
+
+def test_task_that_is_cancelled_while_its_request_begins_leaves_none() -> None:
+    generator = generator_of(context=300)
+    encode, entered, released = generator.encode, *events(2)
+
+    def held(*arguments: object) -> list[int]:
+        entered.set()
+        assert released.wait(SOON)
+        return encode(*arguments)
+
+    generator.encode = held
+
+    async def run() -> None:
+        task = asyncio.ensure_future(generator.agenerate(PROMPT, max_tokens=250))
+
+        await asyncio.to_thread(entered.wait, SOON)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        released.set()
+
+        async def ended() -> bool:
+            engine = generator.stepper._engine
+            return engine._count > 0 and not engine.waiting
+
+        await turns_until(ended)
+
+    asyncio.run(run())
+    generator.close()
+
+
+def test_deadline_ends_all_texts_of_a_request() -> None:
+    generator = generator_of(context=300)
+    stop = StopCondition(3600.0)
+    options = GenerationOptions(max_tokens=250, count=3, ignore_end=True)
+    job = generator.begin(PROMPT, options, stop)
+    generator.stepper._drive(lambda: len(job.pieces) > 6)
+    assert [request.sequence._state.stop for request in job._requests] == [stop] * 3
+    stop.deadline = 0.0
+    generator.stepper._drive(lambda: job.done)
+    assert isinstance(job.error, ps.DeadlineExceeded)
+    assert not generator.stepper._engine.holding
+    generator.close()

@@ -69,6 +69,7 @@ class BeamSearch:
     def _feed(self, place: int, rows: np.ndarray) -> None:
         def stepped(outputs: Rows | None, error: BaseException | None) -> None:
             if self._over:
+                self.close()  # also what was begun while another thread closed the others
                 return
             try:
                 if outputs is None:
@@ -154,10 +155,14 @@ class BeamSearch:
         self._found = sorted([*self._found, (scored, tokens, finish)], key=lambda own: -own[0])
         del self._found[self.options.beams :]
 
-    def _end(self, error: BaseException | None) -> None:
+    def close(self) -> None:
+        """Give the states of all beams back; the search goes on no more."""
         self._over = True
         for beam in self._beams:
             beam.sequence.close()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.close()
         texts = [self._text(*own) for own in self._found[: self.options.count]]
         self.ended(texts, error)
 

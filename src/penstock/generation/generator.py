@@ -320,6 +320,7 @@ class Generator:
         if options.beams > 1:
             search = BeamSearch(self._source, tokens, options, lambda texts, error: None)
             search.ended = lambda texts, error: job.fail(error) if error else job.end(texts)
+            job.abandon = search.close
             search.begin(sequence, grammar, stop)
             return job
         first = self._request(tokens, options, 0, grammar)

@@ -27,6 +27,8 @@ class TextJob:
         self.result: Generation | None = None
         self.error: BaseException | None = None
         self.told: Callable[[], object] = lambda: None
+        self.abandon: Callable[[], object] = lambda: None
+        """gives back what a search holds, if texts are made by one"""
         self._requests: list[TextRequest] = []
         self._ended = 0
 
@@ -60,6 +62,7 @@ class TextJob:
         self.error = error
         for request in self._requests:
             request.close()
+        self.abandon()
         self.told()
 
     def end(self, texts: Sequence[GeneratedText]) -> None:
