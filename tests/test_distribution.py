@@ -27,7 +27,7 @@ def test_distribution_has_a_name_of_its_own() -> None:
     own = [text for texts in extras.values() for text in texts if text.startswith("penstock")]
     assert own
     for text in own:
-        assert re.fullmatch(rf"{NAME}\[[a-z,]+\]", text)
+        assert re.fullmatch(rf"{NAME}\[[a-z,-]+\]", text)
         assert {*text[len(NAME) + 1 : -1].split(",")} <= extras.keys()
 
 
