@@ -134,13 +134,15 @@ class StepEngine:
                 self._computed(pieces, self._run(pieces), results)
                 # Of the longest step of late: one of few sequences is no measure for all.
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
+            # Still as the one that runs steps: who is told feeds the next rows, and a step that
+            # another thread began meanwhile would have those of some alone.
+            for done, outputs, error in results:
+                done(outputs, error)
         finally:
             with self.lock:
                 self._running = False
                 for sequence in [s for s in self.holding if s.closed]:
                     self._release(sequence)
-        for done, outputs, error in results:
-            done(outputs, error)
         self._wake()
         return True
 

@@ -185,7 +185,7 @@ class StepSequence:
         copy = engine.sequence(self._state.priority)
 
         def change() -> None:
-            copy.rows = self._state.rows.copied()
+            copy.rows, copy.stop = self._state.rows.copied(), self._state.stop
             engine.runner.fork(self._state, copy)
             engine.holding[copy] = None
 
