@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from penstock.core.types import ShapeError, TensorType
+from penstock.ops.registry import TENSORFLOW, find
 from tests.support.tf_operations import operation_tests
 
 test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operation_tests(
     "ops.tensorflow.arrays"
 )
+
+
+@pytest.mark.parametrize("name", ["All", "Any"])
+def test_truths_over_axes_that_are_no_integers_are_refused(name):
+    types = [TensorType(np.dtype(bool), (3, 4)), TensorType(np.dtype(np.float32), (1,))]
+    axes = np.zeros(1, np.float32)
+    with pytest.raises(ShapeError, match="axes are integers, not float32"):
+        find(name, TENSORFLOW).infer(types, {}, [None, axes])

@@ -625,6 +625,9 @@ def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    given = rules.tensor(types, 1).dtype
+    if given is not None and given.kind not in "iu":  # a file of TFLite may have any
+        raise ShapeError(f"axes are integers, not {given}")
     dims, axes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)
