@@ -102,6 +102,7 @@ def gguf_of(name: str) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(size)
     writer.add_vocab_size(sizes["words"])
+    writer.add_file_type(2)  # Q4_0, by which OpenVINO GenAI reads it
     words, merges = _words(sizes["words"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
