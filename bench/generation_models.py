@@ -31,7 +31,7 @@ def _byte_letters() -> list[str]:
 
 
 def _words(count: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """So many tokens, and the pairs that are joined to some of them."""
+    """A vocabulary of ``count`` tokens, and its byte-pair merges."""
     letters = _byte_letters()
     pairs = [*islice(product(letters[32:94], letters[:94]), count - len(letters) - 1)]
     words = [*letters, *["".join(pair) for pair in pairs]]

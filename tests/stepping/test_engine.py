@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.decoders import VOCABULARY, decoder_model
+from tests.support.decoders import VOCABULARY, fed, stepper_of
 from tests.support.timing import wait_until
 
 RNG = np.random.default_rng(1)
@@ -16,14 +16,6 @@ RNG = np.random.default_rng(1)
 
 def text_of(length: int) -> np.ndarray:
     return RNG.integers(0, VOCABULARY, length)
-
-
-def stepper_of(kind: str = "spelled", **options: object) -> ps.Stepper:
-    return ps.Stepper(ps.load(decoder_model(kind)), **options)
-
-
-def fed(ids: np.ndarray) -> dict[str, np.ndarray]:
-    return {"ids": ids[None]}
 
 
 def test_rows_of_sequences_that_wait_are_computed_in_one_step() -> None:

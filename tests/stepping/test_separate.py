@@ -6,22 +6,9 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.decoders import VOCABULARY, decoder_model
 from tests.support.onnx_text import model_from_text
 
 RNG = np.random.default_rng(1)
-
-
-def text_of(length: int) -> np.ndarray:
-    return RNG.integers(0, VOCABULARY, length)
-
-
-def stepper_of(kind: str = "spelled", **options: object) -> ps.Stepper:
-    return ps.Stepper(ps.load(decoder_model(kind)), **options)
-
-
-def fed(ids: np.ndarray) -> dict[str, np.ndarray]:
-    return {"ids": ids[None]}
 
 
 def test_model_without_caches_is_refused() -> None:

@@ -13,7 +13,14 @@ import pytest
 
 import penstock as ps
 from penstock.passes.lowering.page_attention import PAGE
-from tests.support.decoders import SPELLINGS, VOCABULARY, decoder_model, reference_logits
+from tests.support.decoders import (
+    SPELLINGS,
+    VOCABULARY,
+    decoder_model,
+    fed,
+    reference_logits,
+    stepper_of,
+)
 
 RNG = np.random.default_rng(1)
 PLACES = 400
@@ -21,14 +28,6 @@ PLACES = 400
 
 def text_of(length: int) -> np.ndarray:
     return RNG.integers(0, VOCABULARY, length)
-
-
-def stepper_of(kind: str = "spelled", **options: object) -> ps.Stepper:
-    return ps.Stepper(ps.load(decoder_model(kind)), **options)
-
-
-def fed(ids: np.ndarray) -> dict[str, np.ndarray]:
-    return {"ids": ids[None]}
 
 
 def check(sequence: ps.StepSequence, kind: str, ids: np.ndarray, sizes: list[int]) -> None:

@@ -8,8 +8,12 @@ from functools import cache
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import numpy_helper
 
+import penstock as ps
+from penstock.core.errors import RowsStay
+from penstock.passes.lowering.join_steps import join_steps
 from tests.support.onnx_text import model_from_text
 
 VOCABULARY, WIDTH, HEADS, GROUPS, SIZE, LAYERS = 50, 64, 4, 2, 16, 2
@@ -160,3 +164,35 @@ def _answers(model: bytes, ids: tuple[int, ...]) -> np.ndarray:
     }
     feeds = {x.name: given[x.name] for x in runtime.get_inputs()}
     return runtime.run(["logits"], feeds)[0][0]
+
+
+# A decoder of one layer, in parts that tests change.
+
+PLAIN = """g (float[b, s, 4] x, float[b, 1, p, 4] past{more}) => (float[b, s, 4] y,
+    float[b, 1, t, 4] present) <int64[1] one = {{1}}, int64 first = {{1}}, float half = {{0.5}}> {{
+    r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r)
+    k = Transpose <perm = [0, 1, 3, 2]> (present) s = MatMul (r, k) {mask} w = Softmax (m)
+    a = MatMul (w, {values}) z = Squeeze (a, one) {behind} }}"""
+CAUSAL = """i = Shape <start = 1, end = 2> (x) n = Squeeze (i) o = Shape <start = 2, end = 3> (past)
+    p = Squeeze (o) t = Add (p, n) zero = Sub (p, p) own = Range (p, t, first)
+    all = Range (zero, t, first) c = Unsqueeze (own, one) hidden = Greater (all, c)
+    low = Constant <value_float = -3e38> () m = Where (hidden, low, s)"""
+DEFAULTS = {"more": "", "mask": CAUSAL, "values": "present", "behind": "y = Identity (z)"}
+
+
+def why_steps_stay(**changes: str) -> str:
+    """Why the steps of a changed decoder cannot be joined."""
+    model = ps.load(model_from_text(PLAIN.format(**DEFAULTS | changes)))
+    with pytest.raises(RowsStay) as error:
+        join_steps(model.graph)
+    return str(error.value)
+
+
+def stepper_of(kind: str = "spelled", **options: object) -> ps.Stepper:
+    """A stepper of a decoder in one of ``SPELLINGS``."""
+    return ps.Stepper(ps.load(decoder_model(kind)), **options)
+
+
+def fed(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of some tokens."""
+    return {"ids": ids[None]}

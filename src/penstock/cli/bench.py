@@ -149,7 +149,7 @@ class _Trials:
 @count_option(
     "--generate",
     metavar="N",
-    help="Time a decoder that writes texts of so many tokens, for each client one.",
+    help="Time a decoder that generates texts of N tokens, one for each client.",
 )
 @count_option(
     "--prompt", metavar="N", help="With --generate: random tokens of each prompt. Default: 128."

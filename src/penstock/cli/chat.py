@@ -55,7 +55,7 @@ class Conversation:
     def answer(
         self, said: str, options: Mapping[str, object], cancel: CancelToken
     ) -> Iterator[str]:
-        """The pieces of the answer to what somebody said, which is remembered with the answer, also
+        """The pieces of the answer to a message. The message and its answer are remembered, also
         if that is stopped on the way."""
         # The whole conversation each time: of what was said before, pages are found.
         self.messages.append({"role": "user", "content": said})

@@ -76,7 +76,7 @@ _CHOICE = (
         help="What logits are divided by before a token is drawn; 0 for the likeliest one.",
     ),
     click.option("--top-p", type=float, help="Draw from the likeliest tokens, of this sum."),
-    click.option("--top-k", type=int, help="Draw from so many of the likeliest tokens."),
+    click.option("--top-k", type=int, help="Draw from the N likeliest tokens."),
     click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens of an answer at most."),
     click.option("--seed", type=click.IntRange(min=0), help="What random numbers begin with."),
 )

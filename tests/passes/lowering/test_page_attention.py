@@ -7,30 +7,18 @@ from collections import Counter
 import pytest
 
 import penstock as ps
-from penstock.core.errors import RowsStay
 from penstock.passes.lowering.join_steps import join_steps
 from penstock.passes.lowering.page_attention import PAGE
-from tests.support.decoders import LAYERS, SPELLINGS, decoder_model
+from tests.support.decoders import (
+    CAUSAL,
+    DEFAULTS,
+    LAYERS,
+    PLAIN,
+    SPELLINGS,
+    decoder_model,
+    why_steps_stay,
+)
 from tests.support.onnx_text import model_from_text
-
-PLAIN = """g (float[b, s, 4] x, float[b, 1, p, 4] past{more}) => (float[b, s, 4] y,
-    float[b, 1, t, 4] present) <int64[1] one = {{1}}, int64 first = {{1}}, float half = {{0.5}}> {{
-    r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r)
-    k = Transpose <perm = [0, 1, 3, 2]> (present) s = MatMul (r, k) {mask} w = Softmax (m)
-    a = MatMul (w, {values}) z = Squeeze (a, one) {behind} }}"""
-CAUSAL = """i = Shape <start = 1, end = 2> (x) n = Squeeze (i) o = Shape <start = 2, end = 3> (past)
-    p = Squeeze (o) t = Add (p, n) zero = Sub (p, p) own = Range (p, t, first)
-    all = Range (zero, t, first) c = Unsqueeze (own, one) hidden = Greater (all, c)
-    low = Constant <value_float = -3e38> () m = Where (hidden, low, s)"""
-DEFAULTS = {"more": "", "mask": CAUSAL, "values": "present", "behind": "y = Identity (z)"}
-
-
-def stays(**changes: str) -> str:
-    """Why the steps of a changed decoder cannot be joined."""
-    model = ps.load(model_from_text(PLAIN.format(**DEFAULTS | changes)))
-    with pytest.raises(RowsStay) as error:
-        join_steps(model.graph)
-    return str(error.value)
 
 
 @pytest.mark.parametrize("kind", SPELLINGS)
@@ -59,14 +47,16 @@ def test_cache_of_keys_that_are_values_lies_in_pages_once() -> None:
 
 
 def test_rows_that_see_those_behind_them_stay() -> None:
-    assert "see those behind it" in stays(mask="m = Identity (s)")
+    assert "see those behind it" in why_steps_stay(mask="m = Identity (s)")
 
 
 def test_scores_that_a_mask_changes_stay() -> None:
     bias = CAUSAL.replace("Where (hidden, low, s)", "Where (hidden, low, half)")
     text = bias.replace("m = Where", "bb = Where") + " m = Add (s, bb)"
-    assert "hides other positions" in stays(mask=text)
+    assert "hides other positions" in why_steps_stay(mask=text)
 
 
 def test_caches_that_are_changed_stay() -> None:
-    assert "makes of caches" in stays(values="changed", mask=CAUSAL + " changed = Exp (present)")
+    assert "makes of caches" in why_steps_stay(
+        values="changed", mask=CAUSAL + " changed = Exp (present)"
+    )

@@ -29,7 +29,7 @@ _WEIGHTS = "model.safetensors"
 _SUFFIX = ".safetensors"
 _INDEX = "model.safetensors.index.json"
 _MOST_TEXT = 64 << 20  # bytes of a file in JSON
-# What the graph does not read, but who calls it does.
+# Files that the graph does not need, but its caller does.
 _BESIDE = (
     "generation_config.json",
     "tokenizer_config.json",
