@@ -26,11 +26,10 @@ from penstock.session.facts import Port
 from penstock.session.session import Session
 from penstock.stepping.frames import FrameQueue, InputFrame
 from penstock.stepping.joined import Piece, rounded
-from penstock.stepping.sequence import Rows, SequenceState
+from penstock.stepping.sequence import Rows, SequenceState, are_close
 from penstock.stepping.state_pairs import batch_axes, check_state, match_state
 from penstock.stepping.state_rows import StateBatch, StateRows
 
-_TOLERANCE = 1e-5
 _SAMPLES = 2
 
 
@@ -40,6 +39,7 @@ class BatchedRunner:
     one at a time, once that is known."""
 
     pages = 0, 0, 0
+    fixed: Sequence[str] = ()
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class BatchedRunner:
             axis = _axis_of_samples(parts[0].shape, outputs[name].shape)
             if axis is None:
                 return self._run_alone(f"output {name!r} has no axis of samples")
-            if not _are_close(np.concatenate(parts, axis), outputs[name]):
+            if not are_close(np.concatenate(parts, axis), outputs[name]):
                 return self._run_alone(f"samples depend on one another in output {name!r}")
             if name in self._axes:
                 self._axes[name] = axis
@@ -360,14 +360,3 @@ def _axis_of_samples(one: tuple[int, ...], several: tuple[int, ...]) -> int | No
         if len(axes) == 1 and one[axes[0]] * _SAMPLES == several[axes[0]] == _SAMPLES
         else None
     )
-
-
-def _are_close(alone: np.ndarray, together: np.ndarray) -> bool:
-    """Whether results differ by no more than the order of sums."""
-    if alone.shape != together.shape:
-        return False
-    if alone.dtype.kind != "f":
-        return bool((alone == together).all())
-    # Sums are taken in another order in batches.
-    largest = max(1.0, float(np.abs(alone[np.isfinite(alone)]).max(initial=0)))
-    return np.allclose(alone, together, 0, _TOLERANCE * largest, equal_nan=True)

@@ -34,11 +34,13 @@ _TURN = 8
 
 
 class Runner(Protocol):
-    """Computes pieces of sequences, and has their state."""
+    """Computes pieces of sequences, and has their state. ``fixed`` are the inputs that stay as they
+    are in all steps of a sequence."""
 
     session: Session
     axes: Mapping[str, int]
     rows: Sequence[str]
+    fixed: Sequence[str]
     most_sequences: int
 
     @property

@@ -63,6 +63,8 @@ class JoinedRunner:
     """Runs pieces of sequences together, by a graph of ``steps``. ``axes`` are those of rows of its
     outputs."""
 
+    fixed: Sequence[str] = ()
+
     def __init__(
         self, steps: JoinedSteps, options: CompileOptions, most_bytes: int, most_sequences: int
     ) -> None:

@@ -1,26 +1,30 @@
 """Steps one sequence at a time, by the model as it is, for models whose rows cannot be joined.
 
 Each sequence has the caches that the model returned, which grow where they lie. A model without
-caches reads all rows of a sequence in each step.
+caches reads all rows of a sequence in each step. Exporters trace a step of one row of an
+encoder-decoder, and may have written a graph that is right for one alone: the first step of several
+rows tries that out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.compiler.options import CompileOptions
-from penstock.core.errors import InvalidInput, LimitExceeded
+from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import TensorType
 from penstock.ir.graph import Model
-from penstock.passes.lowering.step_probes import Roles, roles_of, with_sizes_of_heads
+from penstock.passes.lowering.step_probes import Roles, is_of_encoder, roles_of, with_sizes_of_heads
 from penstock.session.session import Session
 from penstock.stepping.joined import Piece
-from penstock.stepping.sequence import Rows, SequenceState
+from penstock.stepping.sequence import Rows, SequenceState, are_close
 
-_CACHES = 2
-"""the axis of positions of a cache"""
+_Result: TypeAlias = "tuple[Rows, dict[str, np.ndarray]]"
+"""Outputs of rows, and the caches behind them"""
 
 
 class SeparateRunner:
@@ -33,16 +37,21 @@ class SeparateRunner:
         graph = with_sizes_of_heads(model.graph)
         self._roles: Roles = roles_of(graph)
         self.session = Session(model, options)
-        self.rows, self._most_bytes = self._roles.rows, most_bytes
+        self.rows, self.fixed = self._roles.rows, self._roles.fixed
+        self._most_bytes = most_bytes
         self._held = 0
+        self._one_row: bool | None = None if self.fixed else False
+        """whether steps of several rows are not what those rows are one by one"""
         names = [value.name for value in model.graph.outputs]
         presents = [n for n in names if n.lower().startswith(("present", "past", "updated"))]
-        if len(presents) != len(self._roles.caches):
-            raise InvalidInput(
-                f"which of the outputs {names} are fed back to {[*self._roles.caches]} is not known"
-            )
-        self._presents = dict(zip(self._roles.caches, presents, strict=True))
         self.axes: Mapping[str, int] = {name: 1 for name in names if name not in presents}
+        grown = [name for name in presents if not is_of_encoder(name)]
+        caches = self._roles.caches
+        if caches and len(grown) != len(caches):
+            raise InvalidInput(
+                f"which of the outputs {names} are fed back to {[*caches]} is not known"
+            )
+        self._presents = dict(zip(caches, grown, strict=False))
         self._types = {value.name: value.type for value in graph.inputs}
 
     @property
@@ -55,8 +64,7 @@ class SeparateRunner:
         if sequence.arrays:
             return
         for name in self._roles.caches:
-            type_ = self._types[name]
-            assert isinstance(type_, TensorType)
+            type_ = self._type(name)
             dims = [n if isinstance(n, int) else 0 for n in (type_.shape or ())[1:]]
             sequence.arrays[name] = np.zeros((1, *dims), type_.dtype)
 
@@ -98,25 +106,52 @@ class SeparateRunner:
         ((sequence, count),) = pieces
         past = sequence.computed if self._roles.caches else 0
         count += sequence.computed - past
-        feeds = {n: sequence.rows.part(n, past, past + count)[None] for n in self._roles.rows}
-        for name in self._roles.positions:
-            feeds[name] = np.arange(past, past + count, dtype=self._dtype(name))[None]
-        for name in self._roles.masks:
-            feeds[name] = np.ones((1, past + count), self._dtype(name))
-        outputs = self.session.run({**feeds, **sequence.arrays})
+        step = self._several if self._roles.caches and count > 1 else self._step
+        outputs, caches = step(sequence, sequence.arrays, past, count)
         self._held -= _bytes_of(sequence)
-        sequence.arrays = {name: outputs[y] for name, y in self._presents.items()}
+        sequence.arrays = caches
         self._held += _bytes_of(sequence)
         begin = max(sequence.rows.count - sequence.wanted, sequence.computed) - past
         return [{name: outputs[name][:, begin:count] for name in self.axes}]
+
+    def _step(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
+        """The outputs of some rows, and the caches behind them."""
+        feeds = {n: sequence.rows.part(n, past, past + count)[None] for n in self._roles.rows}
+        for name in self._roles.positions:
+            positions = np.arange(past, past + count, dtype=self._type(name).dtype)
+            feeds[name] = positions if len(self._type(name).shape or ()) == 1 else positions[None]
+        for name in self._roles.masks:
+            feeds[name] = np.ones((1, past + count), self._type(name).dtype)
+        outputs = self.session.run({**feeds, **caches, **sequence.fixed})
+        return outputs, {name: outputs[y] for name, y in self._presents.items()}
+
+    def _several(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
+        """``_step`` of several rows, one by one where the model computes no more."""
+        if self._one_row is False:
+            return self._step(sequence, caches, past, count)
+        parts: list[Rows] = []
+        behind = {**caches}
+        for row in range(past, past + count):
+            outputs, behind = self._step(sequence, behind, row, 1)
+            parts.append({name: outputs[name].copy() for name in self.axes})
+        alone = {n: np.concatenate([p[n] for p in parts], axis) for n, axis in self.axes.items()}
+        if self._one_row is None:
+            self._one_row = True
+            with suppress(PenstockError):
+                together, of_together = self._step(sequence, caches, past, count)
+                pairs = [(array, together[name]) for name, array in alone.items()]
+                pairs += [(array, of_together[name]) for name, array in behind.items()]
+                self._one_row = not all(are_close(one, other) for one, other in pairs)
+        return alone, behind
 
     def advance(self, piece: Piece) -> None:
         """Note that a piece is computed."""
         piece.sequence.computed += piece.rows
 
-    def _dtype(self, name: str) -> np.dtype | None:
+    def _type(self, name: str) -> TensorType:
         type_ = self._types[name]
-        return type_.dtype if isinstance(type_, TensorType) else None
+        assert isinstance(type_, TensorType)
+        return type_
 
 
 def _bytes_of(sequence: SequenceState) -> int:

@@ -14,6 +14,7 @@ from penstock.core.records import dataclass, field
 if TYPE_CHECKING:
     from penstock.host.stop_condition import StopCondition
 
+_TOLERANCE = 1e-5
 Rows: TypeAlias = "Mapping[str, np.ndarray]"
 """Rows by the names of inputs, [1, rows, ...]"""
 Done: TypeAlias = "Callable[[Rows | None, BaseException | None], object]"
@@ -77,7 +78,8 @@ class SequenceState:
     """What a stepper knows of a sequence: the ``rows`` that it was given, of which the first
     ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
     once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
-    full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows.
+    full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows;
+    ``fixed`` the inputs that stay as they are.
     """
 
     number: int
@@ -90,6 +92,7 @@ class SequenceState:
     pages: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
     outputs: list[Rows] = field(default_factory=list)
     """of wanted rows, if they are computed in several steps"""
     served: int = 0
@@ -107,3 +110,14 @@ class SequenceState:
     def rank(self) -> tuple[int, int]:
         """Its place among others: of higher priority first, then those that came first."""
         return -self.priority, self.number
+
+
+def are_close(alone: np.ndarray, together: np.ndarray) -> bool:
+    """Whether results differ by no more than the order of sums."""
+    if alone.shape != together.shape:
+        return False
+    if alone.dtype.kind != "f":
+        return bool((alone == together).all())
+    # Sums are taken in another order in batches.
+    largest = max(1.0, float(np.abs(alone[np.isfinite(alone)]).max(initial=0)))
+    return np.allclose(alone, together, 0, _TOLERANCE * largest, equal_nan=True)

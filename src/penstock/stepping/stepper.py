@@ -186,6 +186,7 @@ class StepSequence:
 
         def change() -> None:
             copy.rows, copy.stop = self._state.rows.copied(), self._state.stop
+            copy.fixed = self._state.fixed
             engine.runner.fork(self._state, copy)
             engine.holding[copy] = None
 
@@ -235,6 +236,9 @@ class Stepper:
     some single tokens, of others pieces of prompts. Sequences come and go between steps. Caches lie
     in pages, which sequences that begin alike share, of ``cache_bytes`` together. Where these
     are too few, sequences of lower priority are computed again later.
+
+    Of the decoder of an encoder-decoder, each sequence has inputs that stay as they are, such as
+    what the encoder returned: ``fixed`` has them, and ``sequence`` takes them as ``initial``.
 
     Of a model whose state is of fixed size, as that of an LSTM, or a buffer of past frames, a frame
     each of the sequences that wait is computed in one run, as a batch. Which outputs are fed back
@@ -293,7 +297,9 @@ class Stepper:
         self._engine = StepEngine(runner, max_rows, history)
         self.model = loaded
         self.outputs = [*runner.axes]
-        self._inputs = {v.name: v.type for v in loaded.graph.inputs if v.name in runner.rows}
+        types = {v.name: v.type for v in loaded.graph.inputs}
+        self._inputs = {name: type_ for name, type_ in types.items() if name in runner.rows}
+        self._fixed = {name: type_ for name, type_ in types.items() if name in runner.fixed}
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -304,16 +310,18 @@ class Stepper:
 
         Args:
             priority: Rows of sequences of higher priority are computed first.
-            initial: The states of fixed size that it begins with, by inputs, for one sample. Those
-                that are not given are zeros.
+            initial: What it begins with, by inputs, for one sample: states of fixed size, of which
+                those that are not given are zeros; and of a decoder, ``fixed`` inputs, all of
+                them.
         """
         if self._closed:
             raise InvalidInput("the stepper is closed")
-        if initial and self._of_states is None:
-            raise InvalidInput(f"initial={[*initial]}: the model has no states of fixed size")
-        first = {} if self._of_states is None else self._of_states.initial(initial or {})
+        if self._of_states is not None:
+            arrays, fixed = self._of_states.initial(initial or {}), {}
+        else:
+            arrays, fixed = {}, self._checked_fixed(initial or {})
         state = self._engine.sequence(priority)
-        state.arrays = first
+        state.arrays, state.fixed = arrays, fixed
         return StepSequence(self, state)
 
     @property
@@ -332,6 +340,12 @@ class Stepper:
     def rows(self) -> dict[str, Type]:
         """The types of the inputs that have rows, by name."""
         return {**self._inputs}
+
+    @property
+    def fixed(self) -> dict[str, Type]:
+        """The types of the inputs of a decoder that are the same in all steps of a sequence, such
+        as what an encoder returned, by name."""
+        return {**self._fixed}
 
     @property
     def stats(self) -> StepperStats:
@@ -365,6 +379,25 @@ class Stepper:
             type_ = self._inputs[name]
             assert isinstance(type_, TensorType)
             checked[name] = convert(name, given, type_)
+        return checked
+
+    def _checked_fixed(self, given: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+        """Fixed inputs as arrays of their types. Raises ``InvalidInput``."""
+        if {*given} != {*self._fixed}:
+            why = "the model has no states of fixed size, or inputs that stay as they are"
+            if self._fixed:
+                why = f"a sequence of the model begins with {[*self._fixed]}"
+            raise InvalidInput(f"initial={[*given]}: {why}")
+        checked = {}
+        for name, array in given.items():
+            type_ = self._fixed[name]
+            assert isinstance(type_, TensorType)
+            # A copy, since the caller's arrays may change.
+            checked[name] = convert(name, array, type_).copy()
+            if checked[name].ndim != len(type_.shape or ()) or len(checked[name]) != 1:
+                raise InvalidInput(
+                    f"initial {name!r} is {checked[name].shape}, of one sample of {type_}"
+                )
         return checked
 
     def _drive(self, is_done: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple, dataclass, field
-from penstock.core.types import INT64, TensorType
+from penstock.core.types import INT64, Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.internal.pages import PAGED_ATTENTION
@@ -158,16 +158,13 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
     nodes: list[Node] = []
     for fed in graph.inputs:
         if fed.name in roles.positions:
-            new[fed] = _cast(positions, fed.dtype, nodes)
+            new[fed] = _positions(positions, fed.name, fed.shape or (), fed.dtype, nodes)
     for node in graph.nodes:
         for value in node.outputs:
             if value is None or not all(probe.are_positions(value.name) for probe in near):
                 continue
             given = near[0].values[value.name]
-            dims = Value(f"{WRITTEN}dims", const=np.array(given.shape, np.int64))
-            shaped = Value(f"{value.name}/given", TensorType(INT64, given.shape))
-            nodes.append(Node(standard("Reshape"), [positions, dims], [shaped]))
-            new[value] = _cast(shaped, given.dtype, nodes)
+            new[value] = _positions(positions, value.name, given.shape, given.dtype, nodes)
     for node in graph.nodes:
         node.inputs = [None if v is None else new.get(v, v) for v in node.inputs]
     graph.nodes[:0] = nodes
@@ -175,13 +172,19 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
     return graph
 
 
-def _cast(value: Value, dtype: np.dtype | None, nodes: list[Node]) -> Value:
-    """``value`` as another dtype, by a node that is added to ``nodes``."""
+def _positions(
+    positions: Value, name: str, dims: Shape, dtype: np.dtype | None, nodes: list[Node]
+) -> Value:
+    """``positions`` in other dims and as another dtype, by nodes that are added to ``nodes``."""
+    shaped = positions
+    if dims != positions.shape:
+        wanted = Value(f"{WRITTEN}dims", const=np.array(dims, np.int64))
+        shaped = Value(f"{name}/given", TensorType(INT64, dims))
+        nodes.append(Node(standard("Reshape"), [positions, wanted], [shaped]))
     if dtype in (None, INT64):
-        return value
-    assert isinstance(value.type, TensorType)
-    result = Value(f"{value.name}/{dtype}", TensorType(dtype, value.type.shape))
-    nodes.append(Node(standard("Cast"), [value], [result], {"to": element_number(str(dtype))}))
+        return shaped
+    result = Value(f"{name}/{dtype}", TensorType(dtype, dims))
+    nodes.append(Node(standard("Cast"), [shaped], [result], {"to": element_number(str(dtype))}))
     return result
 
 

@@ -12,6 +12,7 @@ and once behind tens of thousands of positions, where windows show that these do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -32,6 +33,12 @@ _OTHER = 13, 5
 _FEW = 3
 _FAR = tuple([part << n for n in range(15, 4, -1) for part in (4, 3)])
 """numbers of positions: tables of a model may have fewer than the largest of these"""
+_OF_ENCODER = 17
+"""the number of positions of what an encoder returned, where it does not matter"""
+_OF_ENCODERS = frozenset(("encoder", "cross"))
+_OF_DECODERS = frozenset(("decoder", "past", "self"))
+_OF_TOKENS = 2
+_WORD = re.compile("[a-z]+")
 _FOLDED = 1 << 26  # bytes of a constant
 _FEW_NODES = 8
 _FOLD = PASSES["fold_constants"]
@@ -41,19 +48,24 @@ class Roles(NamedTuple):
     """What the inputs of a decoder are, by their names: ``rows`` have one row for each token,
     ``positions`` say where these are, ``masks`` which positions count, ``caches`` have keys or
     values of earlier ones [batch, groups, past, size]. Without caches, all tokens are read in each
-    step."""
+    step. ``fixed`` inputs are the same in all steps of a sequence: what an encoder returned."""
 
     rows: Sequence[str]
     positions: Sequence[str]
     masks: Sequence[str]
     caches: Sequence[str]
+    fixed: Sequence[str]
 
 
 def roles_of(graph: Graph) -> Roles:
     """What the inputs of a graph are. Raises ``RowsStay`` if one is unknown."""
     roles: dict[str, list[str]] = {name: [] for name in Roles._fields}
-    for value in graph.inputs:
-        roles[_role_of(value)].append(value.name)
+    words = {v: frozenset(_WORD.findall(v.name.lower())) for v in graph.inputs}
+    # A model with both halves has names such as input_ids and decoder_input_ids.
+    halves = any("decoder" in words[v] and len(v.shape or ()) == _OF_TOKENS for v in words)
+    for value, own in words.items():
+        fixed = is_of_encoder(value.name) or (halves and not own & _OF_DECODERS)
+        roles["fixed" if fixed else _role_of(value)].append(value.name)
     tokens = [
         v for v in graph.inputs if v.name in roles["rows"] and v.dtype and v.dtype.kind == "i"
     ]
@@ -62,9 +74,16 @@ def roles_of(graph: Graph) -> Roles:
     return Roles(**roles)
 
 
+def is_of_encoder(name: str) -> bool:
+    """Whether an input or output of a decoder is by its name what comes of an encoder."""
+    return not _OF_ENCODERS.isdisjoint(_WORD.findall(name.lower()))
+
+
 def _role_of(value: Value) -> str:
     """What an input is, a field of ``Roles``."""
     shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
+    if "position" in name and len(shape) == 1 and dtype is not None and dtype.kind == "i":
+        return "positions"
     free = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
     inner = free if shape[:1] == (1,) else free[1:] if free[:1] == [0] else []
     if dtype is not None and inner == [2] and len(shape) == 4 and dtype == np.float32:
@@ -113,12 +132,16 @@ def sample_graph(graph: Graph, roles: Roles, rows: int, past: int) -> Graph:
     for value in inputs:
         assert isinstance(value.type, TensorType)
         assert value.type.shape is not None
-        if value.name in roles.masks:
-            value.set_constant(np.ones((1, past + rows), value.type.dtype))
+        fixed = value.name in roles.fixed
+        if value.name in roles.masks or (fixed and "mask" in value.name.lower()):
+            dims = 1, _OF_ENCODER if fixed else past + rows
+            value.set_constant(np.ones(dims, value.type.dtype))
             copy.inputs.remove(value)
             continue
-        middle = past if value.name in roles.caches else rows
-        sizes = [1, *[middle if not isinstance(n, int) else n for n in value.type.shape[1:]]]
+        middle = past if value.name in roles.caches else _OF_ENCODER if fixed else rows
+        sizes = [middle if not isinstance(n, int) else n for n in value.type.shape]
+        if len(sizes) > 1:
+            sizes[0] = 1
         value.type = TensorType(value.type.dtype, tuple(sizes))
     return copy
 
@@ -195,7 +218,8 @@ class Probes:
         copy = sample_graph(self._graph, self._roles, rows, past)
         for value in [v for v in copy.inputs if v.name in self._roles.positions]:
             copy.inputs.remove(value)
-            value.set_constant(np.arange(past, past + rows, dtype=value.dtype)[None])
+            positions = np.arange(past, past + rows, dtype=value.dtype)
+            value.set_constant(positions if len(value.shape or ()) == 1 else positions[None])
         return copy
 
     def _farther(self) -> Iterator[Probe]:
