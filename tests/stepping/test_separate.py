@@ -58,3 +58,69 @@ def test_model_without_caches_reads_all_rows_each_time() -> None:
         sequence.cut(1)
         assert sequence.step({"ids": [[7, 1]]}, wanted=2)["y"][0, :, 0].tolist() == [8, 9]
         assert fork.step({"ids": [[5]]})["y"][0, :, 0].tolist() == [11]
+
+
+def test_model_of_both_halves_has_the_inputs_of_its_encoder_fixed() -> None:
+    text = """g (int64[b, s] input_ids, int64[b, s] attention_mask, int64[b, t] decoder_input_ids)
+        => (float[b, t, 1] logits) <int64[1] axes = {2}, int64[1] rows = {1}, int64 along = {1}> {
+        f = Cast <to = 1> (input_ids) m = Cast <to = 1> (attention_mask) p = Mul (f, m)
+        e = ReduceSum <keepdims = 1> (p, rows) d = Cast <to = 1> (decoder_input_ids)
+        c = CumSum (d, along) z = Mul (c, e) logits = Unsqueeze (z, axes) }"""
+    with ps.Stepper(ps.load(model_from_text(text))) as stepper:
+        assert [*stepper.fixed] == ["input_ids", "attention_mask"]
+        assert [*stepper.rows] == ["decoder_input_ids"]
+        sequences = [
+            stepper.sequence(initial={"input_ids": [[n, 3]], "attention_mask": [[1, 1]]})
+            for n in (2, 7)
+        ]
+        for n, sequence in zip((2, 7), sequences, strict=True):
+            first = sequence.step({"decoder_input_ids": [[1, 2]]})["logits"]
+            assert first.ravel().tolist() == [3 * (n + 3)]
+        fork = sequences[0].fork()
+        for n, sequence in zip((2, 7, 2), (*sequences, fork), strict=True):
+            second = sequence.step({"decoder_input_ids": [[4]]})["logits"]
+            assert second.ravel().tolist() == [7 * (n + 3)]
+        with pytest.raises(ps.InvalidInput, match=r"begins with \['input_ids', 'attention_mask'\]"):
+            stepper.sequence()
+        with pytest.raises(ps.InvalidInput, match="of one sample"):
+            stepper.sequence(initial={"input_ids": [[1], [2]], "attention_mask": [[1], [1]]})
+
+
+_OF_ONE_ROW = """g (float[b, s, 4] x, float[b, 1, p, 4] past_self, float[b, e, 4] encoder_states)
+    => (float[b, s, 4] y, float[b, 1, t, 4] present_self) <int64[1] one = {{1}}> {{
+    r = Unsqueeze (x, one) present_self = Concat <axis = 2> (past_self, r)
+    k = Transpose <perm = [0, 1, 3, 2]> (present_self) s = MatMul (r, k) {mask}
+    w = Softmax (masked) a = MatMul (w, present_self) z = Squeeze (a, one)
+    e = ReduceMean <keepdims = 1> (encoder_states, one) y = Add (z, e) }}"""
+_MASK = """
+    n = Shape <start = 1, end = 2> (x) m = Shape <start = 2, end = 3> (present_self)
+    shape = Concat <axis = 0> (n, m) ones = ConstantOfShape <value = float[1] {1}> (shape)
+    i = Sub (m, n) below = Trilu <upper = 0> (ones, i1) unit = Sub (ones, below)
+    low = Constant <value_float = -10000.0> () hidden = Mul (unit, low) masked = Add (s, hidden)"""
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_rows_are_stepped_one_by_one_where_a_model_was_traced_with_one(masked: bool) -> None:
+    """Without a mask, a row of several sees those behind it."""
+    mask = "masked = Identity (s)"
+    if masked:
+        mask = _MASK.replace("i = Sub (m, n)", "d = Sub (m, n) i1 = Squeeze (d)")
+    model = ps.load(model_from_text(_OF_ONE_ROW.format(mask=mask)))
+    x, states = RNG.standard_normal((1, 6, 4)), RNG.standard_normal((1, 3, 4))
+    x, states = x.astype(np.float32), states.astype(np.float32)
+    session = ps.compile(model)
+    past, wanted = np.zeros((1, 1, 0, 4), np.float32), []
+    for row in range(6):
+        feeds = {"x": x[:, row : row + 1], "past_self": past, "encoder_states": states}
+        outputs = session.run(feeds)
+        wanted.append(outputs["y"])
+        past = outputs["present_self"].copy()
+    with ps.Stepper(model) as stepper:
+        for _ in range(2):
+            sequence = stepper.sequence(initial={"encoder_states": states})
+            got = [
+                sequence.step({"x": x[:, :1]})["y"],
+                sequence.step({"x": x[:, 1:]}, wanted=5)["y"],
+            ]
+            np.testing.assert_allclose(np.concatenate(got, 1), np.concatenate(wanted, 1), atol=1e-6)
+        assert stepper._engine.runner._one_row is not masked  # type: ignore[attr-defined]

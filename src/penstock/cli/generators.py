@@ -11,7 +11,6 @@ import click
 from penstock.cli.base import CompileArguments, Decorator
 from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
-from penstock.frontends.load import load
 
 if TYPE_CHECKING:
     from penstock.generation.generator import Generator
@@ -44,10 +43,7 @@ class GeneratorOptions:
             from penstock.generation.generator import Generator
         except ImportError as error:
             raise PenstockError(f"texts need penstock-runtime[generate]: {error}") from error
-        # Mapped, as weights of language models are most of what there is.
-        model = load(path, limits=options.get("limits"), map_weights=True)
-        options = {**self.steps, **options}
-        return Generator(model, self.tokenizer, draft=self.draft, **options)
+        return Generator(path, self.tokenizer, draft=self.draft, **{**self.steps, **options})
 
 
 def refuse_given(names: str, why: str) -> None:

@@ -117,8 +117,7 @@ class BeamSearch:
     def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
         """The best continuations, twice as many as beams: as many may end."""
         if self._sampler is None:
-            ends = sorted(self.source.end_ids)
-            self._sampler = TokenSampler(self.options, logits[0].shape[-1], end_ids=ends)
+            self._sampler = self.source.sampler(self.options, logits[0].shape[-1])
         count, found = 2 * self.options.beams, []
         for place, (beam, numbers) in enumerate(zip(self._beams, logits, strict=True)):
             mask = None if beam.grammar is None else beam.grammar.mask()

@@ -24,9 +24,11 @@ from penstock.frontends.load import load
 from penstock.generation.beams import BeamSearch
 from penstock.generation.chat import ChatTemplate
 from penstock.generation.drafts import DraftModel, Drafts, PromptLookup
+from penstock.generation.encoder_files import read_halves
 from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
 from penstock.generation.job import SharedPrompt, TextJob
 from penstock.generation.options import GenerationOptions
+from penstock.generation.prompt_encoder import PromptEncoder
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import context_of, interface_of, tokenizer_of
 from penstock.generation.text_request import TextRequest, TextSource, TextWriter
@@ -42,21 +44,28 @@ if TYPE_CHECKING:
 
     from penstock.executors.control import CancelToken
 
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]]"
-"""A text, tokens, or messages of a chat"""
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.ndarray"
+"""A text, tokens, messages of a chat, or sound"""
+_OF_STEPS = "state", "max_rows", "max_sequences", "cache_bytes"
 
 
 class Generator:
-    """Generates text with a decoder.
+    """Generates text with a decoder, or with an encoder and a decoder, as for translation,
+    summaries and speech. An encoder reads the prompt; what texts begin with then is said by files
+    beside the model, or by ``decoder_prompt`` of the options.
 
     Args:
         model: A path of a file or a folder that ``penstock.load`` reads, a loaded model, or a
-            ``Stepper``.
+            ``Stepper``; of an encoder-decoder, the folder of an export (``encoder_model.onnx`` and
+            ``decoder_model_merged.onnx``, or ``decoder_model.onnx`` and
+            ``decoder_with_past_model.onnx``, or ``encoder.onnx`` and ``decoder.onnx``), or one of
+            its decoder's files.
         tokenizer: A path of a ``tokenizer.json`` or a folder with one, a ``tokenizers.Tokenizer``
             or a ``TextTokenizer``; by default the one beside the model, or in it.
         draft: A smaller model with the same tokens, which guesses some tokens ahead; or "prompt":
             what a text ends with is guessed to go on as it did before.
-        context: The most tokens of a prompt and its text together; by default what the model says.
+        context: The most tokens of a prompt and its text together, of an encoder-decoder those of
+            its text; by default what the model says.
         options: Of ``penstock.Stepper`` and ``penstock.compile``.
     """
 
@@ -69,10 +78,19 @@ class Generator:
         context: int | None = None,
         **options: object,
     ) -> None:
-        stepper = _stepper_of(model, options)
+        halves = None
+        if isinstance(model, str | Path):
+            halves = read_halves(model, options.get("limits"))  # type: ignore[arg-type]
+        stepper = _stepper_of(model if halves is None else halves.step, options)
         self.stepper = stepper
         place = model if isinstance(model, str | Path) else stepper.model.path
         self.tokenizer = tokenizer_of(tokenizer, place, stepper.model)
+        self._encoder: PromptEncoder | None = None
+        if stepper.fixed:
+            own = {key: value for key, value in options.items() if key not in _OF_STEPS}
+            self._encoder = PromptEncoder(halves, stepper.fixed, own, place)
+            if draft not in (None, "prompt"):
+                raise InvalidInput("a draft model reads no prompt of an encoder; give 'prompt'")
         self._draft_rows = ""
         self._drafts = None if draft in (None, "prompt") else _stepper_of(draft, options)
         self._lookup = draft == "prompt"
@@ -81,7 +99,10 @@ class Generator:
             self._draft_rows = interface_of(self._drafts)[0]
         ends = frozenset(self.tokenizer.end_ids)
         context = context_of(stepper.model, place) if context is None else context
-        self._source = TextSource(rows, logits, self.tokenizer, ends, context)
+        not_first: Sequence[int] = ()
+        if self._encoder is not None:
+            not_first, ends = self._encoder.start.not_first, ends.union(self._encoder.start.ends)
+        self._source = TextSource(rows, logits, self.tokenizer, ends, context, not_first)
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
 
@@ -114,6 +135,16 @@ class Generator:
             raise InvalidInput("a prompt is a text, a list of tokens, or a list of messages")
         return [int(token) for token in tokens]
 
+    def _encoded(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, object]] | None
+    ) -> list[int] | np.ndarray:
+        """The tokens of a prompt, or the features of sound."""
+        if not isinstance(prompt, np.ndarray) or prompt.dtype.kind != "f":
+            return self.encode(prompt, tools)
+        if self._encoder is None:
+            raise InvalidInput("the model reads text, no sound")
+        return self._encoder.features_of(prompt)
+
     def generate(
         self,
         prompt: Prompt,
@@ -127,7 +158,8 @@ class Generator:
         """Generate the text that follows a prompt.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content".
+            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
+                samples [n] of a float dtype, or features [bands, frames].
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
@@ -136,7 +168,7 @@ class Generator:
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        job = self.begin(self._encoded(prompt, tools), wanted, stop, priority)
         self.stepper._drive(lambda: job.done)
         return _result(job)
 
@@ -154,7 +186,8 @@ class Generator:
         request.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content".
+            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
+                samples [n] of a float dtype, or features [bands, frames].
             timeout: Seconds after which the text ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends it with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
@@ -163,7 +196,7 @@ class Generator:
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self.encode(prompt, tools), wanted, stop, priority)
+        job = self.begin(self._encoded(prompt, tools), wanted, stop, priority)
         try:
             while True:
                 self.stepper._drive(lambda: job.done or bool(job.pieces))
@@ -188,7 +221,8 @@ class Generator:
         """``generate`` for asyncio. A task that is cancelled ends the request.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content".
+            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
+                samples [n] of a float dtype, or features [bands, frames].
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
@@ -215,7 +249,8 @@ class Generator:
         """``stream`` for asyncio.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content".
+            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
+                samples [n] of a float dtype, or features [bands, frames].
             timeout: Seconds after which the text ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends it with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
@@ -239,7 +274,8 @@ class Generator:
         """``begin`` for asyncio: a thread makes the tokens of the prompt, and compiles a grammar.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content".
+            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
+                samples [n] of a float dtype, or features [bands, frames].
             options: What is asked of the text.
             stop: Ends the request when it comes true.
             priority: Tokens of requests of higher priority are computed first.
@@ -249,7 +285,7 @@ class Generator:
         import asyncio
 
         def begin() -> TextJob:
-            return self.begin(self.encode(prompt, tools), options, stop, priority)
+            return self.begin(self._encoded(prompt, tools), options, stop, priority)
 
         # It goes on if the task is cancelled, and then ends what it has begun.
         thread = asyncio.ensure_future(asyncio.to_thread(begin))
@@ -296,7 +332,7 @@ class Generator:
 
     def begin(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | np.ndarray,
         options: GenerationOptions,
         stop: StopCondition | None = None,
         priority: int = 0,
@@ -304,33 +340,59 @@ class Generator:
         """Begin a request, whose tokens are computed when any thread runs steps.
 
         Args:
-            tokens: Those of the prompt, at least one.
+            tokens: Those of the prompt, at least one, or features of sound.
             options: What is asked of the text.
             stop: Ends the request when it comes true.
             priority: Tokens of requests of higher priority are computed first.
         """
-        context = self._source.context
-        if not tokens:
+        if not len(tokens):
             raise InvalidInput("the prompt is empty")
-        if context is not None and len(tokens) >= context:
-            raise InvalidInput(f"a prompt of {len(tokens)} tokens, of {context} with its text")
+        fixed: Mapping[str, np.ndarray] = {}
+        begun = tokens
+        if self._encoder is not None:
+            options = self._encoder.start.without_suppressed(options)
+            fixed = self._encoder.fixed_of(tokens, stop)
+            begun = self._begun(options, fixed)
+        elif options.decoder_prompt is not None:
+            raise InvalidInput("decoder_prompt: the model has no encoder; put it into the prompt")
+        first, context = [*begun], self._source.context
+        if context is not None and len(first) >= context:
+            raise InvalidInput(f"a prompt of {len(first)} tokens, of {context} with its text")
         job = TextJob(len(tokens), options)
         grammar = self._grammar(options)
-        sequence = self.stepper.sequence(priority=priority)
+        sequence = self.stepper.sequence(priority=priority, initial=fixed)
         if options.beams > 1:
-            search = BeamSearch(self._source, tokens, options, lambda texts, error: None)
+            search = BeamSearch(self._source, first, options, lambda texts, error: None)
             search.ended = lambda texts, error: job.fail(error) if error else job.end(texts)
             job.abandon = search.close
             search.begin(sequence, grammar, stop)
             return job
-        first = self._request(tokens, options, 0, grammar)
-        first.sequence = sequence
-        job.add(first)
+        request = self._request(first, options, 0, grammar)
+        request.sequence = sequence
+        job.add(request)
         for index in range(1, options.best_of):
             own = None if grammar is None else grammar.copy()
-            job.add(self._request(tokens, options, index, own))
+            job.add(self._request(first, options, index, own))
         SharedPrompt(job._requests, stop).feed()
         return job
+
+    def _begun(self, options: GenerationOptions, fixed: Mapping[str, np.ndarray]) -> list[int]:
+        """The tokens that the text of an encoder-decoder begins with."""
+        assert self._encoder is not None
+        given, start = options.decoder_prompt, self._encoder.start
+        if isinstance(given, str):
+            given = self.tokenizer.encode(given, add_special=False)
+        if given:
+            return [*given]
+        if not start.tokens:
+            raise InvalidInput(
+                "what texts begin with is in no file beside the model: give decoder_prompt"
+            )
+        if not start.languages:
+            return [*start.tokens]
+        with self.stepper.sequence(initial=fixed) as sequence:
+            outputs = sequence.step({self._source.rows: [start.tokens[:1]]})
+        return start.in_language(outputs[self._source.logits][0, 0])
 
     def _request(
         self,
@@ -386,7 +448,7 @@ def _stepper_of(model: object, options: dict[str, object]) -> Stepper:
             raise InvalidInput(f"{[*options]} are options of the Stepper that was given")
         return model
     if isinstance(model, str | Path):
-        model = load(model, map_weights=True)
+        model = load(model, limits=options.get("limits"), map_weights=True)  # type: ignore[arg-type]
     if not isinstance(model, Model):
         raise wrong_type("model", model, "a path, a loaded model or a Stepper")
     return Stepper(model, **options)  # type: ignore[arg-type]

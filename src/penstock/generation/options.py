@@ -62,6 +62,9 @@ class GenerationOptions:
     """a schema of the text, which is JSON"""
     regex: str | None = None
     """a regular expression that the text matches"""
+    decoder_prompt: str | Sequence[int] | None = None
+    """the text or tokens that the decoder of an encoder-decoder begins with; None for what the
+    files of the model say"""
     beams: int = 1
     """the number of texts that a beam search keeps; 1 for no search"""
     length_penalty: float = 1.0
@@ -79,6 +82,9 @@ class GenerationOptions:
         texts = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _texts("stop", texts))
         object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
+        if not isinstance(self.decoder_prompt, str | None):
+            tokens = _token_ids("decoder_prompt", self.decoder_prompt)
+            object.__setattr__(self, "decoder_prompt", tokens)
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if isinstance(self.json_schema, Mapping):

@@ -51,7 +51,8 @@ class TokenSampler:
     """Chooses the tokens of one text. What it draws depends on the seed alone, and on ``index``,
     the number of the text among those of one request.
 
-    ``end_ids`` cannot be chosen before ``min_tokens`` of the options are generated.
+    ``end_ids`` cannot be chosen before ``min_tokens`` of the options are generated, and
+    ``not_first`` before any token is.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class TokenSampler:
         vocabulary_size: int,
         *,
         end_ids: Sequence[int] = (),
+        not_first: Sequence[int] = (),
         index: int = 0,
     ) -> None:
         self.options = options
@@ -74,6 +76,7 @@ class TokenSampler:
         self._biases = np.array([*biases.values()], np.float32)
         ends = {token for token in (*end_ids, *options.stop_ids) if token < vocabulary_size}
         self._ends = np.array(sorted(ends), np.intp)
+        self._not_first = np.array([n for n in not_first if n < vocabulary_size], np.intp)
         self._penalties = _Penalties(options, vocabulary_size)
         self._entropy = None if options.seed is None else [options.seed, index]
         self._wants_logprob = (
@@ -134,6 +137,8 @@ class TokenSampler:
             self._penalties.apply(scores, tokens, generated)
         if generated < self.options.min_tokens:
             scores[self._ends] = -np.inf
+        if not generated:
+            scores[self._not_first] = -np.inf
         if mask is not None:
             scores[~self._allowed(mask)] = -np.inf
         return scores
@@ -148,6 +153,7 @@ class TokenSampler:
 
     def _changes(self, generated: int) -> bool:
         early = generated < self.options.min_tokens and self._ends.size > 0
+        early = early or (not generated and self._not_first.size > 0)
         return early or self._bias_ids.size > 0 or self._penalties.any
 
     def _allowed(self, mask: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.stepping.stepper import Stepper
 
-_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length")
+_CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "context_length")
 
 
 def interface_of(stepper: Stepper) -> tuple[str, str]:
@@ -50,13 +50,20 @@ def tokenizer_of(
         from penstock.frontends.weights.gguf_model import parsed_metadata
 
         return TextTokenizer.of_gguf(parsed_metadata(model.metadata))
-    if place is not None:
-        folder = Path(place) if Path(place).is_dir() else Path(place).parent
+    for folder in folders_of(place):
         if (folder / "tokenizer.json").exists():
             return TextTokenizer.load(folder)
     raise InvalidInput(
         "the model has no tokenizer, and there is no tokenizer.json beside it: give tokenizer="
     )
+
+
+def folders_of(place: str | Path | None) -> list[Path]:
+    """Where files beside a model may be: in its folder, or in that around a folder ``onnx``."""
+    if place is None:
+        return []
+    folder = Path(place) if Path(place).is_dir() else Path(place).parent
+    return [folder, folder.parent] if folder.name == "onnx" else [folder]
 
 
 def numbers_tokenizer() -> TextTokenizer:
@@ -81,10 +88,11 @@ def _configurations(model: Model, place: str | Path | None) -> Iterator[str]:
     """The texts of files that say what a model's sizes are."""
     if "config.json" in model.metadata:
         yield model.metadata["config.json"]
-    elif place is not None and Path(place).is_file():
+        return
+    for folder in folders_of(place):
         for name in ("config.json", "genai_config.json"):
             with suppress(OSError, UnicodeDecodeError):
-                yield (Path(place).parent / name).read_text(encoding="utf-8")
+                yield (folder / name).read_text(encoding="utf-8")
 
 
 def _setting(text: str, names: Sequence[str]) -> object:

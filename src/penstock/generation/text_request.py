@@ -32,13 +32,19 @@ _BEFORE = 8
 class TextSource(NamedTuple):
     """What texts of a model are made with: the names of the input that has tokens and of the output
     that has logits, the tokenizer, the tokens that end a text, and the most tokens of a text with
-    its prompt, None if that is not known."""
+    its prompt, None if that is not known; and tokens that do not come first."""
 
     rows: str
     logits: str
     tokenizer: TextTokenizer
     end_ids: frozenset[int]
     context: int | None
+    not_first: Sequence[int] = ()
+
+    def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
+        """What chooses tokens from logits of some ``size``."""
+        ends = sorted(self.end_ids)
+        return TokenSampler(options, size, end_ids=ends, not_first=self.not_first, index=index)
 
 
 class TextWriter:
@@ -139,12 +145,8 @@ class TextRequest:
     def _chosen(self, logits: np.ndarray) -> int:
         """The next token, which is added to the text."""
         if self._sampler is None:
-            self._sampler = TokenSampler(
-                self.writer.options,
-                logits.shape[-1],
-                end_ids=sorted(self.writer.source.end_ids),
-                index=self.writer.index,
-            )
+            options, index = self.writer.options, self.writer.index
+            self._sampler = self.writer.source.sampler(options, logits.shape[-1], index)
         mask = None if self.grammar is None else self.grammar.mask()
         generated = len(self.writer.result.tokens)
         choice = self._sampler.choose(logits, self.tokens, generated, mask)

@@ -91,11 +91,11 @@ class TextTokenizer:
         if not (path / "tokenizer.json").is_file():
             raise InvalidModel(f"{path} has no tokenizer.json")
         tokenizer = _read_tokenizer(path / "tokenizer.json")
-        settings = _read_json(path / "tokenizer_config.json")
-        special = {**_read_json(path / "special_tokens_map.json"), **settings}
+        settings = read_json(path / "tokenizer_config.json")
+        special = {**read_json(path / "special_tokens_map.json"), **settings}
         ends: list[int] = []
         for name in ("generation_config.json", "config.json"):
-            ends += _ids_of(_read_json(path / name).get("eos_token_id"))
+            ends += _ids_of(read_json(path / name).get("eos_token_id"))
         return cls(
             tokenizer,
             start_id=_token_of(tokenizer, special.get("bos_token")),
@@ -210,7 +210,7 @@ def _read_text(path: Path) -> str:
         raise InvalidModel(f"{path} is no text in UTF-8: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
     """An object of JSON; an empty one if there is no such file."""
     if not path.is_file():
         return {}

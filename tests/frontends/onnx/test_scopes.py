@@ -8,6 +8,7 @@ import pytest
 from penstock.analysis.verify import verify
 from penstock.core.errors import InvalidModel
 from penstock.core.types import ANY
+from penstock.frontends.load import load
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph
 from tests.frontends.onnx.test_importer import X
@@ -82,3 +83,30 @@ def test_nested_input_types_are_not_trusted() -> None:
     proto = model_of(node("Loop", "n  x", "y", body=body), initializers=[tensor("n", 3)])
     graph: Graph = load_onnx(proto).graph.nodes[0].attrs["body"]
     assert [v.type for v in graph.inputs] == [ANY] * 3
+
+
+def test_branches_may_name_values_as_the_node_around_them_names_its_outputs() -> None:
+    """Which it has made only when they have run: optimum writes both steps of a decoder so."""
+    inner = graph_of([node("Relu", "x", "h"), node("Neg", "h", "y")], (), ("y",))
+    other = graph_of([node("Identity", "x", "y")], (), ("y",))
+    nested = graph_of([node("If", "c", "y", then_branch=inner, else_branch=other)], (), ("y",))
+    proto = model_of(
+        node("If", "c", "y", then_branch=nested, else_branch=other),
+        initializers=[tensor("c", True)],
+    )
+    model = load(proto.SerializeToString())
+    names = [v.name for graph in model.graph.graphs() for n in graph.nodes for v in n.outputs if v]
+    assert len({*names}) == len(names)
+    assert "y" in [value.name for value in model.graph.outputs]
+    assert np.array_equal(interpret_model(model, X)[0], -np.maximum(X, 0))
+
+
+def test_nodes_in_a_branch_may_not_hide_values_that_were_made_before() -> None:
+    branch = graph_of([node("Neg", "x", "h")], (), ("h",))
+    proto = model_of(
+        node("Relu", "x", "h"),
+        node("If", "c", "y", then_branch=branch, else_branch=branch),
+        initializers=[tensor("c", True)],
+    )
+    with pytest.raises(InvalidModel, match=r"'h', made by .* hides it"):
+        load(proto.SerializeToString())

@@ -5,7 +5,7 @@ A graph among the attributes is made empty, and noted for the importer, which fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -123,7 +123,7 @@ class AttributeReader:
                 self.diagnostics.check_depth(context.depth + 1, title)
                 # Filled later: no recursion.
                 graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
-                self.pending.append((graph, proto.g, context.nested(title)))
+                self.pending.append((graph, proto.g, context.nested(title, node.proto.output)))
             elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
                 attrs[key] = self.tensor(getattr(proto, field), "attribute", key, where)
             elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
@@ -198,10 +198,21 @@ _MAX_WHERE = 300
 
 @dataclass(slots=True, eq=False)
 class NameScope:
-    """The names of a graph or function body, and of the graphs around it."""
+    """The names of a graph or function body, and of the graphs around it. ``later``: the outputs of
+    the node that a graph is nested in, which the graph may use as names of its own."""
 
     parent: NameScope | None = None
     names: dict[str, Value | None] = field(default_factory=dict)
+    later: Sequence[str] = ()
+
+    def is_later(self, name: str) -> bool:
+        """Whether a name that is made here is that of an output of a node around."""
+        scope: NameScope | None = self
+        while scope is not None:
+            if name in scope.later:
+                return True
+            scope = scope.parent
+        return False
 
     def find(self, name: str) -> Value | None:
         """The value of a name; ``None`` for an input of a function that a call leaves out."""
@@ -244,11 +255,11 @@ class ImportContext:
     meanings: Meanings = field(default_factory=dict)
     constants: dict[int, np.ndarray | None] = field(default_factory=dict)
 
-    def nested(self, where: str) -> ImportContext:
-        """The context of a graph among the attributes of a node. Each of its nodes repeats
-        ``where``, which is shortened."""
+    def nested(self, where: str, outputs: Sequence[str]) -> ImportContext:
+        """The context of a graph among the attributes of a node with some ``outputs``. Each of its
+        nodes repeats ``where``, which is shortened."""
         where = shortened(where, _MAX_WHERE)
-        scope = NameScope(self.scope)
+        scope = NameScope(self.scope, later=outputs)
         return replace(self, scope=scope, where=where, depth=self.depth + 1, constants={})
 
 

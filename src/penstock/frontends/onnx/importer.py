@@ -175,11 +175,16 @@ class _Importer:
         return dims
 
     def name(self, name: str, context: ImportContext) -> str:
-        """The name of a new value: a unique one in functions, which may be expanded many times."""
+        """The name of a new value: a unique one in functions, which may be expanded many times, and
+        where a graph has names of what the node around it makes."""
         if name.__class__ is not str:  # protobuf gives bytes for what is not UTF-8
             self.diagnostics.problem(f"{context.where}: the name {name!r} is not UTF-8; rename it")
             name = repr(name)
-        return self.names.unique(short_name(context.prefix + name)) if context.prefix else name
+        if context.prefix:
+            return self.names.unique(short_name(context.prefix + name))
+        # Names of this package's graphs are unique, unlike those of files.
+        scope = context.scope
+        return self.names.unique(name) if scope.parent and scope.is_later(name) else name
 
     # Graphs
 

@@ -106,9 +106,13 @@ def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -
     rows = [v for v in graph.inputs if v.name in (*roles.rows, POSITIONS)]
     axes = _Opening(graph, rows).run()
     _check_constants(graph, source, probes)
+    read = {value.name for node in graph.walk() for value in node.inputs if value is not None}
+    for name in roles.fixed:
+        if name in read:
+            raise RowsStay(f"{name!r}, which each sequence has its own of, is read by all rows")
     for name, value in zip(names, graph.outputs, strict=True):
         value.name = name
-    graph.inputs = [v for v in graph.inputs if v.name not in roles.caches]
+    graph.inputs = [v for v in graph.inputs if v.name not in (*roles.caches, *roles.fixed)]
     outputs_by_name = dict(zip(names, axes, strict=True))
     return JoinedSteps(graph, roles.rows, outputs_by_name, joining.caches, joining.page_size)
 

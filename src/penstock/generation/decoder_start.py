@@ -1,0 +1,91 @@
+"""What the text of an encoder-decoder begins with, and which tokens it never has, as the
+configuration beside the model says: ``generation_config.json``, or else ``config.json``.
+
+Texts of models of many languages begin with tokens that say which one is meant. Where Whisper's
+caller does not say it, the likeliest of these behind the first token is taken, as its authors do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.records import NamedTuple, replace
+from penstock.generation.tokenizer import read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from penstock.generation.options import GenerationOptions
+
+_FILES = "generation_config.json", "config.json"
+_TASK = "transcribe"
+
+
+class DecoderStart(NamedTuple):
+    """The ``tokens`` that texts begin with, those that end them, ``ends``, that they never have,
+    ``suppressed``, and that do not come first, ``not_first``. If there are ``languages``, the
+    likeliest of these tokens stands behind the first one. Without ``tokens``, each request says
+    what its text begins with."""
+
+    tokens: Sequence[int]
+    ends: Sequence[int] = ()
+    suppressed: Sequence[int] = ()
+    not_first: Sequence[int] = ()
+    languages: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> DecoderStart:
+        """That of the first of some folders with such files."""
+        settings: dict[str, object] = {}
+        for path in [folder / name for folder in folders for name in _FILES]:
+            settings = {**read_json(path), **settings}
+        first = _ids(settings.get("decoder_start_token_id")) or _ids(settings.get("bos_token_id"))
+        languages = _ids(_values(settings.get("lang_to_id")))
+        follow = _ids(settings.get("forced_bos_token_id"))
+        plain = _ids(settings.get("no_timestamps_token_id"))
+        if languages and settings.get("is_multilingual", True):
+            tasks = settings.get("task_to_id")
+            task = _ids(tasks.get(_TASK)) if isinstance(tasks, Mapping) else []
+            follow = [*task, *plain]
+        else:
+            languages = []
+            forced = _values(settings.get("forced_decoder_ids"))
+            follow = follow or [n for pair in forced for n in _ids(pair)[1:]] or plain
+        words = _values(settings.get("bad_words_ids"))
+        never = [n for word in words if len(_ids(word)) == 1 for n in _ids(word)]
+        return cls(
+            [*first[:1], *follow],
+            _ids(settings.get("eos_token_id")),
+            [*_ids(settings.get("suppress_tokens")), *never],
+            _ids(settings.get("begin_suppress_tokens")),
+            languages,
+        )
+
+    def in_language(self, scores: np.ndarray) -> list[int]:
+        """The tokens that a text begins with, by the logits behind the first one."""
+        first, *others = self.tokens
+        # A table may name more tokens than the model has.
+        languages = [token for token in self.languages if token < scores.size]
+        return [first, languages[int(scores[languages].argmax())], *others]
+
+    def without_suppressed(self, options: GenerationOptions) -> GenerationOptions:
+        """Options under which texts have no suppressed tokens, unless these say otherwise."""
+        if not self.suppressed:
+            return options
+        biases = dict.fromkeys(self.suppressed, -inf)
+        return replace(options, logit_bias={**biases, **(options.logit_bias or {})})
+
+
+def _ids(value: object) -> list[int]:
+    """The tokens of an entry, a number or a list of numbers."""
+    numbers = value if isinstance(value, list) else [value]
+    return [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
+
+
+def _values(entry: object) -> list[object]:
+    if isinstance(entry, Mapping):
+        return [*entry.values()]
+    return entry if isinstance(entry, list) else []

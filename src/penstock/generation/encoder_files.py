@@ -1,0 +1,130 @@
+"""The files of models of two halves, an encoder of the prompt and a decoder of the text.
+
+Exporters write them side by side, under these names, with an end such as ``_quantized`` in common::
+
+    encoder_model.onnx              the prompt to hidden states
+    decoder_model_merged.onnx       both of these, by an input use_cache_branch:
+    decoder_model.onnx                the first step, which returns what cross attention reads
+    decoder_with_past_model.onnx      a further step
+
+or as ``encoder.onnx`` and ``decoder.onnx``, whose encoder returns what cross attention reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.errors import InvalidInput
+from penstock.core.limits import Limits
+from penstock.core.records import NamedTuple, replace
+from penstock.frontends.load import check_and_sort, load
+from penstock.ir.graph import Graph, Model, clone
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.step_probes import is_of_encoder
+from penstock.passes.pipeline import optimize
+
+_BRANCH = "use_cache_branch"
+_FIRST, _FURTHER, _MERGED = "decoder_model", "decoder_with_past_model", "decoder_model_merged"
+_DECODERS = (_MERGED, _FURTHER, _FIRST, "decoder")
+"""the longer ones first, since names of files begin with them"""
+_ENCODERS = {"decoder": "encoder"}
+
+
+class Halves(NamedTuple):
+    """The models of an ``encoder``, of a ``step`` of the decoder, and of what turns the encoder's
+    outputs into fixed inputs of the step, ``cross``, if there is one."""
+
+    encoder: Model
+    step: Model
+    cross: Model | None
+
+
+def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
+    """The halves in a folder, or beside a decoder's file; None if there are none. Raises
+    ``InvalidInput`` if a file is missing."""
+    found = _files(Path(place))
+    if found is None:
+        return None
+
+    def read(path: Path) -> Model:
+        return load(path, limits=limits, map_weights=True)
+
+    encoder, decoders = found
+    if (path := decoders.get(_MERGED)) is not None:
+        merged = read(path)
+        if any(value.name == _BRANCH for value in merged.graph.inputs):
+            step, first = (_with_branch(merged, branch) for branch in (True, False))
+        else:
+            step, first = merged, None
+    elif _FURTHER in decoders:
+        if _FIRST not in decoders:
+            raise InvalidInput(
+                f"{decoders[_FURTHER].name} makes further steps, and the model of the first one is "
+                f"not beside it: {decoders[_FURTHER].name.replace(_FURTHER, _FIRST)}"
+            )
+        step, first = read(decoders[_FURTHER]), read(decoders[_FIRST])
+    else:
+        step, first = read(decoders.get(_FIRST) or decoders["decoder"]), None
+    return Halves(read(encoder), step, None if first is None else _cross_of(first))
+
+
+def _files(place: Path) -> tuple[Path, dict[str, Path]] | None:
+    """The file of the encoder, and those of decoders by their kind."""
+    if place.is_dir():
+        for folder in (place, place / "onnx"):
+            for kind in _DECODERS:
+                if (path := folder / f"{kind}.onnx").is_file():
+                    return _beside(path, kind)
+        return None
+    for kind in _DECODERS:
+        if place.name.startswith(kind):
+            return _beside(place, kind)
+    return None
+
+
+def _beside(path: Path, kind: str) -> tuple[Path, dict[str, Path]] | None:
+    """The files that belong to a decoder's."""
+    end = path.name.removeprefix(kind)
+    encoder = path.with_name(_ENCODERS.get(kind, "encoder_model") + end)
+    if not encoder.is_file():
+        return None
+    if kind == _MERGED:
+        return encoder, {kind: path}
+    others = {name: path.with_name(name + end) for name in (_FURTHER, _FIRST)}
+    found = {name: other for name, other in others.items() if other.is_file()}
+    return encoder, {**found, kind: path}
+
+
+def _with_branch(model: Model, cached: bool) -> Model:
+    """One of the two models that a merged one has."""
+    graph = clone(model.graph)
+    for value in [v for v in graph.inputs if v.name == _BRANCH]:
+        graph.inputs.remove(value)
+        value.set_constant(np.array([cached]))
+    names = [value.name for value in graph.outputs]
+    optimize(graph)
+    for name, value in zip(names, graph.outputs, strict=True):
+        value.name = name
+    # What the encoder gave comes back as it was, or empty.
+    kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
+    return _of_outputs(model, graph, kept)
+
+
+def _cross_of(first: Model) -> Model | None:
+    """The part of a first step that returns what cross attention reads, if it does."""
+    graph = clone(first.graph)
+    kept = [value for value in graph.outputs if is_of_encoder(value.name)]
+    return _of_outputs(first, graph, kept) if kept else None
+
+
+def _of_outputs(model: Model, graph: Graph, outputs: list) -> Model:
+    """The model with some outputs, and the inputs that these need."""
+    graph.outputs = outputs
+    prune(graph)
+    read = {value for node in graph.walk() for value in node.inputs}
+    graph.inputs = [value for value in graph.inputs if value in read]
+    part = replace(model, graphs={**model.graphs, model.entry: graph})
+    check_and_sort(part)
+    return part

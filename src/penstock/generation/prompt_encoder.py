@@ -1,0 +1,178 @@
+"""What a decoder reads of a prompt in all of its steps: computed once, by the encoder.
+
+::
+
+    tokens, or features of sound ──> encoder ──> hidden states ──> keys and values of each layer
+                                                                   that cross attention reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.compiler.options import CompileOptions, make
+from penstock.core.errors import InvalidInput
+from penstock.core.types import NamedValues, TensorType, Type
+from penstock.executors.feeds import convert
+from penstock.generation.decoder_start import DecoderStart
+from penstock.generation.encoder_files import Halves
+from penstock.generation.sources import folders_of
+from penstock.generation.speech import MelSpectrogram
+from penstock.generation.tokenizer import read_json
+from penstock.ir.graph import Model
+from penstock.session.session import Session
+
+if TYPE_CHECKING:
+    from penstock.host.stop_condition import StopCondition
+
+_PREPROCESSOR = "preprocessor_config.json"
+
+_OF_TOKENS, _FEATURES = 2, 3
+"""axes of tokens, and of features and hidden states"""
+_FEATURE_TYPES = (np.float32, np.float16)
+
+
+class PromptEncoder:
+    """Computes the ``fixed`` inputs of a decoder's sequence. Of a model that has both halves, these
+    are the encoder's inputs, and ``halves`` is None. ``options`` are those of
+    ``penstock.compile``; ``place`` is where files beside the model are. Raises ``InvalidInput`` if
+    an input is not known how to be made."""
+
+    def __init__(
+        self,
+        halves: Halves | None,
+        fixed: Mapping[str, Type],
+        options: dict[str, object],
+        place: str | Path | None,
+    ) -> None:
+        self._fixed = {**fixed}
+        self._encoder = self._cross = None
+        if halves is not None:
+            settings = make(CompileOptions, "penstock.generation.Generator", **options)
+            self._encoder = Session(halves.encoder, settings)
+            self._cross = None if halves.cross is None else Session(halves.cross, settings)
+        self._folders = folders_of(place)
+        self.start = DecoderStart.of(self._folders)
+        types = fixed if halves is None else _types_of(halves.encoder)
+        self._inputs = {name: _shaped(name, type_) for name, type_ in types.items()}
+        features = [name for name, type_ in self._inputs.items() if _is_of_features(type_)]
+        self.features = self._inputs[features[0]] if features else None
+        """the type of the encoder's features [1, ...], None if it reads tokens"""
+        self._mel: MelSpectrogram | None = None
+
+    def fixed_of(
+        self, prompt: Sequence[int] | np.ndarray, stop: StopCondition | None
+    ) -> dict[str, np.ndarray]:
+        """The fixed inputs of a sequence for a prompt, by name. Raises ``InvalidInput`` if the
+        prompt is of the other kind."""
+        given = self._given(prompt)
+        if self._encoder is None:
+            return given
+        encoded = _run(self._encoder, given, stop)
+        if self._cross is None:
+            return _matched(self._fixed, encoded)
+        types = {port.name: port.type for port in self._cross.inputs}
+        outputs = _run(self._cross, _matched(types, encoded), stop)
+        return _matched(self._fixed, {**encoded, **outputs})
+
+    def features_of(self, sound: np.ndarray) -> np.ndarray:
+        """Features as the encoder reads them, of samples [n] or of features [bands, frames]."""
+        wanted = self.features
+        if wanted is None:
+            raise InvalidInput("the model reads text, no sound")
+        if sound.ndim == 1:
+            if self._mel is None:
+                settings = [read_json(folder / _PREPROCESSOR) for folder in self._folders]
+                known = next(filter(None, settings), {})
+                bands = (wanted.shape or (None, None))[1]
+                own = {"feature_size": bands} if isinstance(bands, int) else {}
+                self._mel = MelSpectrogram.of({**own, **known})
+            sound = self._mel.features(sound)
+        features = sound if sound.ndim == _FEATURES else sound[None]
+        return convert("the prompt", features, wanted)
+
+    def _given(self, prompt: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+        """The encoder's inputs for a prompt."""
+        is_array = isinstance(prompt, np.ndarray)
+        if is_array != (self.features is not None):
+            wanted = "text or tokens" if self.features is None else "sound, or features of it"
+            raise InvalidInput(f"the prompt of this model is {wanted}")
+        feeds = {}
+        for name, type_ in self._inputs.items():
+            if _is_of_features(type_):
+                feeds[name] = np.asarray(prompt, type_.dtype)
+                continue
+            count = 1 if is_array else len(prompt)
+            if "mask" in name.lower():
+                feeds[name] = np.ones((1, count), type_.dtype)
+            elif "type" in name.lower():
+                feeds[name] = np.zeros((1, count), type_.dtype)
+            else:
+                feeds[name] = np.array([prompt], type_.dtype)
+        return feeds
+
+
+def _types_of(model: Model) -> dict[str, Type]:
+    return {value.name: value.type for value in model.graph.inputs}
+
+
+def _shaped(name: str, type_: Type) -> TensorType:
+    """The type of an encoder's input. Raises ``InvalidInput`` if it is neither of tokens nor of
+    features."""
+    if isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None:
+        of_tokens = len(type_.shape) == _OF_TOKENS and type_.dtype.kind in "iub"
+        if of_tokens or _is_of_features(type_):
+            return type_
+    raise InvalidInput(f"what the encoder's input {name!r} {type_} reads of a prompt is not known")
+
+
+def _is_of_features(type_: TensorType) -> bool:
+    return len(type_.shape or ()) == _FEATURES and type_.dtype in _FEATURE_TYPES
+
+
+def _hidden_of(outputs: NamedValues) -> np.ndarray | None:
+    """The hidden states [1, positions, size] among an encoder's outputs."""
+    arrays = [x for x in outputs.values() if isinstance(x, np.ndarray) and x.ndim == _FEATURES]
+    return arrays[0] if arrays else None
+
+
+def _matched(types: Mapping[str, Type], outputs: NamedValues) -> dict[str, np.ndarray]:
+    """Inputs of a decoder, by outputs of the encoder and of what follows it."""
+    hidden, feeds = _hidden_of(outputs), {}
+    for name, type_ in types.items():
+        source = outputs.get(name, outputs.get(_present_of(name)))
+        dtype = type_.dtype if isinstance(type_, TensorType) else None
+        if source is not None:
+            feeds[name] = np.asarray(source)
+        elif "mask" in name.lower() and hidden is not None:
+            feeds[name] = np.ones((1, hidden.shape[1]), dtype)
+        elif "hidden" in name.lower() and hidden is not None:
+            feeds[name] = hidden
+        elif dtype is not None and dtype.kind in "iu":
+            feeds[name] = np.zeros((1, 1), dtype)  # what it computes of tokens is not read
+        else:
+            raise InvalidInput(
+                f"the decoder's input {name!r} {type_} is not known how to be made of the "
+                f"encoder's outputs {[*outputs]}"
+            )
+    return feeds
+
+
+def _run(
+    session: Session, feeds: Mapping[str, np.ndarray], stop: StopCondition | None
+) -> NamedValues:
+    if stop is None or not stop.limited:
+        return session.run(feeds)
+    stop.check()
+    outputs = session.run(feeds, timeout=stop.seconds_left)
+    stop.check()
+    return outputs
+
+
+def _present_of(name: str) -> str:
+    """The output that returns what an input of caches reads."""
+    return name.replace("past_key_values", "present").replace("past", "present")
