@@ -46,6 +46,7 @@ class DecoderStart(NamedTuple):
         languages = _ids(_values(settings.get("lang_to_id")))
         follow = _ids(settings.get("forced_bos_token_id"))
         plain = _ids(settings.get("no_timestamps_token_id"))
+        # Older files list tokens by places, newer ones say which task is meant by which token.
         if languages and settings.get("is_multilingual", True):
             tasks = settings.get("task_to_id")
             task = _ids(tasks.get(_TASK)) if isinstance(tasks, Mapping) else []
@@ -55,6 +56,7 @@ class DecoderStart(NamedTuple):
             forced = _values(settings.get("forced_decoder_ids"))
             follow = follow or [n for pair in forced for n in _ids(pair)[1:]] or plain
         words = _values(settings.get("bad_words_ids"))
+        # Words of several tokens would have to be looked for in the text; exports have single ones.
         never = [n for word in words if len(_ids(word)) == 1 for n in _ids(word)]
         return cls(
             [*first[:1], *follow],

@@ -52,6 +52,7 @@ def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
         return load(path, limits=limits, map_weights=True)
 
     encoder, decoders = found
+    # A merged file holds weights once that the two others have both.
     if (path := decoders.get(_MERGED)) is not None:
         merged = read(path)
         if any(value.name == _BRANCH for value in merged.graph.inputs):
@@ -66,6 +67,7 @@ def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
             )
         step, first = read(decoders[_FURTHER]), read(decoders[_FIRST])
     else:
+        # Either has no caches and reads all tokens in each step, or the encoder gives all it needs.
         step, first = read(decoders.get(_FIRST) or decoders["decoder"]), None
     return Halves(read(encoder), step, None if first is None else _cross_of(first))
 
@@ -104,6 +106,7 @@ def _with_branch(model: Model, cached: bool) -> Model:
         graph.inputs.remove(value)
         value.set_constant(np.array([cached]))
     names = [value.name for value in graph.outputs]
+    # With the branch known, the If becomes the nodes of one of its graphs.
     optimize(graph)
     for name, value in zip(names, graph.outputs, strict=True):
         value.name = name
@@ -123,6 +126,7 @@ def _of_outputs(model: Model, graph: Graph, outputs: list) -> Model:
     """The model with some outputs, and the inputs that these need."""
     graph.outputs = outputs
     prune(graph)
+    # Unread ones would have to be fed: the caches of a first step, and the states behind it.
     read = {value for node in graph.walk() for value in node.inputs}
     graph.inputs = [value for value in graph.inputs if value in read]
     part = replace(model, graphs={**model.graphs, model.entry: graph})

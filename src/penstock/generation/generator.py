@@ -80,6 +80,7 @@ class Generator:
     ) -> None:
         halves = None
         if isinstance(model, str | Path):
+            # Before the front ends: to them, such a folder is none of a model.
             halves = read_halves(model, options.get("limits"))  # type: ignore[arg-type]
         stepper = _stepper_of(model if halves is None else halves.step, options)
         self.stepper = stepper
@@ -390,6 +391,7 @@ class Generator:
             )
         if not start.languages:
             return [*start.tokens]
+        # A step of its own, since a sequence goes on behind the tokens that it has.
         with self.stepper.sequence(initial=fixed) as sequence:
             outputs = sequence.step({self._source.rows: [start.tokens[:1]]})
         return start.in_language(outputs[self._source.logits][0, 0])

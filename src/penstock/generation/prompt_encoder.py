@@ -136,6 +136,7 @@ def _is_of_features(type_: TensorType) -> bool:
 
 def _hidden_of(outputs: NamedValues) -> np.ndarray | None:
     """The hidden states [1, positions, size] among an encoder's outputs."""
+    # Encoders of onnxruntime-genai return keys and values as well, which have four axes.
     arrays = [x for x in outputs.values() if isinstance(x, np.ndarray) and x.ndim == _FEATURES]
     return arrays[0] if arrays else None
 
@@ -148,6 +149,7 @@ def _matched(types: Mapping[str, Type], outputs: NamedValues) -> dict[str, np.nd
         dtype = type_.dtype if isinstance(type_, TensorType) else None
         if source is not None:
             feeds[name] = np.asarray(source)
+        # A prompt is encoded alone, without padding, so that no position is hidden.
         elif "mask" in name.lower() and hidden is not None:
             feeds[name] = np.ones((1, hidden.shape[1]), dtype)
         elif "hidden" in name.lower() and hidden is not None:

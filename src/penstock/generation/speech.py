@@ -64,6 +64,7 @@ class MelSpectrogram(NamedTuple):
             )
         if not np.isfinite(sound).all():
             raise InvalidInput("a sound has numbers that are not finite")
+        # Encoders have positions for so many frames, and were trained with silence behind sounds.
         padded = np.zeros(most)
         padded[: sound.size] = sound
         around = np.pad(padded, self.window // 2, mode="reflect")
@@ -72,6 +73,7 @@ class MelSpectrogram(NamedTuple):
         # The last frame begins where the sound ends.
         power = np.abs(np.fft.rfft(frames[:-1] * hann)) ** 2
         loudness = np.log10(np.maximum(power @ self._filters(), _FLOOR)).T
+        # Relative to this sound: quiet and loud ones look alike.
         cut = np.maximum(loudness, loudness.max() - _RANGE)
         return ((cut + _ROOM) / _ROOM).astype(np.float32)[None]
 

@@ -26,7 +26,7 @@ from penstock.session.facts import Port
 from penstock.session.session import Session
 from penstock.stepping.frames import FrameQueue, InputFrame
 from penstock.stepping.joined import Piece, rounded
-from penstock.stepping.sequence import Rows, SequenceState, are_close
+from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
 from penstock.stepping.state_pairs import batch_axes, check_state, match_state
 from penstock.stepping.state_rows import StateBatch, StateRows
 
@@ -315,7 +315,7 @@ class BatchedRunner:
             axis = _axis_of_samples(parts[0].shape, outputs[name].shape)
             if axis is None:
                 return self._run_alone(f"output {name!r} has no axis of samples")
-            if not are_close(np.concatenate(parts, axis), outputs[name]):
+            if not same_but_for_rounding(np.concatenate(parts, axis), outputs[name]):
                 return self._run_alone(f"samples depend on one another in output {name!r}")
             if name in self._axes:
                 self._axes[name] = axis

@@ -21,7 +21,7 @@ from penstock.ir.graph import Model
 from penstock.passes.lowering.step_probes import Roles, is_of_encoder, roles_of, with_sizes_of_heads
 from penstock.session.session import Session
 from penstock.stepping.joined import Piece
-from penstock.stepping.sequence import Rows, SequenceState, are_close
+from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
 
 _Result: TypeAlias = "tuple[Rows, dict[str, np.ndarray]]"
 """Outputs of rows, and the caches behind them"""
@@ -129,6 +129,7 @@ class SeparateRunner:
         """``_step`` of several rows, one by one where the model computes no more."""
         if self._one_row is False:
             return self._step(sequence, caches, past, count)
+        # Both ways begin with the same caches, as forks of a sequence do.
         parts: list[Rows] = []
         behind = {**caches}
         for row in range(past, past + count):
@@ -141,7 +142,7 @@ class SeparateRunner:
                 together, of_together = self._step(sequence, caches, past, count)
                 pairs = [(array, together[name]) for name, array in alone.items()]
                 pairs += [(array, of_together[name]) for name, array in behind.items()]
-                self._one_row = not all(are_close(one, other) for one, other in pairs)
+                self._one_row = not all(same_but_for_rounding(one, other) for one, other in pairs)
         return alone, behind
 
     def advance(self, piece: Piece) -> None:

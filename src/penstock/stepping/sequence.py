@@ -112,7 +112,7 @@ class SequenceState:
         return -self.priority, self.number
 
 
-def are_close(alone: np.ndarray, together: np.ndarray) -> bool:
+def same_but_for_rounding(alone: np.ndarray, together: np.ndarray) -> bool:
     """Whether results differ by no more than the order of sums."""
     if alone.shape != together.shape:
         return False
