@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.core.types import INT64
 from penstock.generation.sources import context_of, interface_of, numbers_tokenizer
 from penstock.ir.graph import Model
 from tests.support.decoders import decoder_model
@@ -45,7 +46,7 @@ def test_configuration_without_a_context_says_nothing(text: str) -> None:
 
 
 def test_interface_is_the_input_of_tokens_and_the_logits() -> None:
-    assert interface_of(ps.Stepper(model_with())) == ("ids", "logits")
+    assert interface_of(ps.Stepper(model_with())) == ("ids", INT64, "logits")
 
 
 def test_tokenizer_of_numbers_needs_no_file() -> None:

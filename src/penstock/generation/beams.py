@@ -64,9 +64,9 @@ class BeamSearch:
         """Compute the prompt."""
         self._stop = stop
         self._beams = [_Beam((), 0.0, sequence, grammar)]
-        self._feed(0, np.array([self.prompt]))
+        self._feed(0, self.prompt)
 
-    def _feed(self, place: int, rows: np.ndarray) -> None:
+    def _feed(self, place: int, tokens: Sequence[int]) -> None:
         def stepped(outputs: Rows | None, error: BaseException | None) -> None:
             if self._over:
                 self.close()  # also what was begun while another thread closed the others
@@ -80,7 +80,7 @@ class BeamSearch:
             except Exception as own:
                 self._end(own)
 
-        self._beams[place].sequence.feed({self.source.rows: rows}, 1, stepped, self._stop)
+        self._beams[place].sequence.feed(self.source.rows_of(tokens), 1, stepped, self._stop)
 
     def _advance(self) -> None:
         """Continue the best beams, once the logits of all are there."""
@@ -112,7 +112,7 @@ class BeamSearch:
             self._end(None)
             return
         for place, beam in enumerate(self._beams):
-            self._feed(place, np.array([[beam.tokens[-1]]]))
+            self._feed(place, beam.tokens[-1:])
 
     def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
         """The best continuations, twice as many as beams: as many may end."""

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 if TYPE_CHECKING:
     from penstock.stepping.stepper import Stepper, StepSequence
 
@@ -82,7 +80,7 @@ class DraftModel:
         self._read = [*tokens]
         new, draft = [*tokens[same:]], []
         for _ in range(min(self._longest, most)):
-            outputs = self._sequence.step({self._rows: np.array([new])})
+            outputs = self._sequence.step({self._rows: [new]})
             (logits,) = outputs.values()
             new = [int(logits[0, -1].argmax())]
             draft += new

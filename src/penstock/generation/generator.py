@@ -95,7 +95,7 @@ class Generator:
         self._draft_rows = ""
         self._drafts = None if draft in (None, "prompt") else _stepper_of(draft, options)
         self._lookup = draft == "prompt"
-        rows, logits = interface_of(stepper)
+        rows, dtype, logits = interface_of(stepper)
         if self._drafts is not None:
             self._draft_rows = interface_of(self._drafts)[0]
         ends = frozenset(self.tokenizer.end_ids)
@@ -103,7 +103,7 @@ class Generator:
         not_first: Sequence[int] = ()
         if self._encoder is not None:
             not_first, ends = self._encoder.start.not_first, ends.union(self._encoder.start.ends)
-        self._source = TextSource(rows, logits, self.tokenizer, ends, context, not_first)
+        self._source = TextSource(rows, logits, self.tokenizer, ends, context, not_first, dtype)
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
 

@@ -93,7 +93,7 @@ class SharedPrompt:
     def feed(self) -> None:
         first = self._requests[0]
         assert first.sequence is not None
-        rows = {first.writer.source.rows: np.array([first.tokens])}
+        rows = first.writer.source.rows_of(first.tokens)
         first.sequence.feed(rows, 1, self._done, self._stop)
 
     def _done(self, outputs: Mapping[str, np.ndarray] | None, error: BaseException | None) -> None:

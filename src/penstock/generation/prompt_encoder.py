@@ -24,6 +24,7 @@ from penstock.generation.sources import folders_of
 from penstock.generation.speech import MelSpectrogram
 from penstock.generation.tokenizer import read_json
 from penstock.ir.graph import Model
+from penstock.passes.lowering.step_probes import present_of
 from penstock.session.session import Session
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _matched(types: Mapping[str, Type], outputs: NamedValues) -> dict[str, np.nd
     """Inputs of a decoder, by outputs of the encoder and of what follows it."""
     hidden, feeds = _hidden_of(outputs), {}
     for name, type_ in types.items():
-        source = outputs.get(name, outputs.get(_present_of(name)))
+        source = outputs.get(name, outputs.get(present_of(name)))
         dtype = type_.dtype if isinstance(type_, TensorType) else None
         if source is not None:
             feeds[name] = np.asarray(source)
@@ -173,8 +174,3 @@ def _run(
     outputs = session.run(feeds, timeout=stop.seconds_left)
     stop.check()
     return outputs
-
-
-def _present_of(name: str) -> str:
-    """The output that returns what an input of caches reads."""
-    return name.replace("past_key_values", "present").replace("past", "present")

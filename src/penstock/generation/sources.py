@@ -15,6 +15,7 @@ from penstock.generation.tokenizer import TextTokenizer
 from penstock.ir.graph import Model
 
 if TYPE_CHECKING:
+    import numpy as np
     from tokenizers import Tokenizer
 
     from penstock.stepping.stepper import Stepper
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "context_length")
 
 
-def interface_of(stepper: Stepper) -> tuple[str, str]:
-    """The names of the input of tokens, and of the output of logits."""
+def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
+    """The name and the dtype of the input of tokens, and the name of the output of logits."""
     rows, outputs = stepper.rows, [*stepper.outputs]
     logits = "logits" if "logits" in outputs else outputs[0]
     types = [*rows.values()]
@@ -34,7 +35,7 @@ def interface_of(stepper: Stepper) -> tuple[str, str]:
         or types[0].dtype.kind != "i"
     ):
         raise InvalidInput(f"the model generates no text: its rows are {[*rows]}, not tokens alone")
-    return next(iter(rows)), logits
+    return next(iter(rows)), types[0].dtype, logits
 
 
 def tokenizer_of(

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput
 from penstock.core.records import NamedTuple
+from penstock.core.types import INT64
 from penstock.generation.result import GeneratedText, TextPiece, TokenLogprob
 from penstock.generation.sampling import TokenChoice, TokenSampler
 from penstock.generation.tokenizer import StopTexts, TextStream
@@ -32,7 +33,8 @@ _BEFORE = 8
 class TextSource(NamedTuple):
     """What texts of a model are made with: the names of the input that has tokens and of the output
     that has logits, the tokenizer, the tokens that end a text, and the most tokens of a text with
-    its prompt, None if that is not known; and tokens that do not come first."""
+    its prompt, None if that is not known; tokens that do not come first, and the dtype of tokens.
+    """
 
     rows: str
     logits: str
@@ -40,6 +42,11 @@ class TextSource(NamedTuple):
     end_ids: frozenset[int]
     context: int | None
     not_first: Sequence[int] = ()
+    dtype: np.dtype = INT64
+
+    def rows_of(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
+        """What is fed of some tokens."""
+        return {self.rows: np.array([tokens], self.dtype)}
 
     def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
         """What chooses tokens from logits of some ``size``."""
@@ -169,7 +176,7 @@ class TextRequest:
         if self.drafts is not None and (left is None or left > 1):
             most = len(self.tokens) if left is None else left - 1
             self._draft = self.drafts.propose(self.tokens, most)
-        rows = {self.writer.source.rows: np.array([[self.tokens[-1], *self._draft]])}
+        rows = self.writer.source.rows_of([self.tokens[-1], *self._draft])
         sequence.feed(rows, 1 + len(self._draft), self.stepped, self.stop)
 
     def stepped(self, outputs: Rows | None, error: BaseException | None) -> None:

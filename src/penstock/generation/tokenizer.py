@@ -78,9 +78,9 @@ class TextTokenizer:
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
         """Read a ``tokenizer.json``, or a folder with one and perhaps ``tokenizer_config.json``,
-        ``special_tokens_map.json``, ``generation_config.json``, ``config.json`` and
-        ``chat_template.jinja``. Of a single file, the other files are not read. Raises
-        ``InvalidModel`` if a file is no such file.
+        ``special_tokens_map.json``, ``generation_config.json``, ``config.json``,
+        ``genai_config.json`` and ``chat_template.jinja``. Of a single file, the other files are not
+        read. Raises ``InvalidModel`` if a file is no such file.
 
         Args:
             path: Of the file, or the folder.
@@ -96,6 +96,8 @@ class TextTokenizer:
         ends: list[int] = []
         for name in ("generation_config.json", "config.json"):
             ends += _ids_of(read_json(path / name).get("eos_token_id"))
+        of_genai = read_json(path / "genai_config.json").get("model")
+        ends += _ids_of(of_genai.get("eos_token_id")) if isinstance(of_genai, dict) else []
         return cls(
             tokenizer,
             start_id=_token_of(tokenizer, special.get("bos_token")),

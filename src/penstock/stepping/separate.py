@@ -18,7 +18,13 @@ from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import TensorType
 from penstock.ir.graph import Model
-from penstock.passes.lowering.step_probes import Roles, is_of_encoder, roles_of, with_sizes_of_heads
+from penstock.passes.lowering.step_probes import (
+    Roles,
+    is_of_encoder,
+    present_of,
+    roles_of,
+    with_sizes_of_heads,
+)
 from penstock.session.session import Session
 from penstock.stepping.joined import Piece
 from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
@@ -51,7 +57,11 @@ class SeparateRunner:
             raise InvalidInput(
                 f"which of the outputs {names} are fed back to {[*caches]} is not known"
             )
-        self._presents = dict(zip(caches, grown, strict=False))
+        named = {present_of(name): name for name in caches}
+        if {*named} == {*grown}:  # else both stand in one order
+            self._presents = {named[name]: name for name in grown}
+        else:
+            self._presents = dict(zip(caches, grown, strict=False))
         self._types = {value.name: value.type for value in graph.inputs}
 
     @property

@@ -79,6 +79,11 @@ def is_of_encoder(name: str) -> bool:
     return not _OF_ENCODERS.isdisjoint(_WORD.findall(name.lower()))
 
 
+def present_of(name: str) -> str:
+    """The output that returns what an input of caches reads, as exporters name it."""
+    return name.replace("past_key_values", "present").replace("past", "present")
+
+
 def _role_of(value: Value) -> str:
     """What an input is, a field of ``Roles``."""
     shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
