@@ -33,7 +33,8 @@ def model_of(bits: int, block: int, k: int, n: int, level: int) -> onnx.ModelPro
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 40, 140])
 @pytest.mark.parametrize(
-    "bits, block, k, n", [(4, 32, 128, 70), (8, 16, 96, 33), (4, 128, 256, 64)]
+    "bits, block, k, n",
+    [(4, 32, 128, 70), (8, 16, 96, 33), (4, 128, 256, 64), (4, 16, 40, 33), (4, 64, 72, 32)],
 )
 def test_rows_of_codes_are_as_near_as_those_of_onnx_runtime(
     bits: int, block: int, k: int, n: int, rows: int

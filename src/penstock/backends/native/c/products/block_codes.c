@@ -19,37 +19,74 @@ struct block_codes {
     int64_t together, some, pieces; /* rows and panels of a piece */
 };
 
-enum { EIGHT_CODES = 8, FETCHED_AHEAD = 4096 };
+enum { EIGHT_CODES = 8, USUAL = 32, FETCHED_AHEAD = 4096 };
+/* Blocks without a number above it are zeros: factors of smaller ones would be infinite. */
+static const float LEAST = 1e-36f;
 
-/* Codes of a block of a row; return their scale, and set their sum. */
-static float block_of_codes(const float *restrict x, int8_t *restrict to, int64_t count, int bits, int32_t *sum)
+enum { SIXTEEN = 16 };
+typedef uint8_t sixteen __attribute__((vector_size(SIXTEEN)));
+
+/* Codes in the order of weights with 4 bits: of each eight, the even ones first. */
+INLINED void even_first(int8_t *to, const int size)
 {
-    float most[EIGHT_CODES] = {0}, bad[EIGHT_CODES] = {0};
-    for (int64_t i = 0; i < count; i += EIGHT_CODES)
-        for (int j = 0; j < EIGHT_CODES; j++) {
-            const float size = fabsf(x[i + j]);
-            most[j] = size > most[j] ? size : most[j];
-            bad[j] += x[i + j] - x[i + j]; /* NaN for what is not finite */
-        }
-    float highest = most[0], spoiled = bad[0];
-    for (int j = 1; j < EIGHT_CODES; j++) {
-        highest = most[j] > highest ? most[j] : highest;
-        spoiled += bad[j];
-    }
-    const float factor = highest > 0 ? 127 / highest : 0;
-    int32_t total = 0;
-    for (int64_t i = 0; i < count; i += EIGHT_CODES)
-        for (int j = 0; j < EIGHT_CODES; j++) {
-            const float number = x[i + j] * factor;
-            const int32_t code = (int32_t)rintf(WITHIN(number, -127.0f, 127.0f));
-            to[i + (bits == 4 ? j / 2 + j % 2 * 4 : j)] = (int8_t)code;
-            total += code;
-        }
-    *sum = total;
-    return highest / 127 + spoiled;
+    sixteen some = {0};
+    memcpy(&some, to, size);
+    some = SHUFFLE(sixteen, some, some, 0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    memcpy(to, &some, size);
 }
 
-enum { VECTORS_AT_ONCE = 2, USUAL = 32 };
+/* Codes of a part of a block, USUAL numbers at most, times a factor; return their sum. In loops of their own, which the
+   compiler vectorizes. */
+INLINED int32_t some_codes(const float *restrict x, int8_t *restrict to, int64_t count, float factor, int bits)
+{
+    int32_t codes[USUAL], sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        codes[i] = TO_INT(x[i] * factor);
+    for (int64_t i = 0; i < count; i++)
+        sum += codes[i];
+    for (int64_t i = 0; i < count; i++)
+        to[i] = (int8_t)codes[i];
+    if (bits == 4)
+        for (int64_t i = 0; i < count; i += SIXTEEN)
+            if (count - i >= SIXTEEN)
+                even_first(to + i, SIXTEEN);
+            else
+                even_first(to + i, EIGHT_CODES);
+    return sum;
+}
+
+/* Codes of a block of a row; return their scale, and set their sum. */
+INLINED float codes_of(const float *restrict x, int8_t *restrict to, const int64_t count, const int bits,
+                       int32_t *sum)
+{
+    /* As integers, sizes of numbers have the same order, and what is not finite is above all others. */
+    int32_t most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t size;
+        memcpy(&size, x + i, sizeof size);
+        size &= INT32_MAX;
+        most = size > most ? size : most;
+    }
+    float highest;
+    memcpy(&highest, &most, sizeof most);
+    *sum = 0;
+    if (!(highest > LEAST && highest < INFINITY)) {
+        memset(to, 0, count);
+        return highest - highest; /* 0, or NaN for what is not finite */
+    }
+    for (int64_t i = 0; i < count; i += USUAL)
+        *sum += some_codes(x + i, to + i, smaller(USUAL, count - i), 127 / highest, bits);
+    return highest / 127;
+}
+
+static float block_of_codes(const float *x, int8_t *to, int64_t count, int bits, int32_t *sum)
+{
+    if (count == USUAL)
+        return bits == 4 ? codes_of(x, to, USUAL, 4, sum) : codes_of(x, to, USUAL, 8, sum);
+    return codes_of(x, to, count, bits, sum);
+}
+
+enum { VECTORS_AT_ONCE = 2 };
 
 #if defined(VNNI)
 #define OF(name) vnni_##name
