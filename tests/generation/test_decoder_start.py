@@ -69,3 +69,17 @@ def test_likeliest_language_is_chosen_unless_it_is_given(folders: Path, tmp_path
 def test_decoder_prompt_of_a_decoder_alone_is_refused() -> None:
     with word_generator() as generator, pytest.raises(ps.InvalidInput, match="no encoder"):
         generator.generate([1, 2], decoder_prompt=[1])
+
+
+def test_texts_of_models_without_positions_are_bounded(folders: Path, tmp_path: Path) -> None:
+    prompt, _, _ = next(cases_of(folders, "t5"))
+    with generator_of(folders / "t5") as generator:
+        text = generator.generate(prompt, ignore_end=True).texts[0]
+    assert (len(text.tokens), text.finish) == (511, "length")
+    shutil.copytree(folders / "t5", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_length": 9}))
+    with generator_of(tmp_path) as generator:
+        assert len(generator.generate(prompt, ignore_end=True).tokens) == 8
+    with generator_of(tmp_path, context=30) as generator:
+        assert len(generator.generate(prompt, ignore_end=True).tokens) == 29

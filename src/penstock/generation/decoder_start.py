@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 
 _FILES = "generation_config.json", "config.json"
 _TASK = "transcribe"
+_MOST = 512
+"""tokens of a text whose model has no bound: relative positions have none"""
 
 
 class DecoderStart(NamedTuple):
     """The ``tokens`` that texts begin with, those that end them, ``ends``, that they never have,
-    ``suppressed``, and that do not come first, ``not_first``. If there are ``languages``, the
+    ``suppressed``, and that do not come first, ``not_first``; and how many tokens they have at
+    ``most``, unless the model's positions are fewer. If there are ``languages``, the
     likeliest of these tokens stands behind the first one. Without ``tokens``, each request says
     what its text begins with."""
 
     tokens: Sequence[int]
     ends: Sequence[int] = ()
+    most: int = _MOST
     suppressed: Sequence[int] = ()
     not_first: Sequence[int] = ()
     languages: Sequence[int] = ()
@@ -61,6 +65,7 @@ class DecoderStart(NamedTuple):
         return cls(
             [*first[:1], *follow],
             _ids(settings.get("eos_token_id")),
+            max(_ids(settings.get("max_length")), default=_MOST),
             [*_ids(settings.get("suppress_tokens")), *never],
             _ids(settings.get("begin_suppress_tokens")),
             languages,

@@ -65,7 +65,8 @@ class Generator:
         draft: A smaller model with the same tokens, which guesses some tokens ahead; or "prompt":
             what a text ends with is guessed to go on as it did before.
         context: The most tokens of a prompt and its text together, of an encoder-decoder those of
-            its text; by default what the model says.
+            its text; by default what the model and the files beside it say, and for an
+            encoder-decoder 512 if they say nothing.
         options: Of ``penstock.Stepper`` and ``penstock.compile``.
     """
 
@@ -99,10 +100,13 @@ class Generator:
         if self._drafts is not None:
             self._draft_rows = interface_of(self._drafts)[0]
         ends = frozenset(self.tokenizer.end_ids)
-        context = context_of(stepper.model, place) if context is None else context
+        known = context_of(stepper.model, place)
         not_first: Sequence[int] = ()
         if self._encoder is not None:
-            not_first, ends = self._encoder.start.not_first, ends.union(self._encoder.start.ends)
+            start = self._encoder.start
+            not_first, ends = start.not_first, ends.union(start.ends)
+            known = start.most if known is None else min(known, start.most)
+        context = known if context is None else context
         self._source = TextSource(rows, logits, self.tokenizer, ends, context, not_first, dtype)
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
