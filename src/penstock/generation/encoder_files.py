@@ -14,18 +14,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from penstock.core.errors import InvalidInput
 from penstock.core.limits import Limits
-from penstock.core.records import NamedTuple, replace
-from penstock.frontends.load import check_and_sort, load
-from penstock.ir.graph import Graph, Model, clone
-from penstock.passes.dead_code import prune
+from penstock.core.records import NamedTuple
+from penstock.frontends.load import load
+from penstock.ir.graph import Model, clone
 from penstock.passes.lowering.step_probes import is_of_encoder
-from penstock.passes.pipeline import optimize
+from penstock.stepping.cache_branch import has_branches, part_of, with_branch
 
-_BRANCH = "use_cache_branch"
 _FIRST, _FURTHER, _MERGED = "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 _DECODERS = (_MERGED, _FURTHER, _FIRST, "decoder")
 """the longer ones first, since names of files begin with them"""
@@ -55,8 +51,8 @@ def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
     # A merged file holds weights once that the two others have both.
     if (path := decoders.get(_MERGED)) is not None:
         merged = read(path)
-        if any(value.name == _BRANCH for value in merged.graph.inputs):
-            step, first = (_with_branch(merged, branch) for branch in (True, False))
+        if has_branches(merged):
+            step, first = (with_branch(merged, branch) for branch in (True, False))
         else:
             step, first = merged, None
     elif _FURTHER in decoders:
@@ -99,36 +95,8 @@ def _beside(path: Path, kind: str) -> tuple[Path, dict[str, Path]] | None:
     return encoder, {**found, kind: path}
 
 
-def _with_branch(model: Model, cached: bool) -> Model:
-    """One of the two models that a merged one has."""
-    graph = clone(model.graph)
-    for value in [v for v in graph.inputs if v.name == _BRANCH]:
-        graph.inputs.remove(value)
-        value.set_constant(np.array([cached]))
-    names = [value.name for value in graph.outputs]
-    # With the branch known, the If becomes the nodes of one of its graphs.
-    optimize(graph)
-    for name, value in zip(names, graph.outputs, strict=True):
-        value.name = name
-    # What the encoder gave comes back as it was, or empty.
-    kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
-    return _of_outputs(model, graph, kept)
-
-
 def _cross_of(first: Model) -> Model | None:
     """The part of a first step that returns what cross attention reads, if it does."""
     graph = clone(first.graph)
     kept = [value for value in graph.outputs if is_of_encoder(value.name)]
-    return _of_outputs(first, graph, kept) if kept else None
-
-
-def _of_outputs(model: Model, graph: Graph, outputs: list) -> Model:
-    """The model with some outputs, and the inputs that these need."""
-    graph.outputs = outputs
-    prune(graph)
-    # Unread ones would have to be fed: the caches of a first step, and the states behind it.
-    read = {value for node in graph.walk() for value in node.inputs}
-    graph.inputs = [value for value in graph.inputs if value in read]
-    part = replace(model, graphs={**model.graphs, model.entry: graph})
-    check_and_sort(part)
-    return part
+    return part_of(first, graph, kept) if kept else None

@@ -26,6 +26,7 @@ from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.passes.lowering.join_steps import join_steps
 from penstock.stepping.batched import BatchedRunner
+from penstock.stepping.cache_branch import has_branches, with_branch
 from penstock.stepping.engine import Runner, StepEngine
 from penstock.stepping.joined import JoinedRunner
 from penstock.stepping.separate import SeparateRunner
@@ -276,6 +277,8 @@ class Stepper:
         nbytes = parse_bytes(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes
         check_count("cache_bytes", nbytes, maxsize)
         loaded = model if isinstance(model, Model) else load(model, map_weights=True)
+        if has_branches(loaded):
+            loaded = with_branch(loaded, cached=True)
         settings = make(CompileOptions, "penstock.Stepper", **options)
         # Rows come first: a decoder's caches are named as states are, and they grow.
         self._of_states: BatchedRunner | None = None

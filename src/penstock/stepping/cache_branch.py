@@ -1,0 +1,53 @@
+"""Decoders that have a first step and further ones in one graph, of which an input chooses.
+
+optimum writes them so: ``use_cache_branch`` is the condition of an If around the whole. A step has
+caches, perhaps of no positions, so that its graph is that of further steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.records import replace
+from penstock.frontends.load import check_and_sort
+from penstock.ir.graph import Graph, Model, Value, clone
+from penstock.passes.dead_code import prune
+from penstock.passes.lowering.step_probes import is_of_encoder
+from penstock.passes.pipeline import optimize
+
+_BRANCH = "use_cache_branch"
+
+
+def has_branches(model: Model) -> bool:
+    """Whether an input says which of two graphs is meant."""
+    return any(value.name == _BRANCH for value in model.graph.inputs)
+
+
+def with_branch(model: Model, cached: bool) -> Model:
+    """One of the two models that a merged one has: of further steps, ``cached``, or the first."""
+    graph = clone(model.graph)
+    for value in [v for v in graph.inputs if v.name == _BRANCH]:
+        graph.inputs.remove(value)
+        value.set_constant(np.array([cached]))
+    names = [value.name for value in graph.outputs]
+    # With the branch known, the If becomes the nodes of one of its graphs.
+    optimize(graph)
+    for name, value in zip(names, graph.outputs, strict=True):
+        value.name = name
+    # What the encoder gave comes back as it was, or empty.
+    kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
+    return part_of(model, graph, kept)
+
+
+def part_of(model: Model, graph: Graph, outputs: Sequence[Value]) -> Model:
+    """The model with some outputs, and the inputs that these need."""
+    graph.outputs = [*outputs]
+    prune(graph)
+    # Unread ones would have to be fed: the caches of a first step, and the states behind it.
+    read = {value for node in graph.walk() for value in node.inputs}
+    graph.inputs = [value for value in graph.inputs if value in read]
+    part = replace(model, graphs={**model.graphs, model.entry: graph})
+    check_and_sort(part)
+    return part
