@@ -20,7 +20,7 @@ from penstock.core.records import NamedTuple
 from penstock.frontends.load import load
 from penstock.ir.graph import Model, clone
 from penstock.passes.lowering.step_probes import is_of_encoder
-from penstock.stepping.cache_branch import has_branches, part_of, with_branch
+from penstock.stepping.cache_branch import has_branches, with_outputs, with_branch
 
 _FIRST, _FURTHER, _MERGED = "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 _DECODERS = (_MERGED, _FURTHER, _FIRST, "decoder")
@@ -99,4 +99,4 @@ def _cross_of(first: Model) -> Model | None:
     """The part of a first step that returns what cross attention reads, if it does."""
     graph = clone(first.graph)
     kept = [value for value in graph.outputs if is_of_encoder(value.name)]
-    return part_of(first, graph, kept) if kept else None
+    return with_outputs(first, graph, kept) if kept else None

@@ -38,10 +38,10 @@ def with_branch(model: Model, cached: bool) -> Model:
         value.name = name
     # What the encoder gave comes back as it was, or empty.
     kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
-    return part_of(model, graph, kept)
+    return with_outputs(model, graph, kept)
 
 
-def part_of(model: Model, graph: Graph, outputs: Sequence[Value]) -> Model:
+def with_outputs(model: Model, graph: Graph, outputs: Sequence[Value]) -> Model:
     """The model with some outputs, and the inputs that these need."""
     graph.outputs = [*outputs]
     prune(graph)
