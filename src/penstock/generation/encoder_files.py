@@ -20,7 +20,7 @@ from penstock.core.records import NamedTuple
 from penstock.frontends.load import load
 from penstock.ir.graph import Model, clone
 from penstock.passes.lowering.step_probes import is_of_encoder
-from penstock.stepping.cache_branch import has_branches, with_outputs, with_branch
+from penstock.stepping.cache_branch import has_branches, with_branch, with_outputs
 
 _FIRST, _FURTHER, _MERGED = "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 _DECODERS = (_MERGED, _FURTHER, _FIRST, "decoder")
