@@ -19,7 +19,7 @@ struct block_codes {
     int64_t together, some, pieces; /* rows and panels of a piece */
 };
 
-enum { EIGHT_CODES = 8, USUAL = 32, FETCHED_AHEAD = 4096 };
+enum { EIGHT_CODES = 8, USUAL = 32, FETCHED_AHEAD = 4096, LINE = 64 };
 /* Blocks without a number above it are zeros: factors of smaller ones would be infinite. */
 static const float LEAST = 1e-36f;
 

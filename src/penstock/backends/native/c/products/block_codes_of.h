@@ -1,12 +1,14 @@
 /* Products of rows of codes with panels of weights in blocks (block_codes.c), with the vectors of OF(dot): some rows, a constant
    number of MANY at most, with two vectors of a panel at once, so that registers hold the sums. A `block` of 0 is of any
-   length. */
+   length. Each pass over a panel fetches a part of the next one, `stride` bytes of it from `ahead` on for eight codes: memory
+   would else wait in all passes but the first. */
 
 typedef int32_t OF(words) __attribute__((vector_size(VECTOR_OF_CODES)));
 typedef float OF(reals) __attribute__((vector_size(VECTOR_OF_CODES)));
 
 ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_t p, int first, float *c,
-                                   const int bits, const int rows, const int block)
+                                   const uint8_t *ahead, int64_t stride, const int bits, const int rows,
+                                   const int block)
 {
     enum { LANES = VECTOR_OF_CODES / 4 };
     const int64_t blocks = (a->k + a->block - 1) / a->block;
@@ -37,10 +39,10 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
                     memcpy(&high[j], at + PANEL * QUAD + j * VECTOR_OF_CODES, VECTOR_OF_CODES);
                     low[j] ^= (int32_t)0x80808080, high[j] ^= (int32_t)0x80808080;
                 }
-                __builtin_prefetch(at + j * VECTOR_OF_CODES + FETCHED_AHEAD);
-                if (bits == 8)
-                    __builtin_prefetch(at + PANEL * QUAD + j * VECTOR_OF_CODES + FETCHED_AHEAD);
             }
+            UNROLLED(l, bits / 2)
+                __builtin_prefetch(ahead + l * LINE);
+            ahead += stride;
             UNROLLED(r, rows) {
                 int32_t even, odd;
                 memcpy(&even, codes + r * a->k + k, QUAD);
@@ -71,13 +73,19 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
         memcpy(c + i / VECTORS_AT_ONCE * PANEL + (first + i % VECTORS_AT_ONCE) * LANES, &totals[i], VECTOR_OF_CODES);
 }
 
-ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64_t p, const int bits,
-                                    const int rows, const int block)
+ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64_t p, int64_t group, int64_t groups,
+                                    const int bits, const int rows, const int block)
 {
+    enum { PARTS = PANEL * 4 / (VECTOR_OF_CODES * VECTORS_AT_ONCE) };
     float c[MANY * PANEL];
+    const int64_t size = a->k * PANEL * bits / 8, passes = groups * PARTS;
+    int64_t pass = group * PARTS;
     const int64_t width = smaller(PANEL, a->n - p * PANEL);
-    for (int first = 0; first < PANEL * 4 / VECTOR_OF_CODES; first += VECTORS_AT_ONCE)
-        OF(rows)(a, row, p, first, c, bits, rows, block);
+    for (int first = 0; first < PANEL * 4 / VECTOR_OF_CODES; first += VECTORS_AT_ONCE, pass++) {
+        const uint8_t *ahead = a->weights + p * size;
+        ahead += passes == 1 ? FETCHED_AHEAD : size + pass * size / passes;
+        OF(rows)(a, row, p, first, c, ahead, PANEL * bits / passes, bits, rows, block);
+    }
     for (int r = 0; r < rows; r++) {
         float *restrict y = a->y + (row + r) * a->n + p * PANEL;
         const float *restrict bias = a->bias ? a->bias + p * PANEL : NULL;
@@ -89,20 +97,21 @@ ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64
 ATTRIBUTE INLINED void OF(some)(const struct block_codes *a, int64_t row, int64_t end, int64_t p,
                                    int64_t last, const int block)
 {
+    const int64_t groups = end - row == 8 ? 2 : (end - row + MANY - 1) / MANY;
     for (; p < last; p++)
-        for (int64_t r = row, rows; r < end; r += rows) {
+        for (int64_t r = row, rows, group = 0; r < end; r += rows, group++) {
             const int64_t left = end - r;
             rows = left >= MANY && left != 8 ? MANY : left >= 4 ? 4 : left >= 2 ? 2 : 1;
             switch (rows * 8 + a->bits) {
-            case MANY * 8 + 4: OF(panel)(a, r, p, 4, MANY, block); break;
-            case 2 * 8 + 4: OF(panel)(a, r, p, 4, 2, block); break;
-            case 1 * 8 + 4: OF(panel)(a, r, p, 4, 1, block); break;
-            case MANY * 8 + 8: OF(panel)(a, r, p, 8, MANY, block); break;
-            case 2 * 8 + 8: OF(panel)(a, r, p, 8, 2, block); break;
-            case 1 * 8 + 8: OF(panel)(a, r, p, 8, 1, block); break;
+            case MANY * 8 + 4: OF(panel)(a, r, p, group, groups, 4, MANY, block); break;
+            case 2 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 2, block); break;
+            case 1 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 1, block); break;
+            case MANY * 8 + 8: OF(panel)(a, r, p, group, groups, 8, MANY, block); break;
+            case 2 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 2, block); break;
+            case 1 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 1, block); break;
 #if MANY > 4
-            case 4 * 8 + 4: OF(panel)(a, r, p, 4, 4, block); break;
-            case 4 * 8 + 8: OF(panel)(a, r, p, 8, 4, block); break;
+            case 4 * 8 + 4: OF(panel)(a, r, p, group, groups, 4, 4, block); break;
+            case 4 * 8 + 8: OF(panel)(a, r, p, group, groups, 8, 4, block); break;
 #endif
             }
         }
