@@ -34,7 +34,18 @@ _COMPARED = """
     bias0 = Where (hidden, low, nothing)
     flags = Cast <to = 1> (mask) absent = Sub (unit, flags) lows = Mul (absent, low)
     bias1 = Unsqueeze (lows, middle)
-    bias = Add (bias0, bias1)"""
+    bias2 = Add (bias0, bias1)
+    {numbers}"""
+_NUMBERS = {  # added to scores by distance: as ALiBi has them, by keys alone as Bloom, of buckets as T5
+    "slopes": """away = Sub (all, place) float_away = Cast <to = 1> (away)
+        sloped = Mul (slopes, float_away) bias = Add (bias2, sloped)""",
+    "keys": """counted = CumSum (mask, one) less = Sub (counted, one) at = Mul (less, mask)
+        float_at = Cast <to = 1> (at) wide_at = Unsqueeze (float_at, middle)
+        sloped = Mul (slopes, wide_at) bias = Add (bias2, sloped)""",
+    "buckets": """away = Sub (place, all) ahead = Max (away, zero) bucket = Min (ahead, width)
+        learned = Gather (numbers, bucket) by_head = Transpose <perm = [2, 0, 1]> (learned)
+        bias = Add (bias2, by_head)""",
+}
 _ALL = "hidden = Identity (behind)"
 _WINDOW = """start = Sub (place, width) before = LessOrEqual (all, start)
     hidden = Or (behind, before)"""
@@ -55,7 +66,7 @@ _BEHIND = """
     o{i} = MatMul (af{i}, wo{i}) r{i} = Add (x{i}, o{i})
     h{i} = MatMul (r{i}, wu{i}) g{i} = Tanh (h{i}) x{next} = Add (r{i}, g{i})"""
 
-SPELLINGS = ("spelled", "window", "softcap", "onnx", "groups", "packed")
+SPELLINGS = ("spelled", "window", "softcap", "onnx", "groups", "packed", *_NUMBERS)
 
 
 def _layer(kind: str, i: int) -> str:
@@ -106,7 +117,8 @@ def decoder_model(kind: str, places: int = 400) -> onnx.ModelProto:
     elif kind == "onnx":
         text = "x = Gather (table, ids) y = Gather (places, position_ids) x0 = Add (x, y)"
     else:
-        text = _COMPARED.format(window=_WINDOW if kind == "window" else _ALL)
+        numbers = _NUMBERS.get(kind, "bias = Identity (bias2)")
+        text = _COMPARED.format(window=_WINDOW if kind == "window" else _ALL, numbers=numbers)
         text += "x = Gather (table, ids) y = Gather (places, own) x0 = Add (x, y)"
     for i in range(LAYERS):
         text += _layer(kind, i) + ("" if grouped else _BEHIND.format(i=i, next=i + 1))
@@ -139,6 +151,8 @@ def _weights(places: int) -> list[onnx.TensorProto]:
         shapes |= {f"wk{i}": (WIDTH, _KEPT), f"wv{i}": (WIDTH, _KEPT)}
     arrays = {n: rng.standard_normal(s) / np.sqrt(WIDTH) * 1.5 for n, s in shapes.items()}
     angles = np.arange(places)[:, None] * 0.7 ** np.arange(SIZE // 2)
+    arrays["slopes"] = 0.5 ** np.arange(HEADS)[:, None, None]
+    arrays["numbers"] = rng.standard_normal((10, HEADS))
     arrays |= {"cos": np.cos(angles), "sin": np.sin(angles), "gain": np.ones(WIDTH)}
     return [numpy_helper.from_array(x.astype(np.float32), n) for n, x in arrays.items()]
 

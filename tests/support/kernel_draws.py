@@ -28,7 +28,7 @@ from penstock.ops.internal.cells import GRU_CELL, GRU_GATES, GRU_STATE, LSTM_CEL
 from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.fused import fused
 from penstock.ops.internal.packed import PACKED_ATTENTION
-from penstock.ops.internal.pages import PAGED_ATTENTION
+from penstock.ops.internal.pages import BY_DISTANCE, PAGED_ATTENTION
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE
 from penstock.ops.internal.transfer import REORDER
@@ -1655,7 +1655,8 @@ def _texts(rng: Source, full_name: str) -> Draw:
 
 def _attended(q: Rounded, k: Rounded, v: Rounded, scale: float, bias: Any) -> Rounded:
     scores = (q @ k) * scale
-    scores = scores if bias is None else scores + bias.astype(np.float64)
+    if bias is not None:
+        scores = scores + (bias if isinstance(bias, Rounded) else bias.astype(np.float64))
     return scores.softmax(-1) @ v
 
 
@@ -1738,8 +1739,9 @@ def _paged_attention(rng: Source, name: str) -> Draw:
     groups, share = rng.integers(1, 4), rng.integers(1, 6)
     width, out, positions = rng.size(65), rng.size(65), int(rng.pick(1, 3, 16, 32))
     counts = np.array([rng.pick(0, 1, 1, 2, rng.size(65)) for _ in range(rng.integers(1, 5))])
-    pasts = np.array([rng.pick(0, rng.size(65), 257, 530) for _ in counts])
-    needed = -(-(pasts + counts) // positions)
+    adds = rng.chance(0.7)  # new keys and values; else each row sees all positions
+    pasts = np.array([rng.pick(1 - adds, rng.size(65), 257, 530) for _ in counts])
+    needed = -(-(pasts + adds * counts) // positions)
     begins, first = np.cumsum(needed) - needed, np.cumsum(counts) - counts
     count, rows = int(needed.sum()) + 1, max(int(counts.sum()) + int(rng.pick(0, 3)), 1)
     pages = np.argsort(rng.normal(size=count))[: count - 1].astype(np.int64)
@@ -1753,19 +1755,41 @@ def _paged_attention(rng: Source, name: str) -> Draw:
     runs = np.stack((first, counts, pasts, begins), 1)
     if rng.chance(0.5):  # heads of a row side by side, as dense layers write them
         q, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, v))
+    table = rng.normal(size=(groups * share, rng.size(65, 2))).astype(np.float32)
+    table[:, -1] *= np.float32(rng.pick(0, 0.03))  # for each position beyond
+    attrs = {"scale": scale, "window": window if adds else 0, "positions": positions}
+    attrs |= {"keys_at": keys_at, "values_at": values_at}
+    inputs = [q, k, v, pool, runs, pages, *([table] if rng.chance(0.5) else [])]
+    if not adds:
+        inputs, attrs = [q, None, None, *inputs[3:6]], attrs | {"groups": groups, "value_size": out}
 
     def cache(i: int, at: int, new: np.ndarray) -> np.ndarray:
         size, own = new.shape[3], pages[begins[i] : begins[i] + needed[i]]
         old = pool[own, at : at + groups * positions * size]
         old = old.reshape(-1, groups, positions, size).swapaxes(0, 1).reshape(groups, -1, size)
-        whole = np.concatenate((old[:, : pasts[i]], new[0, :, first[i] : first[i] + counts[i]]), 1)
-        return np.repeat(whole, share, 0)[None]
+        added = new[0, :, first[i] : first[i] + adds * counts[i]]
+        return np.repeat(np.concatenate((old[:, : pasts[i]], added), 1), share, 0)[None]
+
+    def added(own: np.ndarray, before: np.ndarray, like: Rounded) -> Rounded:
+        """What is added to scores of rows at some positions."""
+        distance, last = own - before, table.shape[1] - 2
+        numbers = like.like(0)
+        if len(inputs) > BY_DISTANCE:
+            further = like.like(table[:, -1:, None]) * np.maximum(distance - last, 0)
+            numbers = like.like(table[:, np.clip(distance, 0, last)]) + further
+        hidden = (distance < 0) | ((distance >= window) if window else False)
+        if not adds:
+            hidden &= False
+        value, error = (
+            np.where(hidden, x, y) for x, y in ((-1e30, numbers.value), (0, numbers.error))
+        )
+        return Rounded(value, error, like.dtype)
 
     def bound(draw: Draw) -> list[Rounded | None]:
         result = Rounded.exact(np.zeros((*q.shape[:-1], out), np.float32), draw.dtype)
         for i, n in enumerate(counts.tolist()):
-            own, before = np.arange(pasts[i], pasts[i] + n)[:, None], np.arange(pasts[i] + n)
-            hidden = (before > own) | (before <= own - window if window else False)
+            own = np.arange(pasts[i], pasts[i] + n)[:, None]
+            bias = added(own, np.arange(pasts[i] + adds * n), result)
             of_k, of_v = (
                 Rounded.exact(cache(i, at, x), draw.dtype)
                 for at, x in ((keys_at, k), (values_at, v))
@@ -1774,14 +1798,11 @@ def _paged_attention(rng: Source, name: str) -> Draw:
             if n:
                 of_q = Rounded.exact(q[:, :, some], draw.dtype)
                 turned = of_k.map(lambda a: a.swapaxes(-1, -2))
-                bias = np.where(hidden, -1e30, 0.0)
                 each = _attended(of_q, turned, of_v, scale, bias)
                 result.value[:, :, some], result.error[:, :, some] = each.value, each.error
         return [result]
 
-    attrs = {"scale": scale, "window": window, "positions": positions}
-    attrs |= {"keys_at": keys_at, "values_at": values_at}
-    return Draw(PAGED_ATTENTION, [q, k, v, pool, runs, pages], attrs, bound)
+    return Draw(PAGED_ATTENTION, inputs, attrs, bound)
 
 
 @draws("Attention com.microsoft.GroupQueryAttention penstock.StackedAttention")

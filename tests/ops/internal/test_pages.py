@@ -53,6 +53,32 @@ def test_rows_or_pages_that_are_not_there_are_refused(
         attended(runs, pages)
 
 
+def test_numbers_by_distance_are_added_to_scores() -> None:
+    # Scores of equal keys are the numbers alone: 3 at distance 0, 1 at 1, then 2 less for each.
+    table = np.array([[3.0, 1.0, -2.0]], np.float32)
+    ones, pool = np.ones((1, 1, 4, 2), np.float32), np.zeros((2, 8), np.float32)
+    values = np.repeat(np.eye(4, 2, dtype=np.float32)[None, None], 1, 0)
+    inputs = [ones, ones, values, pool, np.array([[0, 4, 0, 0]]), np.array([0, 1]), table]
+    (y,) = expected(node_of(PAGED_ATTENTION, inputs, (), **ATTRS), inputs)
+    powers = np.exp([3.0, 1.0, -1.0, -3.0])
+    for row in range(4):
+        weights = powers[row::-1] / powers[: row + 1].sum()
+        np.testing.assert_allclose(y[0, 0, row], np.append(weights, 0)[:2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("seen", [1, 3, 4])
+def test_rows_without_new_keys_see_all_positions(seen: int) -> None:
+    pool = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    q = np.zeros((1, 1, 2, 2), np.float32)  # so that all have the same weight
+    inputs = [q, None, None, pool, np.array([[0, 2, seen, 1]]), np.array([1, 2, 0])]
+    attrs = ATTRS | {"groups": 1, "value_size": 2}
+    before = pool.copy()
+    (y,) = expected(node_of(PAGED_ATTENTION, inputs, (), **attrs), inputs)
+    values = pool[[2, 0], 4:].reshape(4, 2)[:seen]
+    np.testing.assert_allclose(y[0, 0], [values.mean(0)] * 2, rtol=1e-6)
+    np.testing.assert_array_equal(pool, before)
+
+
 def types_of(**changes: tuple[object, ...]) -> list[TensorType]:
     shapes = {
         "q": (1, 4, "rows", 8),
@@ -82,8 +108,20 @@ def test_result_has_the_heads_of_queries_and_the_size_of_values() -> None:
         {"pages": ("used", 1)},
         {"pool": (3, 20)},
         {"q": (1, "heads", "rows", 8)},
+        {"by_distance": (2, 5)},
+        {"by_distance": (4, 1)},
+        {"by_distance": (4, 2, 2)},
     ],
 )
 def test_wrong_shapes_are_refused(changes: dict[str, tuple[object, ...]]) -> None:
     with pytest.raises(ShapeError):
         PAGED_ATTENTION.infer(types_of(**changes), ATTRS, [None] * 6)
+
+
+def test_distances_to_no_keys_are_refused() -> None:
+    types = [t if i not in (1, 2) else None for i, t in enumerate(types_of(by_distance=(4, 5)))]
+    attrs = ATTRS | {"groups": 2, "value_size": 6}
+    (y,) = PAGED_ATTENTION.infer(types[:6], attrs, [None] * 6)
+    assert y == TensorType(FLOAT32, (1, 4, "rows", 6))
+    with pytest.raises(ShapeError, match="no distances"):
+        PAGED_ATTENTION.infer(types, attrs, [None] * 7)

@@ -50,10 +50,16 @@ def test_rows_that_see_those_behind_them_stay() -> None:
     assert "see those behind it" in why_steps_stay(mask="m = Identity (s)")
 
 
-def test_scores_that_a_mask_changes_stay() -> None:
-    bias = CAUSAL.replace("Where (hidden, low, s)", "Where (hidden, low, half)")
-    text = bias.replace("m = Where", "bb = Where") + " m = Add (s, bb)"
-    assert "hides other positions" in why_steps_stay(mask=text)
+def test_masks_of_other_positions_stay() -> None:
+    assert "hides other positions" in why_steps_stay(mask=CAUSAL.replace("Greater", "Less"))
+
+
+def test_numbers_by_more_than_distances_stay() -> None:
+    text = CAUSAL.replace("Where (hidden, low, s)", "Where (hidden, low, squares)")
+    text = f"{text.replace('m = Where', 'bb = Where')} m = Add (s, bb)".replace(
+        "low = ", "float_all = Cast <to = 1> (all) squares = Mul (float_all, float_all) low = "
+    )
+    assert "depend on more than distances" in why_steps_stay(mask=text)
 
 
 def test_caches_that_are_changed_stay() -> None:

@@ -311,7 +311,7 @@ def packed_attention(
     return Kernel(partial(library.functions.packed_attention, otherwise, checkpoint, settings))
 
 
-_PAGED = Struct("=4q2d")  # as in c/attention/attention_functions.c
+_PAGED = Struct("=6q2d")  # as in c/attention/attention_functions.c
 
 
 @of_any_shape("penstock.PagedAttention")
@@ -319,11 +319,13 @@ def paged_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
     """Attention of the rows of many requests over their pages."""
-    if any(not isinstance(t, TensorType) or t.dtype != FLOAT32 for t in types[:4]):
+    read = [types[0], *[t for t in (*types[1:4], *types[6:]) if t is not None]]
+    if any(not isinstance(t, TensorType) or t.dtype != FLOAT32 for t in read):
         return None
     attrs, otherwise = node.attrs, node.op.compile(node, types).function
     settings = _PAGED.pack(
         *(attrs["positions"], attrs["keys_at"], attrs["values_at"], attrs.get("window", 0)),
+        *(attrs.get("groups", 0), attrs.get("value_size", 0)),
         *(attrs["scale"], attrs.get("softcap", 0.0)),
     )
     return Kernel(partial(library.functions.paged_attention, otherwise, checkpoint, settings))

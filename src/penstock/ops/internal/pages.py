@@ -13,6 +13,15 @@ come before these, and where its pages begin in ``pages`` [n], the numbers of it
 New keys and values are written into their places first. A row then sees the positions up to its
 own one, of these the last ``window`` if that is not 0. Rows of no request become 0.
 
+Without new keys and values, as in attention over what an encoder returned, a row sees all positions
+that come "before" it, and nothing is written.
+
+Models may add numbers to the scores of a head by distance alone. ``by_distance`` [heads, n + 1] has
+them for distances 0 to n - 1, and in its last column what each further position adds::
+
+    slopes of ALiBi            [[0, -0.25], [0, -0.0625], ...]
+    buckets of distances       [[b0, b1, ..., b127, 0], ...]
+
 Each such node writes to the pool, in places that no other node reads. The contents of the pool are
 not part of the graph: whoever feeds ``runs`` owns the pages.
 """
@@ -23,7 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import Dim, Shape, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
@@ -32,24 +41,27 @@ from penstock.ops.internal.attention import attend
 
 RUN = 4
 """numbers of a request in ``runs``"""
+BY_DISTANCE = 6
+"""the input that has numbers by distance"""
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    q, k, v, pool = [rules.tensor(types, i) for i in range(4)]
+    q, pool = rules.tensor(types, 0), rules.tensor(types, 3)
     rules.check_shape("runs", rules.tensor(types, 4).shape, (None, RUN))
     rules.check_shape("pages", rules.tensor(types, 5).shape, (None,))
-    if q.shape is None or k.shape is None or v.shape is None:
+    if q.shape is None:
         return (TensorType(q.dtype),)
     rules.check_shape("queries", q.shape, (1, None, None, None))
-    _, heads, rows, size = q.shape
-    rules.check_shape("keys", k.shape, (1, None, rows, size))
-    rules.check_shape("values", v.shape, (1, k.shape[1], rows, None))
-    groups, value_size = k.shape[1], v.shape[3]
+    sizes = _sizes(types, q.shape, attrs)
+    if sizes is None:
+        return (TensorType(q.dtype),)
+    groups, value_size = sizes
+    _, heads, _, size = q.shape
     known = rules.all_known((heads, size, groups, value_size))
     if known is None:
         raise ShapeError("the numbers of heads and their sizes must be known")
     heads, size, groups, value_size = known
-    if heads % groups:
+    if not groups or heads % groups:
         raise ShapeError(f"{heads} heads are no multiple of {groups} groups of keys")
     rules.check_shape("pool", pool.shape, (None, None))
     page = None if pool.shape is None else pool.shape[1]
@@ -57,7 +69,32 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     ends = max(ends, attrs["values_at"] + groups * attrs["positions"] * value_size)
     if isinstance(page, int) and page < ends:
         raise ShapeError(f"a page of {page} elements has no room for keys and values up to {ends}")
+    if len(types) > BY_DISTANCE and types[BY_DISTANCE] is not None:
+        _check_distances(
+            rules.tensor(types, BY_DISTANCE).shape, heads, has_new=types[1] is not None
+        )
     return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
+
+
+def _sizes(types: Types, q: Shape, attrs: Attrs) -> tuple[Dim, Dim] | None:
+    """The numbers of groups of keys and of features of values; None if they are not known yet."""
+    if types[1] is None and types[2] is None:
+        return attrs["groups"], attrs["value_size"]
+    k, v = rules.tensor(types, 1), rules.tensor(types, 2)
+    if k.shape is None or v.shape is None:
+        return None
+    rules.check_shape("keys", k.shape, (1, None, q[2], q[3]))
+    rules.check_shape("values", v.shape, (1, k.shape[1], q[2], None))
+    return k.shape[1], v.shape[3]
+
+
+def _check_distances(shape: Shape | None, heads: int, has_new: bool) -> None:
+    rules.check_shape("numbers by distance", shape, (heads, None))
+    columns = None if shape is None else shape[1]
+    if isinstance(columns, int) and columns < 2:
+        raise ShapeError(f"numbers by distance have {columns} columns, two at least are needed")
+    if not has_new:
+        raise ShapeError("without new keys there are no distances")
 
 
 def _compile(node: Node, types: Types) -> Kernel:
@@ -67,47 +104,68 @@ def _compile(node: Node, types: Types) -> Kernel:
 
     def function(
         q: np.ndarray,
-        k: np.ndarray,
-        v: np.ndarray,
+        k: np.ndarray | None,
+        v: np.ndarray | None,
         pool: np.ndarray,
         runs: np.ndarray,
         pages: np.ndarray,
+        by_distance: np.ndarray | None = None,
     ) -> np.ndarray:
-        groups, size, value_size = k.shape[1], k.shape[3], v.shape[3]
+        if k is None or v is None:
+            groups, size, value_size = attrs["groups"], q.shape[3], attrs["value_size"]
+        else:
+            groups, size, value_size = k.shape[1], k.shape[3], v.shape[3]
         y = np.zeros((*q.shape[:-1], value_size), q.dtype)
-        check_runs(runs, pages, q.shape[2], len(pool), positions)
+        check_runs(runs, pages, q.shape[2], len(pool), positions, adds=k is not None)
         for first, rows, past, begin in runs.tolist():
-            total = past + rows
+            total = past if k is None else past + rows
             own = pages[begin : begin - (-total // positions)]
-            at = np.arange(past, total)
+            at = np.arange(past, past + rows)
             caches = []
             for new, place, n in ((k, attrs["keys_at"], size), (v, attrs["values_at"], value_size)):
                 cache = pool[:, place : place + groups * positions * n]
                 cache = cache.reshape(-1, groups, positions, n)
-                rows_of_it = new[0, :, first : first + rows].swapaxes(0, 1)
-                cache[own[at // positions], :, at % positions] = rows_of_it
+                if new is not None:
+                    rows_of_it = new[0, :, first : first + rows].swapaxes(0, 1)
+                    cache[own[at // positions], :, at % positions] = rows_of_it
                 read = cache[own].swapaxes(0, 1).reshape(groups, -1, n)
                 caches.append(read[None, :, :total])
-            seen = np.arange(total)
-            hidden = seen > at[:, None]
-            if window:
-                hidden |= seen <= at[:, None] - window
-            bias = np.where(hidden, np.float32(-np.inf), np.float32(0))
+            biases = [] if k is None else [_bias(at, total, window, by_distance)]
             part = q[:, :, first : first + rows]
-            y[:, :, first : first + rows] = attend(scaled, part, caches[0], caches[1], [bias])
+            y[:, :, first : first + rows] = attend(scaled, part, caches[0], caches[1], biases)
         return y
 
     return Kernel(function)
 
 
+def _bias(at: np.ndarray, total: int, window: int, by_distance: np.ndarray | None) -> np.ndarray:
+    """What is added to the scores of rows at some positions, [rows, total] or [heads, rows, total]."""
+    distance = at[:, None] - np.arange(total)
+    hidden = distance < 0
+    if window:
+        hidden |= distance >= window
+    numbers: np.ndarray = np.zeros((), np.float32)
+    if by_distance is not None:
+        last = by_distance.shape[1] - 2
+        further = np.maximum(distance - last, 0).astype(np.float32)
+        numbers = by_distance[:, np.clip(distance, 0, last)] + by_distance[:, -1:, None] * further
+    return np.where(hidden, np.float32(-np.inf), numbers)
+
+
 def check_runs(
-    runs: np.ndarray, pages: np.ndarray, rows: int, page_count: int, positions: int
+    runs: np.ndarray,
+    pages: np.ndarray,
+    rows: int,
+    page_count: int,
+    positions: int,
+    adds: bool = True,
 ) -> None:
-    """Raise ``ValueError`` where requests have rows or pages that are not there."""
+    """Raise ``ValueError`` where requests have rows or pages that are not there. ``adds``: whether
+    pages have room for new rows, too."""
     first, count, past, begin = runs.T
     if (runs < 0).any() or (first + count > rows).any():
         raise ValueError("a request has rows that are not there")
-    if (begin - (-(past + count) // positions) > len(pages)).any():
+    if (begin - (-(past + adds * count) // positions) > len(pages)).any():
         raise ValueError("a request has fewer pages than positions need")
     if (pages < 0).any() or (pages >= page_count).any():
         raise ValueError(f"a page is none of the {page_count} of the pool")
@@ -122,5 +180,6 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 PAGED_ATTENTION = Op("PagedAttention", "penstock", 1, 1, _infer, _compile, work=_work)
 """Attention of T rows, queries [1, heads, T, size], keys [1, groups, T, size] and values
-[1, groups, T, value_size], over the positions of their requests. Attributes: ``scale``; ``softcap``
-and ``window``, 0 for none; ``positions`` of a page; ``keys_at`` and ``values_at``."""
+[1, groups, T, value_size], over the positions of their requests, whose scores get numbers by
+distance [heads, n + 1]. Attributes: ``scale``; ``softcap`` and ``window``, 0 for none; ``positions``
+of a page; ``keys_at`` and ``values_at``; ``groups`` and ``value_size`` without keys and values."""

@@ -31,6 +31,7 @@ from penstock.ops.internal.pages import PAGED_ATTENTION
 from penstock.ops.registry import standard
 from penstock.passes.context import PassContext
 from penstock.passes.dead_code import prune
+from penstock.passes.lowering.lift_heads import lift_heads
 from penstock.passes.lowering.page_attention import (
     POSITIONS,
     WRITTEN,
@@ -96,6 +97,7 @@ def join_steps(source: Graph) -> JoinedSteps:
 def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> JoinedSteps:
     graph = _with_free_positions(source, roles, probes.near)
     optimize(graph)
+    lift_heads(graph)
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
     joining = PageAttention(graph, names, roles, probes)
     joining.replace_attention()

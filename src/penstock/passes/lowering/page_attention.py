@@ -14,6 +14,7 @@ node, as ONNX's Attention with a past, and as GroupQueryAttention::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.pages import PAGED_ATTENTION, RUN
 from penstock.ops.registry import MICROSOFT, standard
+from penstock.passes.lowering.distance_bias import NoDistances, numbers_by_distance
 from penstock.passes.lowering.row_rules import static_dims
 from penstock.passes.lowering.step_probes import Probe, Probes, Roles
 
@@ -61,6 +63,26 @@ class _Operand(NamedTuple):
     scale: float = 1.0
 
 
+class _Seen(NamedTuple):
+    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is added
+    to scores ``by_distance``, if anything."""
+
+    window: int = 0
+    by_distance: Value | None = None
+
+    def within(self, window: int) -> _Seen:
+        """The same within a window; 0 or less for none."""
+        return self._replace(window=min(self.window or window, window)) if window > 0 else self
+
+
+class _Scores(NamedTuple):
+    """The factor of scores, their highest number or 0, and what a row sees."""
+
+    scale: float
+    softcap: float
+    seen: _Seen
+
+
 class PageAttention:
     """The search for attention over caches in ``graph``, a copy of a decoder for some rows.
     ``names`` are those of its outputs."""
@@ -71,7 +93,7 @@ class PageAttention:
         self.page_size = 0
         self._past = {v.name: v for v in graph.inputs if v.name in roles.caches}
         self._outputs = dict(zip(graph.outputs, names, strict=True))
-        self._windows: dict[tuple[Value, ...], int] = {}
+        self._biases: dict[tuple[Value, ...], _Seen] = {}
         self.pool = Value(POOL, TensorType(FLOAT32, ("pages", "page_size")))
         self.runs = Value(RUNS, TensorType(INT64, ("requests", RUN)))
         self.pages = Value(PAGES, TensorType(INT64, ("used_pages",)))
@@ -103,8 +125,8 @@ class PageAttention:
         heads = static_dims(q)[1]
         keys = self._operand(node, k, heads, bool(node.attrs.get("keys_last", 0)))
         values = self._operand(node, v, heads, False)
-        window = self._window(node, node.inputs[3:])
-        scores = node.attrs["scale"] * keys.scale, node.attrs.get("softcap", 0.0), window
+        seen = self._seen(node, node.inputs[3:], heads)
+        scores = _Scores(node.attrs["scale"] * keys.scale, node.attrs.get("softcap", 0.0), seen)
         if values.scale != 1:
             raise stays(node, "has values times a number")
         return self._attention(node, q, keys, values, scores, node.outputs[0])
@@ -115,19 +137,21 @@ class PageAttention:
         q: Value,
         keys: _Operand,
         values: _Operand,
-        scores: tuple[float, float, int],
+        scores: _Scores,
         y: Value | None,
     ) -> Node:
-        """Attention over pages; ``scores``: their factor, their highest number and the window."""
+        """Attention over pages."""
         for operand in (keys, values):
             if any(cache.past == operand.past.name for cache in self.caches):
                 raise stays(node, f"reads {operand.past.name!r} as a layer before does")
-        scale, softcap, window = scores
-        attrs = {"scale": scale, "softcap": softcap, "window": window, "positions": PAGE}
+        attrs: dict[str, Any] = {"scale": scores.scale, "softcap": scores.softcap}
+        attrs |= {"window": scores.seen.window, "positions": PAGE}
         attrs["keys_at"] = attrs["values_at"] = self._placed(keys)
         if values.present is not keys.present:
             attrs["values_at"] = self._placed(values)
         inputs = [q, keys.new, values.new, self.pool, self.runs, self.pages]
+        if scores.seen.by_distance is not None:
+            inputs.append(scores.seen.by_distance)
         return node.derived(inputs, [y], attrs, op=PAGED_ATTENTION)
 
     def _placed(self, operand: _Operand) -> int:
@@ -182,9 +206,6 @@ class PageAttention:
         q, k, v, past_k, past_v = _all(node, [*inputs[:3], *inputs[4:6]])
         present_k, present_v = _all(node, outputs[1:3])
         masks = [mask for mask in inputs[3:4] if mask is not None]
-        window = self._window(node, masks, bool(attrs.get("is_causal")))
-        if (left := attrs.get("left_window_size", -1)) >= 0:
-            window = min(window or left + 1, left + 1)
         writer = _HeadsWriter(node)
         if merged := len(static_dims(q)) == 3:
             q, *others = [writer.split(q, attrs["q_num_heads"])] + [
@@ -193,15 +214,17 @@ class PageAttention:
             k, v = others
         keys, values = _Operand(past_k, k, present_k), _Operand(past_v, v, present_v)
         result = writer.result(q, v, None if merged else outputs[0])
-        scores = self._scale(attrs, q), attrs.get("softcap", 0.0), window
+        seen = self._seen(node, masks, static_dims(q)[1], bool(attrs.get("is_causal")))
+        seen = seen.within(attrs.get("left_window_size", -1) + 1)
+        scores = _Scores(self._scale(attrs, q), attrs.get("softcap", 0.0), seen)
         writer.nodes.append(self._attention(node, q, keys, values, scores, result))
         return writer.merged(result, outputs[0]) if merged else writer.nodes
 
     def _paged_groups(self, node: Node) -> list[Node]:
         """Of GroupQueryAttention."""
         inputs, attrs = [*node.inputs, *[None] * (16 - len(node.inputs))], node.attrs
-        if any(inputs[10:]):
-            raise stays(node, "has a bias, sinks or scales")
+        if any(inputs[11:]):
+            raise stays(node, "has sinks or scales")
         modes = {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"}
         if modes != {"NONE"} or attrs.get("smooth_softmax", -1) == 1:
             raise stays(node, "has codes in its caches, or a smooth softmax")
@@ -223,8 +246,9 @@ class PageAttention:
         q, k, v = writer.split(q, heads), writer.split(k, groups), writer.split(v, groups)
         keys, values = _Operand(past_k, k, present_k), _Operand(past_v, v, present_v)
         result = writer.result(q, v, None)
-        window = max(attrs.get("local_window_size", -1), 0)
-        scores = self._scale(attrs, q), attrs.get("softcap", 0.0), window
+        seen = self._seen(node, inputs[10:11], heads, causal=True)
+        seen = seen.within(attrs.get("local_window_size", -1))
+        scores = _Scores(self._scale(attrs, q), attrs.get("softcap", 0.0), seen)
         writer.nodes.append(self._attention(node, q, keys, values, scores, result))
         return writer.merged(result, node.outputs[0])
 
@@ -233,38 +257,49 @@ class PageAttention:
         """The factor of scores, by default that of the size of a head."""
         return float(attrs.get("scale") or static_dims(q)[-1] ** -0.5)
 
-    # Masks.
+    # Masks, and what else is added to scores.
 
-    def _window(self, node: Node, given: Sequence[Value | None], causal: bool = False) -> int:
-        """The window of attention whose scores have these biases added: 0 for all before a row."""
+    def _seen(
+        self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
+    ) -> _Seen:
+        """What rows see of attention whose scores have these biases added."""
         biases = tuple([bias for bias in given if bias is not None])
         if not biases:
             if causal:
-                return 0
+                return _Seen()
             raise stays(node, "lets a row see those behind it")
-        if biases not in self._windows:
-            self._windows[biases] = self._window_of(node, biases, causal)
-        return self._windows[biases]
+        if biases not in self._biases:
+            self._biases[biases] = self._seen_by(node, biases, heads, causal)
+        return self._biases[biases]
 
-    def _window_of(self, node: Node, biases: Sequence[Value], causal: bool) -> int:
-        name = biases[0].name
+    def _seen_by(self, node: Node, biases: Sequence[Value], heads: int, causal: bool) -> _Seen:
+        name, total = biases[0].name, None
         for far in self._probes.far:
-            if _hidden(biases, far, causal) is not None:
+            if (total := _hidden(biases, far, causal)) is not None:
                 break
         else:
             raise stays(node, f"has a mask that cannot be computed, {name!r}")
-        windows = []
-        for probe in (*self._probes.near, far):
-            hidden = _hidden(biases, probe, causal)
-            windows.append(None if hidden is None else probe.window(hidden))
-        few, other, window = windows
-        if few is None or other is None or window is None:
+        cases = [(probe, _hidden(biases, probe, causal)) for probe in self._probes.near]
+        known = [(p, bias) for p, bias in (*cases, (far, total)) if bias is not None]
+        windows = [probe.window(bias) for probe, bias in known]
+        if None in windows or len(known) <= len(cases):
             raise stays(node, f"hides other positions than those behind a row, by {name!r}")
+        window = windows[-1] or 0
         # A window that is longer than a probe shows in a longer one alone.
-        ends = [probe.past + probe.rows for probe in self._probes.near]
-        if [few, other] != [0 if window >= end else window for end in ends]:
+        ends = [probe.past + probe.rows for probe, _ in cases]
+        if windows[:-1] != [0 if window >= end else window for end in ends]:
             raise stays(node, f"has a window that grows, by {name!r}")
-        return window
+        try:
+            numbers = numbers_by_distance(known, window)
+        except NoDistances:
+            text = "adds numbers to scores that depend on more than distances, by"
+            raise stays(node, f"{text} {name!r}") from None
+        if numbers is None:
+            return _Seen(window)
+        if len(numbers) not in (1, heads):
+            raise stays(node, f"adds numbers of {len(numbers)} heads to scores of {heads}")
+        table = np.ascontiguousarray(np.broadcast_to(numbers, (heads, numbers.shape[1])))
+        return _Seen(window, Value(f"{WRITTEN}by_distance", const=table))
 
 
 def stays(node: Node, reason: str) -> RowsStay:
@@ -282,18 +317,21 @@ def _factor(node: Node) -> tuple[Value | None, float] | None:
 
 def _hidden(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:
     """What is added to scores by all biases together; None if it is not known."""
-    arrays = [_computed(bias, probe) for bias in biases]
-    if causal:
-        before = np.arange(probe.past + probe.rows)
-        arrays.append(before <= probe.positions[:, None])
     total: np.ndarray = np.zeros((), np.float32)
-    for array in arrays:
-        if array is None:
-            return None
-        hides = array.dtype == np.bool_
-        own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
-        with np.errstate(over="ignore"):  # lowest numbers become minus infinity
-            total = total + own
+    try:
+        arrays = [_computed(bias, probe) for bias in biases]
+        if causal:
+            before = np.arange(probe.past + probe.rows)
+            arrays.append(before <= probe.positions[:, None])
+        for array in arrays:
+            if array is None:
+                return None
+            hides = array.dtype == np.bool_
+            own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
+            with np.errstate(over="ignore"):  # lowest numbers become minus infinity
+                total = total + own
+    except ValueError:  # a table of numbers may have fewer positions than the probe
+        return None
     return total
 
 

@@ -175,12 +175,12 @@ class Probe(NamedTuple):
 
     def window(self, bias: np.ndarray) -> int | None:
         """How many positions a row sees if a bias, or flags, hide the others: 0 for all up to its
-        own. None if other ones are hidden, or scores changed."""
+        own. None if other ones are hidden."""
         if bias.shape[-2:] != (self.rows, self.rows + self.past):
             return None
         bias = bias.reshape(-1, *bias.shape[-2:])
         seen = bias if bias.dtype == np.bool_ else bias > LOWEST
-        if (seen != seen[0]).any() or (bias.dtype != np.bool_ and (bias[seen] != 0).any()):
+        if (seen != seen[0]).any():
             return None
         before, own = np.arange(self.past + self.rows), self.positions[:, None]
         window = int(seen[0][-1].sum())

@@ -206,7 +206,24 @@ typedef struct {
     const int32_t *blocks; /* of keys that all of them see, `count`; NULL: all */
     int64_t count;
     const int64_t *pages; /* of their request, or NULL */
+    const float *by_distance; /* of the first query's head, or NULL; elements from one query's to the next */
+    int64_t of_query;
 } apart;
+
+/* What is added to the scores of `n` keys, the first of which is `distance` positions before the query; some of the
+   last ones may be behind it. */
+static void numbers_by_distance(float *to, const float *table, int64_t distances, int64_t distance, int64_t n)
+{
+    const int64_t most = distances - 1, far = distance > most ? smaller(n, distance - most) : 0;
+    const float last = table[most], further = table[distances];
+    int64_t j = 0;
+    for (; j < far; j++)
+        to[j] = last + further * (float)(distance - most - j);
+    for (; j < n && j <= distance; j++)
+        to[j] = table[distance - j];
+    for (; j < n; j++)
+        to[j] = 0;
+}
 
 /* Where the keys, or values, from one on are, of a head whose first ones are at `base`; and how many of `left` lie
    there one behind another. */
@@ -244,7 +261,7 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
                    const apart *next, const int count)
 {
     float scores[TOGETHER][SCORES], sums[TOGETHER][MOST_HEAD];
-    float top[TOGETHER], total[TOGETHER] = {0}, shrink;
+    float top[TOGETHER], total[TOGETHER] = {0}, shrink, added[KEYS];
     for (int c = 0; c < count; c++) {
         top[c] = -INFINITY;
         memset(sums[c], 0, a->value_size * sizeof *sums[c]);
@@ -257,6 +274,10 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
         for (int c = 0; c < count; c++) {
             const float *row = bias ? bias + c * next->bias + from : NULL;
             const int64_t seen = end - (count - 1 - c) * next->fewer - from;
+            if (next->by_distance) {
+                numbers_by_distance(added, next->by_distance + c * next->of_query, a->distances, seen - 1, n);
+                row = added;
+            }
             if (weigh(a, scores[c], row, n, seen, &top[c], &total[c], &shrink))
                 return 1;
             for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
@@ -325,7 +346,7 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
                 heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
                 const int64_t together = rows * heads;
                 apart next = {rows > 1 ? a->y_row : a->y_head, rows > 1 ? a->bias_row : a->bias_head,
-                              rows > 1 ? a->causal : 0, NULL, 0, NULL};
+                              rows > 1 ? a->causal : 0, NULL, 0, NULL, NULL, 0};
                 if (a->block) {
                     const int64_t layout = h % a->layouts;
                     const int32_t *starts = a->starts + layout * (a->blocks + 1) + position / a->block;
@@ -354,7 +375,8 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-/* Attention over pages, which have the new keys and values already. */
+/* Attention over pages, which have the new keys and values already. Unless it is causal, each row sees all positions
+   of its request. */
 static int paged_attention(const void *arguments, int64_t begin, int64_t end)
 {
     const struct attention_cache *a = arguments;
@@ -365,14 +387,18 @@ static int paged_attention(const void *arguments, int64_t begin, int64_t end)
         const float *keys = a->pool + a->keys_at + head * a->positions * a->size;
         const float *values = a->pool + a->values_at + head * a->positions * a->value_size;
         for (int64_t i = 0, rows; i < part->rows; i += rows) {
-            const int64_t position = part->past + i, left = part->rows - i;
+            const int64_t position = part->past + (a->causal ? i : 0), left = part->rows - i;
             rows = !by_rows ? 1 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
             const int64_t first = a->window && position >= a->window ? position - a->window + 1 : 0;
             for (int64_t h = head * group, heads; h < (head + 1) * group; h += heads) {
                 const int64_t sharing = (head + 1) * group - h;
                 heads = rows > 1 ? 1 : sharing >= 4 ? 4 : sharing >= 2 ? 2 : 1;
                 const int64_t together = rows * heads;
-                const apart next = {rows > 1 ? a->y_row : a->y_head, 0, rows > 1, NULL, 0, a->pages + part->pages};
+                const int64_t of_head = a->distances + 1;
+                const int64_t end_of_rows = a->causal ? position + rows : position;
+                const apart next = {rows > 1 ? a->y_row : a->y_head, 0, rows > 1 && a->causal, NULL, 0,
+                                    a->pages + part->pages,
+                                    a->by_distance ? a->by_distance + h * of_head : NULL, rows > 1 ? 0 : of_head};
                 const float *q[TOGETHER];
                 for (int c = 0; c < together; c++) {
                     const int64_t row = rows > 1 ? c : 0, own = rows > 1 ? 0 : c;
@@ -381,7 +407,7 @@ static int paged_attention(const void *arguments, int64_t begin, int64_t end)
                 float *y = a->y + h * a->y_head + (part->first + i) * a->y_row;
                 if ((together == 4   ? attend_4
                      : together == 2 ? attend_2
-                                     : attend_1)(a, q, keys, values, NULL, first, position + rows, y, &next))
+                                     : attend_1)(a, q, keys, values, NULL, first, end_of_rows, y, &next))
                     return 1;
             }
         }

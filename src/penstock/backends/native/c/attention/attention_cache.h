@@ -31,6 +31,10 @@ struct attention_cache {
     const float *pool;         /* pages of `page` elements */
     int64_t page, positions;   /* of a page: elements, and positions */
     int64_t keys_at, values_at; /* where keys and values begin in a page, [kv_heads, positions, size] */
+    /* What is added to the scores of a head by distance, [heads, distances + 1]: for each of so many distances, and
+       for each further position; or NULL. */
+    const float *by_distance;
+    int64_t distances;
     double scale, softcap;
 };
 

@@ -481,10 +481,11 @@ static PyObject *packed_attention(PyObject *module, PyObject *const *arguments, 
 
 /* Over pages. */
 
-enum { POOL = 3, RUNS, PAGES, OF_PAGES, ROWS_OF_PART = 32 };
+enum { POOL = 3, RUNS, PAGES, BY_DISTANCE, OF_PAGES, ROWS_OF_PART = 32 };
 
 typedef struct {
     int64_t positions, keys_at, values_at, window;
+    int64_t groups, value_size; /* of keys and values that are all in pages, without new ones */
     double scale, softcap;
 } paged_settings;
 
@@ -496,8 +497,10 @@ static const int64_t *numbers_of(PyObject *given, int rank)
     return fits && PyArray_NDIM(x) == rank ? PyArray_DATA(x) : NULL;
 }
 
-/* How many parts the rows of all requests have; -1 where rows or pages are not there. */
-static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows, int64_t pool, int64_t positions)
+/* How many parts the rows of all requests have; -1 where rows or pages are not there. `adds`: whether pages have room
+   for new rows, too. */
+static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows, int64_t pool, int64_t positions,
+                        int adds)
 {
     const int64_t *run = PyArray_DATA(runs), *page = PyArray_DATA(pages), used = PyArray_DIM(pages, 0);
     int64_t parts = 0;
@@ -506,7 +509,9 @@ static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows,
             return -1;
     for (int64_t i = 0; i < PyArray_DIM(runs, 0); i++, run += 4) {
         if (run[0] < 0 || run[1] < 0 || run[1] > rows || run[0] > rows - run[1] || run[2] < 0 || run[2] > INT32_MAX ||
-            run[3] < 0 || run[3] > used || (run[1] + run[2] + positions - 1) / positions > used - run[3])
+            run[3] < 0 || run[3] > used)
+            return -1;
+        if (((adds ? run[1] : 0) + run[2] + positions - 1) / positions > used - run[3])
             return -1;
         parts += (run[1] + ROWS_OF_PART - 1) / ROWS_OF_PART;
     }
@@ -525,6 +530,36 @@ static void store_rows(const struct attention_cache *a, const int64_t *run, cons
     }
 }
 
+/* New keys and values, or none: then the numbers of groups and of features are settings. 0 for those of other sizes. */
+static int set_new_rows(struct attention_cache *a, PyObject *const *x, const paged_settings *settings)
+{
+    int64_t of_k[3], of_v[3], batch;
+    a->kv_heads = settings->groups, a->value_size = settings->value_size;
+    if (x[K] == Py_None && x[V] == Py_None)
+        return 1;
+    if (!is_real(x[K], 4) || !is_real(x[V], 4))
+        return 0;
+    a->kv_heads = PyArray_DIM((PyArrayObject *)x[K], 1);
+    if (!heads_of(x[K], a->kv_heads, of_k, &batch, &a->k_head, &a->k_row) ||
+        !heads_of(x[V], a->kv_heads, of_v, &batch, &a->v_head, &a->v_row))
+        return 0;
+    a->k = PyArray_DATA((PyArrayObject *)x[K]), a->v = PyArray_DATA((PyArrayObject *)x[V]);
+    a->value_size = of_v[2], a->causal = 1;
+    return of_k[0] == 1 && of_v[0] == 1 && of_k[1] == a->queries && of_v[1] == a->queries && of_k[2] == a->size;
+}
+
+/* Numbers by distance, [heads, distances + 1]; 0 for others. */
+static int set_distances(struct attention_cache *a, PyObject *given)
+{
+    PyArrayObject *x = (PyArrayObject *)given;
+    if (given == Py_None)
+        return 1;
+    if (!is_real(given, 2) || !PyArray_ISCARRAY_RO(x) || PyArray_DIM(x, 0) != a->heads || PyArray_DIM(x, 1) < 2 || !a->k)
+        return 0;
+    a->by_distance = PyArray_DATA(x), a->distances = PyArray_DIM(x, 1) - 1;
+    return 1;
+}
+
 static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS;
@@ -534,27 +569,28 @@ static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, P
     if (count < ARRAYS || PyBytes_AsStringAndSize(arguments[SETTINGS], &bytes, &nbytes) < 0)
         return NULL;
     memcpy(&settings, bytes, sizeof settings);
-    int64_t of_q[3], of_k[3], of_v[3], batch;
+    int64_t of_q[3], batch;
     struct attention_cache a = {.scale = settings.scale, .softcap = settings.softcap, .window = settings.window,
                                 .positions = settings.positions, .keys_at = settings.keys_at,
-                                .values_at = settings.values_at, .causal = 1};
-    if (count != ARRAYS + OF_PAGES || !is_real(x[Q], 4) || !is_real(x[K], 4) || !is_real(x[V], 4) ||
-        !is_real(x[POOL], 2) || !numbers_of(x[RUNS], 2) || !numbers_of(x[PAGES], 1))
+                                .values_at = settings.values_at};
+    if (count < ARRAYS + BY_DISTANCE || count > ARRAYS + OF_PAGES || !is_real(x[Q], 4) || !is_real(x[POOL], 2) ||
+        !numbers_of(x[RUNS], 2) || !numbers_of(x[PAGES], 1))
         return any_shape_otherwise(arguments, count);
-    PyArrayObject *q = (PyArrayObject *)x[Q], *k = (PyArrayObject *)x[K], *pool = (PyArrayObject *)x[POOL];
+    PyArrayObject *q = (PyArrayObject *)x[Q], *pool = (PyArrayObject *)x[POOL];
     PyArrayObject *runs = (PyArrayObject *)x[RUNS], *pages = (PyArrayObject *)x[PAGES];
-    a.heads = PyArray_DIM(q, 1), a.kv_heads = PyArray_DIM(k, 1), a.queries = PyArray_DIM(q, 2);
-    if (!heads_of(x[Q], a.heads, of_q, &batch, &a.q_head, &a.q_row) ||
-        !heads_of(x[K], a.kv_heads, of_k, &batch, &a.k_head, &a.k_row) ||
-        !heads_of(x[V], a.kv_heads, of_v, &batch, &a.v_head, &a.v_row) || !PyArray_ISCARRAY(pool) ||
+    a.heads = PyArray_DIM(q, 1), a.queries = PyArray_DIM(q, 2);
+    if (!heads_of(x[Q], a.heads, of_q, &batch, &a.q_head, &a.q_row) || of_q[0] != 1 || !PyArray_ISCARRAY(pool) ||
         PyArray_DIM(runs, 1) != 4)
         return any_shape_otherwise(arguments, count);
     a.q = PyArray_DATA(q), a.pool = PyArray_DATA(pool), a.pages = PyArray_DATA(pages), a.page = PyArray_DIM(pool, 1);
-    a.size = of_q[2], a.value_size = of_v[2];
+    a.size = of_q[2];
+    if (!set_new_rows(&a, x, &settings) ||
+        !set_distances(&a, count > ARRAYS + BY_DISTANCE ? x[BY_DISTANCE] : Py_None))
+        return any_shape_otherwise(arguments, count);
     const int64_t of_head = a.positions * a.kv_heads, requests = PyArray_DIM(runs, 0), *run = PyArray_DATA(runs);
-    const int64_t parts = parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions);
-    if (of_q[0] != 1 || of_k[0] != 1 || of_v[0] != 1 || of_k[1] != a.queries || of_v[1] != a.queries ||
-        of_k[2] != a.size || !a.kv_heads || a.heads % a.kv_heads || !a.size || !a.value_size || a.size > MOST_HEAD ||
+    const int64_t parts =
+        parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions, a.k != NULL);
+    if (a.kv_heads < 1 || a.kv_heads > a.heads || a.heads % a.kv_heads || !a.size || a.value_size < 1 || a.size > MOST_HEAD ||
         a.value_size > MOST_HEAD || parts < 0 || a.keys_at + of_head * a.size > a.page ||
         a.values_at + of_head * a.value_size > a.page)
         return any_shape_otherwise(arguments, count);
@@ -568,13 +604,15 @@ static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, P
     a.y = PyArray_DATA(y), a.y_head = a.value_size, a.y_row = a.heads * a.value_size, a.parts = part;
     int64_t covered = 0, seen = 0;
     for (int64_t i = 0; i < requests; i++, run += 4) {
-        store_rows(&a, run, PyArray_DATA(k), a.k_head, a.k_row, a.size, a.keys_at);
-        store_rows(&a, run, PyArray_DATA((PyArrayObject *)x[V]), a.v_head, a.v_row, a.value_size, a.values_at);
+        if (a.k) {
+            store_rows(&a, run, a.k, a.k_head, a.k_row, a.size, a.keys_at);
+            store_rows(&a, run, a.v, a.v_head, a.v_row, a.value_size, a.values_at);
+        }
         for (int64_t row = 0; row < run[1]; row += ROWS_OF_PART)
             *part++ = (struct paged_rows){run[0] + row,
                                           run[1] - row < ROWS_OF_PART ? run[1] - row : ROWS_OF_PART,
-                                          run[2] + row, run[3]};
-        covered += run[1], seen += run[1] * (run[2] + run[1] / 2 + 1);
+                                          run[2] + (a.k ? row : 0), run[3]};
+        covered += run[1], seen += run[1] * (run[2] + (a.k ? run[1] / 2 + 1 : 0));
     }
     if (covered != a.queries) /* rows of no request, or of two */
         memset(a.y, 0, PyArray_NBYTES(y));
@@ -600,6 +638,7 @@ PyMethodDef attention_functions[] = {
     {"packed_attention", FAST(packed_attention),
      "packed_attention(otherwise, checkpoint, settings, q, k, v, ranges, *biases): attention within samples."},
     {"paged_attention", FAST(paged_attention),
-     "paged_attention(otherwise, checkpoint, settings, q, k, v, pool, runs, pages): attention over pages."},
+     "paged_attention(otherwise, checkpoint, settings, q, k, v, pool, runs, pages, by_distance): attention over "
+     "pages."},
     {NULL, NULL, 0, NULL},
 };
