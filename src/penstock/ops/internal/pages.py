@@ -70,9 +70,9 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if isinstance(page, int) and page < ends:
         raise ShapeError(f"a page of {page} elements has no room for keys and values up to {ends}")
     if len(types) > BY_DISTANCE and types[BY_DISTANCE] is not None:
-        _check_distances(
-            rules.tensor(types, BY_DISTANCE).shape, heads, has_new=types[1] is not None
-        )
+        _check_distances(rules.tensor(types, BY_DISTANCE).shape, heads)
+        if types[1] is None:
+            raise ShapeError("without new keys there are no distances")
     return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
 
 
@@ -88,13 +88,11 @@ def _sizes(types: Types, q: Shape, attrs: Attrs) -> tuple[Dim, Dim] | None:
     return k.shape[1], v.shape[3]
 
 
-def _check_distances(shape: Shape | None, heads: int, has_new: bool) -> None:
+def _check_distances(shape: Shape | None, heads: int) -> None:
     rules.check_shape("numbers by distance", shape, (heads, None))
     columns = None if shape is None else shape[1]
     if isinstance(columns, int) and columns < 2:
         raise ShapeError(f"numbers by distance have {columns} columns, two at least are needed")
-    if not has_new:
-        raise ShapeError("without new keys there are no distances")
 
 
 def _compile(node: Node, types: Types) -> Kernel:
@@ -139,7 +137,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
 
 def _bias(at: np.ndarray, total: int, window: int, by_distance: np.ndarray | None) -> np.ndarray:
-    """What is added to the scores of rows at some positions, [rows, total] or [heads, rows, total]."""
+    """What is added to the scores of rows at some positions, [..., rows, total]."""
     distance = at[:, None] - np.arange(total)
     hidden = distance < 0
     if window:
@@ -181,5 +179,6 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 PAGED_ATTENTION = Op("PagedAttention", "penstock", 1, 1, _infer, _compile, work=_work)
 """Attention of T rows, queries [1, heads, T, size], keys [1, groups, T, size] and values
 [1, groups, T, value_size], over the positions of their requests, whose scores get numbers by
-distance [heads, n + 1]. Attributes: ``scale``; ``softcap`` and ``window``, 0 for none; ``positions``
-of a page; ``keys_at`` and ``values_at``; ``groups`` and ``value_size`` without keys and values."""
+distance [heads, n + 1]. Attributes: ``scale``; ``softcap`` and ``window``, 0 for none;
+``positions`` of a page; ``keys_at`` and ``values_at``; ``groups`` and ``value_size`` without keys
+and values."""

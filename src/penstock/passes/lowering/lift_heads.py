@@ -3,10 +3,10 @@
 Some exporters write the heads of all samples along one axis, for products of three axes. Of a graph
 for one sample, an axis of one element goes before the heads::
 
-    q3 = Reshape(q, [heads, rows, size])                 s = MatMul(q, Transpose(k)) + Unsqueeze(b, 0)
-    s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b  ->  w = Softmax(s + mask)
-    s  = Reshape(s3, [1, heads, rows, positions])
-    w  = Softmax(s + mask)
+    q3 = Reshape(q, [heads, rows, size])
+    s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b     s = MatMul(q, Transpose(k)) + Unsqueeze(b)
+    s  = Reshape(s3, [1, heads, rows, positions])    ->
+    w  = Softmax(s + mask)                              w = Softmax(s + mask)
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class _Operand(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is added
-    to scores ``by_distance``, if anything."""
+    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is
+    added to scores ``by_distance``, if anything."""
 
     window: int = 0
     by_distance: Value | None = None
