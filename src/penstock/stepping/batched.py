@@ -127,6 +127,9 @@ class BatchedRunner:
 
     # Of sequences.
 
+    def check_fixed(self, fixed: Rows) -> None:
+        """There are none."""
+
     def begin(self, sequence: SequenceState) -> None:
         """Nothing is there to be found."""
 

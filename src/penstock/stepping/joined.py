@@ -7,6 +7,9 @@
     read         a b c                       outputs of the rows that are asked for
 
 Numbers of rows are rounded to few, for each of which the session has a plan.
+
+Of an encoder-decoder, keys and values of cross attention are written into pages of the same pool
+when a sequence begins, or goes on after its pages were taken. Their positions have no order.
 """
 
 from __future__ import annotations
@@ -17,13 +20,21 @@ from math import ceil
 import numpy as np
 
 from penstock.compiler.options import CompileOptions
-from penstock.core.errors import LimitExceeded
+from penstock.core.errors import InvalidInput, LimitExceeded
 from penstock.core.records import NamedTuple
 from penstock.frontends.load import check_and_sort
 from penstock.ir.graph import Model
 from penstock.ops.internal.pages import RUN
 from penstock.passes.lowering.join_steps import READ, JoinedSteps
-from penstock.passes.lowering.page_attention import PAGE, PAGES, POOL, POSITIONS, RUNS
+from penstock.passes.lowering.page_attention import (
+    FIXED_PAGES,
+    FIXED_RUNS,
+    PAGE,
+    PAGES,
+    POOL,
+    POSITIONS,
+    RUNS,
+)
 from penstock.session.session import Session
 from penstock.stepping.pages import PagePool, digests
 from penstock.stepping.sequence import Rows, SequenceState
@@ -59,11 +70,33 @@ class Piece(NamedTuple):
     rows: int
 
 
+class _PageTable:
+    """Which rows of a step belong to which pages, as ``ops.internal.pages`` reads it."""
+
+    def __init__(self, most_sequences: int) -> None:
+        self._runs = np.zeros((most_sequences, RUN), np.int64)
+        self._pages = np.zeros(_PAGES, np.int64)
+
+    def filled(
+        self, runs: Sequence[tuple[int, int, int, Sequence[int]]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The table for the first rows of sequences, their numbers, how many positions there are
+        before them, and the pages."""
+        used = sum(len(pages) for *_, pages in runs)
+        if used > len(self._pages):
+            self._pages = np.zeros(2 * used, np.int64)
+        self._runs.fill(0)
+        begin = 0
+        for i, (first, count, past, pages) in enumerate(runs):
+            self._runs[i] = first, count, past, begin
+            self._pages[begin : begin + len(pages)] = pages
+            begin += len(pages)
+        return self._runs, self._pages
+
+
 class JoinedRunner:
     """Runs pieces of sequences together, by a graph of ``steps``. ``axes`` are those of rows of its
     outputs."""
-
-    fixed: Sequence[str] = ()
 
     def __init__(
         self, steps: JoinedSteps, options: CompileOptions, most_bytes: int, most_sequences: int
@@ -74,19 +107,38 @@ class JoinedRunner:
         self.session = Session(model, options)
         self.session._fix_shapes()
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
+        self.fixed = steps.fed
         self._inputs = {value.name: value for value in steps.graph.inputs}
-        self._runs = np.zeros((most_sequences, RUN), np.int64)
-        self._pages = np.zeros(_PAGES, np.int64)
+        self._table, self._fixed_table = _PageTable(most_sequences), _PageTable(most_sequences)
 
     @property
     def pages(self) -> tuple[int, int, int]:
         """How many pages are held, how many of them are kept for others, and how many there are."""
         return self.pool.count - self.pool.free, self.pool.kept, self.pool.count
 
+    def check_fixed(self, fixed: Rows) -> None:
+        """See that a sequence can begin with these inputs. Raises ``InvalidInput``."""
+        counts = {cache.past: fixed[cache.past].shape[2] for cache in self.steps.fixed}
+        if (name := self.steps.mask) is not None:
+            counts[name] = fixed[name].shape[1]
+            if not np.isin(fixed[name], (0, 1)).all():
+                raise InvalidInput(f"initial {name!r} has other elements than 0 and 1")
+        if len({*counts.values()}) > 1:
+            raise InvalidInput(f"initial has different numbers of positions: {counts}")
+        if counts and not self._places(fixed).size:
+            raise InvalidInput(f"initial has no positions to attend to: {counts}")
+
+    def _places(self, fixed: Rows) -> np.ndarray:
+        """The positions of what an encoder returned that no mask leaves out."""
+        if self.steps.mask is not None:
+            return np.flatnonzero(fixed[self.steps.mask])
+        return np.arange(fixed[self.steps.fixed[0].past].shape[2] if self.steps.fixed else 0)
+
     def begin(self, sequence: SequenceState) -> None:
         """Let a new sequence read the pages of others that began alike; the last row that waits is
         computed in any case."""
-        if sequence.computed or sequence.pages:
+        # What an encoder returned counts in pages, and is no part of their digests.
+        if sequence.computed or sequence.pages or self.steps.fixed:
             return
         full = (sequence.rows.count - max(sequence.wanted, 1)) // PAGE
         contents = (sequence.rows.content(i * PAGE, (i + 1) * PAGE) for i in range(full))
@@ -100,13 +152,23 @@ class JoinedRunner:
 
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
         """Take the pages that some more rows of a sequence need; False if there are not as many."""
-        needed = ceil((sequence.computed + rows) / PAGE)
-        if needed > self.pool.count:
+        needed, fixed = ceil((sequence.computed + rows) / PAGE), sequence.fixed_pages
+        if self.steps.fixed and not sequence.present:
+            sequence.present = self._places(sequence.fixed).size
+        of_fixed = ceil(sequence.present / PAGE)
+        if needed + of_fixed > self.pool.count:
+            more = f" and {sequence.present} positions of an encoder" if of_fixed else ""
             raise LimitExceeded(
-                f"a sequence of {sequence.computed + rows} rows needs {needed} pages of "
-                f"{self.pool.nbytes_of_page} bytes, and all caches may have {self.pool.count}; "
-                "raise cache_bytes"
+                f"a sequence of {sequence.computed + rows} rows{more} needs {needed + of_fixed} "
+                f"pages of {self.pool.nbytes_of_page} bytes, and all caches may have "
+                f"{self.pool.count}; raise cache_bytes"
             )
+        while len(fixed) < of_fixed:
+            page = self.pool.take()
+            if page is None:
+                return False
+            self._write(page, sequence.fixed, len(fixed) * PAGE)
+            fixed.append(page)
         while len(sequence.pages) < needed:
             page = self.pool.take()
             if page is None:
@@ -114,11 +176,20 @@ class JoinedRunner:
             sequence.pages.append(page)
         return True
 
+    def _write(self, page: int, fixed: Rows, begin: int) -> None:
+        """Write keys and values that stay as they are, from a position on, into a page."""
+        places = self._places(fixed)[begin : begin + PAGE]
+        for name, _, groups, size, begins in self.steps.fixed:
+            memory = self.pool.array[page, begins : begins + groups * PAGE * size]
+            memory = memory.reshape(groups, PAGE, size)
+            memory[:, : places.size] = fixed[name][0].take(places, axis=1)
+
     def release(self, sequence: SequenceState) -> None:
         """Give the pages of a sequence back; its rows are computed anew if it goes on."""
-        for page in sequence.pages:
+        for page in (*sequence.pages, *sequence.fixed_pages):
             self.pool.drop(page)
         sequence.pages.clear()
+        sequence.fixed_pages.clear()
         sequence.digests.clear()
         sequence.computed = 0
 
@@ -134,8 +205,9 @@ class JoinedRunner:
     def fork(self, sequence: SequenceState, copy: SequenceState) -> None:
         """Give ``copy`` the state of a sequence: full pages are shared."""
         copy.pages, copy.digests = [*sequence.pages], [*sequence.digests]
+        copy.fixed_pages, copy.present = [*sequence.fixed_pages], sequence.present
         copy.computed = sequence.computed
-        for page in copy.pages:
+        for page in (*copy.pages, *copy.fixed_pages):
             self.pool.hold(page)
         self._own_last(copy)
 
@@ -176,31 +248,28 @@ class JoinedRunner:
         """The feeds of a step, and how many rows of each piece are read."""
         total = sum(piece.rows for piece in pieces)
         rows = rounded(total)
-        used = sum(len(piece.sequence.pages) for piece in pieces)
-        if used > len(self._pages):
-            self._pages = np.zeros(2 * used, np.int64)
-        runs, pages, counts = self._runs, self._pages, []
-        read: list[int] = []
-        runs.fill(0)
+        counts, read = [], list[int]()
+        runs, fixed = [], []
         positions = np.zeros((1, rows), np.int64)
-        first = page = 0
-        for i, (sequence, count) in enumerate(pieces):
+        first = 0
+        for sequence, count in pieces:
             past = sequence.computed
-            runs[i] = first, count, past, page
-            pages[page : page + len(sequence.pages)] = sequence.pages
+            runs.append((first, count, past, sequence.pages))
+            fixed.append((first, count, sequence.present, sequence.fixed_pages))
             positions[0, first : first + count] = range(past, past + count)
             # Of rows that are computed now, those among the last ones that are wanted.
             begin = max(sequence.rows.count - sequence.wanted - past, 0)
             read += range(first + begin, first + count)
             counts.append(max(count - begin, 0))
             first += count
-            page += len(sequence.pages)
         feeds = {name: self._rows_of(name, pieces, rows) for name in self.steps.rows}
         size = min(rounded(max(len(read), 1)), max(rows, len(read)))
         reads = np.zeros(size, np.int64)
         reads[: len(read)] = read
-        feeds |= {POSITIONS: positions, POOL: self.pool.array, RUNS: runs, PAGES: pages}
-        feeds[READ] = reads
+        feeds |= {POSITIONS: positions, POOL: self.pool.array, READ: reads}
+        feeds[RUNS], feeds[PAGES] = self._table.filled(runs)
+        if self.steps.fixed:
+            feeds[FIXED_RUNS], feeds[FIXED_PAGES] = self._fixed_table.filled(fixed)
         return {name: array for name, array in feeds.items() if name in self._inputs}, counts
 
     def _rows_of(self, name: str, pieces: Sequence[Piece], rows: int) -> np.ndarray:
@@ -215,6 +284,8 @@ class JoinedRunner:
 
     def _keep_full(self, sequence: SequenceState) -> None:
         """Keep pages that have become full for sequences that begin alike."""
+        if self.steps.fixed:
+            return
         for i in range(len(sequence.digests), sequence.computed // PAGE):
             before = sequence.digests[-1] if sequence.digests else b""
             content = sequence.rows.content(i * PAGE, (i + 1) * PAGE)

@@ -69,6 +69,9 @@ class SeparateRunner:
         """There are none."""
         return 0, 0, 0
 
+    def check_fixed(self, fixed: Rows) -> None:
+        """A run tells what it cannot take."""
+
     def begin(self, sequence: SequenceState) -> None:
         """Give a new sequence caches without positions."""
         if sequence.arrays:

@@ -79,7 +79,8 @@ class SequenceState:
     ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
     once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
     full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows;
-    ``fixed`` the inputs that stay as they are.
+    ``fixed`` the inputs that stay as they are, which ``fixed_pages`` hold if they are in pages, in
+    ``present`` positions.
     """
 
     number: int
@@ -93,6 +94,8 @@ class SequenceState:
     digests: list[bytes] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    fixed_pages: list[int] = field(default_factory=list)
+    present: int = 0
     outputs: list[Rows] = field(default_factory=list)
     """of wanted rows, if they are computed in several steps"""
     served: int = 0

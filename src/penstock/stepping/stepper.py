@@ -401,6 +401,7 @@ class Stepper:
                 raise InvalidInput(
                     f"initial {name!r} is {checked[name].shape}, of one sample of {type_}"
                 )
+        self._engine.runner.check_fixed(checked)
         return checked
 
     def _drive(self, is_done: Callable[[], bool]) -> None:

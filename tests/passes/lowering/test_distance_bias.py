@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from penstock.passes.lowering.distance_bias import NoDistances, numbers_by_distance
+from penstock.passes.lowering.distance_bias import numbers_by_distance
+from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe
 
 SLOPES = 2.0 ** -np.arange(1, 9)[:, None, None]
@@ -25,7 +26,7 @@ def table_of(bias: Bias, window: int = 0, total: int = 4096) -> np.ndarray | Non
         hidden = (keys > queries) | ((queries - keys >= window) if window else False)
         numbers = np.asarray(bias(keys, queries), np.float32)
         cases.append((probe, np.where(hidden, np.float32(-3e38), numbers)))
-    return numbers_by_distance(cases, window)
+    return numbers_by_distance(cases, window, "bias")
 
 
 def buckets(keys: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -87,7 +88,7 @@ def test_the_same_number_for_all_is_nothing(number: float) -> None:
     ],
 )
 def test_numbers_by_more_than_distances_are_refused(bias: Bias) -> None:
-    with pytest.raises(NoDistances):
+    with pytest.raises(Stays, match="more than distances"):
         table_of(bias)
 
 
@@ -98,5 +99,5 @@ def test_numbers_rounded_to_bfloat16_are_refused() -> None:
         exact = np.float32(SLOPES * 0.7 * keys)
         return (exact.view(np.int32) & -65536).view(np.float32) + 0 * queries
 
-    with pytest.raises(NoDistances):
+    with pytest.raises(Stays, match="more than distances"):
         table_of(rounded)

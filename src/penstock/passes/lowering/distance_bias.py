@@ -17,28 +17,25 @@ import numpy as np
 
 from penstock.core.types import FLOAT32
 from penstock.ops.internal.packed import LOWEST
+from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe
 
 _ERRORS = 4 * float(np.finfo(FLOAT32).eps)
 """how far numbers of float32 may be off, relative to the largest of their row"""
 
 
-class NoDistances(Exception):  # noqa: N818 - no error: rows stay
-    """A bias that is no function of distance alone."""
-
-
 def numbers_by_distance(
-    biases: Sequence[tuple[Probe, np.ndarray]], window: int
+    biases: Sequence[tuple[Probe, np.ndarray]], window: int, name: str
 ) -> np.ndarray | None:
     """What biases at some probes, the longest of which is the last one, add to the scores of rows
     that see ``window`` positions, or all before them: [heads, n + 1], for the first n distances and
     for each position beyond them, as ``ops.internal.pages`` reads it. None for nothing. Raises
-    ``NoDistances``."""
-    cases = [(*_relative(probe, bias, window), window) for probe, bias in biases]
-    numbers, errors, _ = cases[-1]
+    ``Stays`` for the bias of that name."""
+    cases = [_relative(probe, bias, window) for probe, bias in biases]
+    numbers, errors = cases[-1]
     table = _table(numbers[:, -1], errors[:, -1], window)
-    if not all(_fits(table, *case) for case in cases):
-        raise NoDistances
+    if table is None or not all(_fits(table, *case, window) for case in cases):
+        raise Stays(f"adds numbers to scores that depend on more than distances, by {name!r}")
     return table if table.any() else None
 
 
@@ -46,8 +43,6 @@ def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, 
     """What is added to scores by head, row and distance, relative to distance 0 and 0 where nothing
     is seen, and how far it may be off, by head and row."""
     positions = probe.positions
-    if bias.dtype == np.bool_:
-        bias = np.zeros((1, *bias.shape[-2:]), FLOAT32)
     rows = bias.reshape(-1, *bias.shape[-2:]).astype(np.float64)
     rows[rows <= LOWEST] = 0
     errors = _ERRORS * np.abs(rows).max(-1)
@@ -58,9 +53,9 @@ def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, 
     return numbers, errors
 
 
-def _table(numbers: np.ndarray, errors: np.ndarray, window: int) -> np.ndarray:
+def _table(numbers: np.ndarray, errors: np.ndarray, window: int) -> np.ndarray | None:
     """Numbers [heads, n + 1] for those [heads, distances] of the last row of a probe: the fewest
-    behind which they grow evenly. Raises ``NoDistances``."""
+    behind which they grow evenly. None if that is nowhere."""
     count = min(window, numbers.shape[1]) if window else numbers.shape[1]
     half, distances = count // 2, np.arange(count)
     numbers = numbers[:, :count]
@@ -73,7 +68,7 @@ def _table(numbers: np.ndarray, errors: np.ndarray, window: int) -> np.ndarray:
     begin = int(uneven[-1]) + 1 if uneven.size else 0
     if begin > half:
         if not window:
-            raise NoDistances
+            return None
         begin, slopes = count - 1, np.zeros_like(slopes)
     return np.column_stack([numbers[:, : begin + 1], slopes]).astype(FLOAT32)
 

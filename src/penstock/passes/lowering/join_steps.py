@@ -56,6 +56,7 @@ from penstock.passes.lowering.step_probes import (
     Probe,
     Probes,
     Roles,
+    is_mask,
     prepared,
     roles_of,
     sample_graph,
@@ -72,13 +73,20 @@ _COMPARED = 3
 
 class JoinedSteps(NamedTuple):
     """The ``graph`` of joined steps, the names of its inputs that have ``rows`` for each token, the
-    axes of rows of its ``outputs``, and the ``caches`` in a page of ``page_size`` elements."""
+    axes of rows of its ``outputs``, and the ``caches`` in a page of ``page_size`` elements.
+
+    Of the decoder of an encoder-decoder, ``fed`` are the names of inputs that stay as they are in
+    all steps of a sequence; ``fixed`` those that lie in pages, keys and values of cross attention,
+    without the positions that are absent in the ``mask`` of that name, if there is one."""
 
     graph: Graph
     rows: Sequence[str]
     outputs: Mapping[str, int]
     caches: Sequence[PagedCache]
     page_size: int
+    fed: Sequence[str] = ()
+    fixed: Sequence[PagedCache] = ()
+    mask: str | None = None
 
 
 def join_steps(source: Graph) -> JoinedSteps:
@@ -101,6 +109,7 @@ def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
     joining = PageAttention(graph, names, roles, probes)
     joining.replace_attention()
+    mask = _mask_of(graph, roles) if True in joining.masked else None
     presents = {cache.present for cache in joining.caches}
     kept = [(v, name) for v, name in zip(graph.outputs, names, strict=True) if name not in presents]
     graph.outputs, names = [v for v, _ in kept], [name for _, name in kept]
@@ -108,15 +117,38 @@ def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -
     rows = [v for v in graph.inputs if v.name in (*roles.rows, POSITIONS)]
     axes = _Opening(graph, rows).run()
     _check_constants(graph, source, probes)
-    read = {value.name for node in graph.walk() for value in node.inputs if value is not None}
-    for name in roles.fixed:
-        if name in read:
-            raise RowsStay(f"{name!r}, which each sequence has its own of, is read by all rows")
     for name, value in zip(names, graph.outputs, strict=True):
         value.name = name
-    graph.inputs = [v for v in graph.inputs if v.name not in (*roles.caches, *roles.fixed)]
-    outputs_by_name = dict(zip(names, axes, strict=True))
-    return JoinedSteps(graph, roles.rows, outputs_by_name, joining.caches, joining.page_size)
+    _check_fixed(graph, roles)
+    left = (*roles.caches, *roles.fixed)
+    graph.inputs = [v for v in graph.inputs if v.name not in left]
+    return JoinedSteps(
+        graph,
+        roles.rows,
+        dict(zip(names, axes, strict=True)),
+        joining.caches,
+        max(joining.page_size, joining.fixed_size),
+        roles.fixed,
+        [*joining.fixed.values()],
+        mask,
+    )
+
+
+def _mask_of(graph: Graph, roles: Roles) -> str:
+    """The name of the mask of what an encoder returned. Raises ``RowsStay`` if there are several."""
+    masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
+    if len(masks) != 1:
+        raise RowsStay(f"there are several masks of what an encoder returned: {masks}")
+    return masks[0]
+
+
+def _check_fixed(graph: Graph, roles: Roles) -> None:
+    """See that inputs that stay as they are count in attention alone. Raises ``RowsStay``."""
+    readers = readers_of(graph)
+    for value in graph.inputs:
+        if value.name in roles.fixed and (found := readers.get(value)):
+            label = "an output" if found[0] is None else found[0].label
+            raise RowsStay(f"{label} reads {value.name!r}, beside attention")
 
 
 def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
@@ -166,6 +198,9 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
         if fed.name in roles.positions:
             new[fed] = _positions(positions, fed.name, fed.shape or (), fed.dtype, nodes)
     for node in graph.nodes:
+        found = _slice_of_table(node, near)
+        if found is not None and node.outputs[0] is not None:
+            new[node.outputs[0]] = _gathered(node, *found, positions, nodes)
         for value in node.outputs:
             if value is None or not all(probe.are_positions(value.name) for probe in near):
                 continue
@@ -176,6 +211,45 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
     graph.nodes[:0] = nodes
     graph.inputs = [v for v in graph.inputs if v not in new] + [positions]
     return graph
+
+
+def _slice_of_table(node: Node, near: Sequence[Probe]) -> tuple[int, int] | None:
+    """The axis of a Slice of a constant that has one place for each row, and how many places it
+    begins behind the first row's position; None for another node."""
+    table, y = (node.const(0), node.outputs[0]) if node.op.full_name == "Slice" else (None, None)
+    if table is None or y is None:
+        return None
+    begin, offsets = node.inputs[1], set()
+    for probe in near:
+        known = None if begin is None else probe.values.get(begin.name)
+        if known is None or known.size != 1 or y.name not in probe.values:
+            return None
+        offsets.add(int(known.reshape(())) - probe.past)
+    offset = offsets.pop()
+    for axis in range(0 if offsets else table.ndim):
+        pairs = [
+            (p.values[y.name], table.take(p.positions + offset, axis, None, "clip")) for p in near
+        ]
+        if all(np.array_equal(own, places) for own, places in pairs):
+            return axis, offset
+    return None
+
+
+def _gathered(node: Node, axis: int, offset: int, positions: Value, nodes: list[Node]) -> Value:
+    """The places of a constant for each row, by nodes that are added to ``nodes``."""
+    y = node.outputs[0]
+    assert y is not None
+    index = _positions(positions, y.name, (ROWS,), INT64, nodes)
+    if offset:
+        moved = Value(f"{y.name}/moved", TensorType(INT64, (ROWS,)))
+        behind = Value(f"{WRITTEN}offset", const=np.array(offset))
+        nodes.append(Node(standard("Add"), [index, behind], [moved]))
+        index = moved
+    result = Value(f"{y.name}/gathered", y.type)
+    nodes.append(
+        node.derived([node.inputs[0], index], [result], {"axis": axis}, op=standard("Gather"))
+    )
+    return result
 
 
 def _positions(
@@ -224,7 +298,8 @@ class _Opening:
         if not any(inputs):
             return node
         try:
-            found = _of_pages(inputs) if node.op is PAGED_ATTENTION else packed_form(node, inputs)
+            paged = node.op is PAGED_ATTENTION
+            found = _of_pages(node, inputs) if paged else packed_form(node, inputs)
         except Stays as reason:
             raise stays(node, str(reason)) from None
         for value, own, wanted in zip(node.inputs, inputs, found.inputs, strict=False):
@@ -270,9 +345,11 @@ class _Opening:
             graph.nodes.insert(graph.nodes.index(reader), gather)
 
 
-def _of_pages(inputs: Sequence[Axes | None]) -> Packed:
+def _of_pages(node: Node, inputs: Sequence[Axes | None]) -> Packed:
     """How PagedAttention is computed for any number of rows."""
     q, k, v = inputs[:3]
+    if q is not None and node.inputs[1] is None and q[2] == ((ROW_AXIS, ROWS),):
+        return Packed([(*q[:3], features(node.attrs["value_size"]))], inputs)
     if q is None or k is None or v is None or not q[2] == k[2] == v[2] == ((ROW_AXIS, ROWS),):
         raise Stays("has queries, keys or values of which no axis is known to be that of rows")
     return Packed([(*q[:3], v[3])], inputs)

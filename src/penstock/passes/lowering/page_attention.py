@@ -9,12 +9,17 @@ node, as ONNX's Attention with a past, and as GroupQueryAttention::
     y, present, present_v = Attention(q, k, v, mask, past, past_v)
 
     y, present, present_v = GroupQueryAttention(q, k, v, past, past_v, lengths, total, cos, sin)
+
+Keys and values that are fed and stay as they are, of what an encoder returned, lie in pages of
+their own of the same pool, which all rows of a sequence see::
+
+    y = penstock.Attention(q, Expand(keys), Expand(values), bias)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,35 +27,46 @@ from penstock.analysis.type_inference import node_types
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64, TensorType
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.pages import PAGED_ATTENTION, RUN
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.passes.lowering.distance_bias import NoDistances, numbers_by_distance
-from penstock.passes.lowering.row_rules import static_dims
-from penstock.passes.lowering.step_probes import Probe, Probes, Roles
+from penstock.passes.lowering.row_rules import Stays, static_dims
+from penstock.passes.lowering.score_biases import Seen, hides_absent, seen_before
+from penstock.passes.lowering.step_probes import Probes, Roles, is_mask
 
 WRITTEN = "penstock/"
 """begins the names of values that are written here"""
-POSITIONS, POOL, RUNS, PAGES = (
-    f"{WRITTEN}{name}" for name in ("positions", "pool", "runs", "pages")
+POSITIONS, POOL, RUNS, PAGES, FIXED_RUNS, FIXED_PAGES = (
+    f"{WRITTEN}{name}"
+    for name in ("positions", "pool", "runs", "pages", "fixed_runs", "fixed_pages")
 )
 """inputs of a graph of joined steps, beside those of rows"""
 
 PAGE = 32
 """positions of a page"""
+_OF_HEADS = 4
+"""axes of keys or values"""
 
 
 class PagedCache(NamedTuple):
-    """Keys or values of a layer: the names of the ``past`` and the ``present``, and where its
-    [groups, positions, size] begin in a page."""
+    """Keys or values of a layer: the names of the ``past`` and the ``present``, if it grows, and
+    where its [groups, positions, size] begin in a page."""
 
     past: str
-    present: str
+    present: str | None
     groups: int
     size: int
     begins: int
+
+
+class _Source(NamedTuple):
+    """A ``value`` that keys or values are made of by ``moves`` alone, and their factor."""
+
+    value: Value | None
+    moves: Sequence[Node]
+    scale: float
 
 
 class _Operand(NamedTuple):
@@ -63,24 +79,12 @@ class _Operand(NamedTuple):
     scale: float = 1.0
 
 
-class _Seen(NamedTuple):
-    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is
-    added to scores ``by_distance``, if anything."""
-
-    window: int = 0
-    by_distance: Value | None = None
-
-    def within(self, window: int) -> _Seen:
-        """The same within a window; 0 or less for none."""
-        return self._replace(window=min(self.window or window, window)) if window > 0 else self
-
-
 class _Scores(NamedTuple):
     """The factor of scores, their highest number or 0, and what a row sees."""
 
     scale: float
     softcap: float
-    seen: _Seen
+    seen: Seen
 
 
 class PageAttention:
@@ -90,16 +94,22 @@ class PageAttention:
     def __init__(self, graph: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> None:
         self.graph, self.roles, self._probes = graph, roles, probes
         self.caches: list[PagedCache] = []
-        self.page_size = 0
+        self.fixed: dict[str, PagedCache] = {}
+        self.page_size = self.fixed_size = 0
+        self.masked: set[bool] = set()
+        """whether attention hides what is absent in a mask of what an encoder returned"""
         self._past = {v.name: v for v in graph.inputs if v.name in roles.caches}
         self._outputs = dict(zip(graph.outputs, names, strict=True))
-        self._biases: dict[tuple[Value, ...], _Seen] = {}
+        self._seen_by: dict[tuple[Value, ...], Seen] = {}
         self.pool = Value(POOL, TensorType(FLOAT32, ("pages", "page_size")))
         self.runs = Value(RUNS, TensorType(INT64, ("requests", RUN)))
         self.pages = Value(PAGES, TensorType(INT64, ("used_pages",)))
+        self.fixed_runs = Value(FIXED_RUNS, TensorType(INT64, ("requests", RUN)))
+        self.fixed_pages = Value(FIXED_PAGES, TensorType(INT64, ("used_fixed_pages",)))
 
     def replace_attention(self) -> None:
         """Let attention read pages in the place of caches."""
+        self._check_fixed()
         nodes: list[Node] = []
         for node in self.graph.nodes:
             if node.op is ATTENTION:
@@ -115,6 +125,22 @@ class PageAttention:
             raise RowsStay(f"no attention reads {left[0] if left else 'a cache'!r}")
         self.graph.nodes = nodes
         self.graph.inputs += [self.pool, self.runs, self.pages]
+        if self.fixed:
+            self.graph.inputs += [self.fixed_runs, self.fixed_pages]
+        if len(self.masked) > 1:
+            raise RowsStay("a mask of what an encoder returned counts in some layers alone")
+
+    def _check_fixed(self) -> None:
+        """See that fixed inputs that are read are keys, values and masks. Raises ``RowsStay``."""
+        readers = readers_of(self.graph)
+        for value in self.graph.inputs:
+            if value.name not in self.roles.fixed or not readers.get(value) or is_mask(value):
+                continue
+            if value.dtype != FLOAT32 or len(value.shape or ()) != _OF_HEADS:
+                raise RowsStay(
+                    f"keys and values of cross attention are computed of {value.name!r} in each "
+                    "step; export a decoder that is fed them"
+                )
 
     # Attention in its forms.
 
@@ -122,14 +148,45 @@ class PageAttention:
         """Of penstock.Attention, whose keys and values are, or repeat, the past and new rows."""
         q, k, v = node.inputs[:3]
         assert q is not None
-        heads = static_dims(q)[1]
-        keys = self._operand(node, k, heads, bool(node.attrs.get("keys_last", 0)))
-        values = self._operand(node, v, heads, False)
+        heads, last = static_dims(q)[1], bool(node.attrs.get("keys_last", 0))
+        sources = _source_of(node, k), _source_of(node, v)
+        if any(s.value is not None and s.value.name in self.roles.fixed for s in sources):
+            return self._cross(node, q, *sources)
+        keys = self._operand(node, sources[0], heads, last)
+        values = self._operand(node, sources[1], heads, False)
         seen = self._seen(node, node.inputs[3:], heads)
         scores = _Scores(node.attrs["scale"] * keys.scale, node.attrs.get("softcap", 0.0), seen)
         if values.scale != 1:
             raise stays(node, "has values times a number")
         return self._attention(node, q, keys, values, scores, node.outputs[0])
+
+    def _cross(self, node: Node, q: Value, keys: _Source, values: _Source) -> Node:
+        """Of penstock.Attention over what an encoder returned."""
+        attrs: dict[str, Any] = {"positions": PAGE, "softcap": node.attrs.get("softcap", 0.0)}
+        attrs["scale"] = node.attrs["scale"] * keys.scale
+        last = bool(node.attrs.get("keys_last", 0))
+        for name, source in (("keys_at", keys), ("values_at", values)):
+            fed = source.value
+            if fed is None or fed.name not in self.roles.fixed:
+                raise stays(node, "reads what an encoder returned beside what is computed")
+            if not _repeats(fed, source.moves, static_dims(q)[1], last and source is keys):
+                raise stays(node, "has keys or values that are not fed, each for some heads")
+            cache = self.fixed.get(fed.name) or self._placed_fixed(fed)
+            attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
+        if values.scale != 1:
+            raise stays(node, "has values times a number")
+        biases = [bias for bias in node.inputs[3:] if bias is not None]
+        self.masked.add(_tell(node, hides_absent, self._probes, biases))
+        inputs = [q, None, None, self.pool, self.fixed_runs, self.fixed_pages]
+        return node.derived(inputs, node.outputs, attrs, op=PAGED_ATTENTION)
+
+    def _placed_fixed(self, fed: Value) -> PagedCache:
+        """Where keys or values that are fed lie in a page."""
+        _, groups, _, size = static_dims(fed)
+        cache = PagedCache(fed.name, None, groups, size, self.fixed_size)
+        self.fixed_size += groups * PAGE * size
+        self.fixed[fed.name] = cache
+        return cache
 
     def _attention(
         self,
@@ -150,8 +207,10 @@ class PageAttention:
         if values.present is not keys.present:
             attrs["values_at"] = self._placed(values)
         inputs = [q, keys.new, values.new, self.pool, self.runs, self.pages]
-        if scores.seen.by_distance is not None:
-            inputs.append(scores.seen.by_distance)
+        numbers = scores.seen.by_distance
+        if numbers is not None:
+            table = np.broadcast_to(numbers, (static_dims(q)[1], numbers.shape[1]))
+            inputs.append(Value(f"{WRITTEN}by_distance", const=np.ascontiguousarray(table)))
         return node.derived(inputs, [y], attrs, op=PAGED_ATTENTION)
 
     def _placed(self, operand: _Operand) -> int:
@@ -165,21 +224,9 @@ class PageAttention:
         self.caches.append(PagedCache(operand.past.name, present, groups, size, begins))
         return begins
 
-    def _operand(self, node: Node, value: Value | None, heads: int, last: bool) -> _Operand:
+    def _operand(self, node: Node, source: _Source, heads: int, last: bool) -> _Operand:
         """What keys or values are made of."""
-        moves: list[Node] = []
-        scale, present = 1.0, value
-        while present is not None and (source := present.producer) is not None:
-            if source.op.full_name == "Concat":
-                break
-            if source.op.full_name == "Mul" and (factor := _factor(source)) is not None:
-                present, number = factor
-                scale *= number
-                continue
-            if not (source.op.view or source.op.full_name in ("Expand", "Transpose")):
-                raise stays(node, f"reads what {source.label} makes of caches")
-            moves.append(source)
-            present = source.inputs[0]
+        present, moves, scale = source
         concat = None if present is None else present.producer
         if concat is None or present is None or len(concat.inputs) != 2:
             raise stays(node, "reads keys or values that are no past with rows behind it")
@@ -188,7 +235,7 @@ class PageAttention:
             raise stays(node, "reads keys or values that are no past with rows behind it")
         if concat.attrs.get("axis", 0) not in (2, -2):
             raise stays(node, "adds rows to caches along another axis")
-        if not _repeats(present, moves[::-1], heads, last):
+        if not _repeats(present, moves, heads, last):
             raise stays(node, "has keys or values that are no caches, each for some heads")
         return _Operand(past, new, present, scale)
 
@@ -257,53 +304,53 @@ class PageAttention:
         """The factor of scores, by default that of the size of a head."""
         return float(attrs.get("scale") or static_dims(q)[-1] ** -0.5)
 
-    # Masks, and what else is added to scores.
+    # Biases.
 
     def _seen(
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
-    ) -> _Seen:
+    ) -> Seen:
         """What rows see of attention whose scores have these biases added."""
         biases = tuple([bias for bias in given if bias is not None])
-        if not biases:
-            if causal:
-                return _Seen()
-            raise stays(node, "lets a row see those behind it")
-        if biases not in self._biases:
-            self._biases[biases] = self._seen_by(node, biases, heads, causal)
-        return self._biases[biases]
+        if biases not in self._seen_by:
+            self._seen_by[biases] = _tell(node, seen_before, self._probes, biases, causal)
+        seen = self._seen_by[biases]
+        if seen.by_distance is not None and len(seen.by_distance) not in (1, heads):
+            own = len(seen.by_distance)
+            raise stays(node, f"adds numbers of {own} heads to scores of {heads}")
+        return seen
 
-    def _seen_by(self, node: Node, biases: Sequence[Value], heads: int, causal: bool) -> _Seen:
-        name, total = biases[0].name, None
-        for far in self._probes.far:
-            if (total := _hidden(biases, far, causal)) is not None:
-                break
-        else:
-            raise stays(node, f"has a mask that cannot be computed, {name!r}")
-        cases = [(probe, _hidden(biases, probe, causal)) for probe in self._probes.near]
-        known = [(p, bias) for p, bias in (*cases, (far, total)) if bias is not None]
-        windows = [probe.window(bias) for probe, bias in known]
-        if None in windows or len(known) <= len(cases):
-            raise stays(node, f"hides other positions than those behind a row, by {name!r}")
-        window = windows[-1] or 0
-        # A window that is longer than a probe shows in a longer one alone.
-        ends = [probe.past + probe.rows for probe, _ in cases]
-        if windows[:-1] != [0 if window >= end else window for end in ends]:
-            raise stays(node, f"has a window that grows, by {name!r}")
-        try:
-            numbers = numbers_by_distance(known, window)
-        except NoDistances:
-            text = "adds numbers to scores that depend on more than distances, by"
-            raise stays(node, f"{text} {name!r}") from None
-        if numbers is None:
-            return _Seen(window)
-        if len(numbers) not in (1, heads):
-            raise stays(node, f"adds numbers of {len(numbers)} heads to scores of {heads}")
-        table = np.ascontiguousarray(np.broadcast_to(numbers, (heads, numbers.shape[1])))
-        return _Seen(window, Value(f"{WRITTEN}by_distance", const=table))
+
+_T = TypeVar("_T")
+
+
+def _tell(node: Node, told: Callable[..., _T], *arguments: object) -> _T:
+    """What a function tells of a node's biases."""
+    try:
+        return told(*arguments)
+    except Stays as reason:
+        raise stays(node, str(reason)) from None
 
 
 def stays(node: Node, reason: str) -> RowsStay:
     return RowsStay(f"{node.label} {reason}")
+
+
+def _source_of(node: Node, value: Value | None) -> _Source:
+    """What keys or values of attention are made of."""
+    moves: list[Node] = []
+    scale = 1.0
+    while value is not None and (source := value.producer) is not None:
+        if source.op.full_name == "Concat":
+            break
+        if source.op.full_name == "Mul" and (factor := _factor(source)) is not None:
+            value, number = factor
+            scale *= number
+            continue
+        if not (source.op.view or source.op.full_name in ("Expand", "Transpose")):
+            raise stays(node, f"reads what {source.label} makes of caches")
+        moves.append(source)
+        value = source.inputs[0]
+    return _Source(value, moves[::-1], scale)
 
 
 def _factor(node: Node) -> tuple[Value | None, float] | None:
@@ -313,47 +360,6 @@ def _factor(node: Node) -> tuple[Value | None, float] | None:
         if number is not None and number.size == 1:
             return node.inputs[1 - i], float(number.reshape(()))
     return None
-
-
-def _hidden(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:
-    """What is added to scores by all biases together; None if it is not known."""
-    total: np.ndarray = np.zeros((), np.float32)
-    try:
-        arrays = [_computed(bias, probe) for bias in biases]
-        if causal:
-            before = np.arange(probe.past + probe.rows)
-            arrays.append(before <= probe.positions[:, None])
-        for array in arrays:
-            if array is None:
-                return None
-            hides = array.dtype == np.bool_
-            own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
-            with np.errstate(over="ignore"):  # lowest numbers become minus infinity
-                total = total + own
-    except ValueError:  # a table of numbers may have fewer positions than the probe
-        return None
-    return total
-
-
-def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
-    """The value of a bias: the model's, or what ``RecognizeAttention`` computes of several."""
-    if value is None:
-        return None
-    if value.name in probe.values:
-        return probe.values[value.name]
-    if value.const is not None and (value.const.size == 1 or value.name == "axes"):
-        return value.const
-    node = value.producer
-    operands = [] if node is None else [_computed(x, probe) for x in node.inputs]
-    if node is None or any(x is None for x in operands):
-        return None
-    known = [x for x in operands if x is not None]
-    if node.op.name == "Unsqueeze":
-        return np.expand_dims(known[0], tuple(known[1].tolist()))
-    if node.op.name == "Where":
-        return np.where(*known)
-    with np.errstate(over="ignore"):
-        return known[0] + known[1] if node.op.name == "Add" else None
 
 
 def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:

@@ -33,8 +33,10 @@ _OTHER = 13, 5
 _FEW = 3
 _FAR = tuple([part << n for n in range(15, 4, -1) for part in (4, 3)])
 """numbers of positions: tables of a model may have fewer than the largest of these"""
-_OF_ENCODER = 17
-"""the number of positions of what an encoder returned, where it does not matter"""
+_SOURCE, _OTHER_SOURCE, _FAR_SOURCE = 17, 23, 1000
+"""numbers of positions of what an encoder returned"""
+_ABSENT = 5
+"""one of so many positions is absent in a mask of these"""
 _OF_ENCODERS = frozenset(("encoder", "cross"))
 _OF_DECODERS = frozenset(("decoder", "past", "self"))
 _OF_TOKENS = 2
@@ -130,20 +132,25 @@ def with_sizes_of_heads(graph: Graph) -> Graph:
     return copy
 
 
-def sample_graph(graph: Graph, roles: Roles, rows: int, past: int) -> Graph:
-    """A copy of a graph for a sample of ``rows`` behind ``past`` positions, with masks of ones."""
+def is_mask(value: Value) -> bool:
+    """Whether an input says which positions count."""
+    return "mask" in value.name.lower() and len(value.shape or ()) == _OF_TOKENS
+
+
+def sample_graph(graph: Graph, roles: Roles, rows: int, past: int, source: int = _SOURCE) -> Graph:
+    """A copy of a graph for a sample of ``rows`` behind ``past`` positions, with masks of ones, and
+    with ``source`` positions of what an encoder returned."""
     copy = clone(graph)
     inputs = [*copy.inputs]
     for value in inputs:
         assert isinstance(value.type, TensorType)
         assert value.type.shape is not None
-        fixed = value.name in roles.fixed
-        if value.name in roles.masks or (fixed and "mask" in value.name.lower()):
-            dims = 1, _OF_ENCODER if fixed else past + rows
-            value.set_constant(np.ones(dims, value.type.dtype))
+        if value.name in roles.masks:
+            value.set_constant(np.ones((1, past + rows), value.type.dtype))
             copy.inputs.remove(value)
             continue
-        middle = past if value.name in roles.caches else _OF_ENCODER if fixed else rows
+        fixed = value.name in roles.fixed
+        middle = past if value.name in roles.caches else source if fixed else rows
         sizes = [middle if not isinstance(n, int) else n for n in value.type.shape]
         if len(sizes) > 1:
             sizes[0] = 1
@@ -153,11 +160,13 @@ def sample_graph(graph: Graph, roles: Roles, rows: int, past: int) -> Graph:
 
 class Probe(NamedTuple):
     """The values that a graph computes of the numbers of ``rows`` and ``past`` positions alone, by
-    their names."""
+    their names; and which positions of what an encoder returned were ``present``, if there is a
+    mask of these."""
 
     rows: int
     past: int
     values: Mapping[str, np.ndarray]
+    present: np.ndarray | None = None
 
     @property
     def positions(self) -> np.ndarray:
@@ -197,7 +206,8 @@ class Probes:
     def __init__(self, graph: Graph, roles: Roles, whole: bool) -> None:
         self._graph = graph if whole else _of_lengths(graph, roles)
         self._roles = roles
-        self.near = [self._probe(*sizes) for sizes in ((ROWS, PAST), _OTHER)]
+        sizes = (ROWS, PAST, _SOURCE), (*_OTHER, _OTHER_SOURCE)
+        self.near = [self._probe(*own) for own in sizes]
         self._far: list[Probe] = []
         self._left = self._farther()
 
@@ -212,40 +222,57 @@ class Probes:
     def optimized(self) -> Iterator[Mapping[str, np.ndarray]]:
         """Constants by their names in graphs that were optimized for other numbers of rows and of
         positions: few ones, and many if the model has these."""
-        for rows, past in (_OTHER, *[(_FEW, total - _FEW) for total in _FAR]):
+        far = [(_FEW, total - _FEW, _FAR_SOURCE) for total in _FAR]
+        for sizes in ((*_OTHER, _OTHER_SOURCE), *far):
             with suppress(PenstockError):
-                graph = self._sample(rows, past)
+                graph, _ = self._sample(*sizes)
                 optimize(graph)
                 read = {v for node in graph.nodes for v in node.inputs if v is not None}
                 yield {v.name: v.const for v in read if v.const is not None}
 
-    def _sample(self, rows: int, past: int) -> Graph:
-        copy = sample_graph(self._graph, self._roles, rows, past)
+    def _sample(self, rows: int, past: int, source: int) -> tuple[Graph, np.ndarray | None]:
+        """A graph for so many positions, and the mask of those of an encoder, if it reads one."""
+        present = None
+        copy = sample_graph(self._graph, self._roles, rows, past, source)
+        for value in [v for v in copy.inputs if v.name in self._roles.fixed and is_mask(v)]:
+            copy.inputs.remove(value)
+            assert isinstance(value.type, TensorType)
+            present = _present(value.type.dims[1])
+            value.set_constant(present.astype(value.type.dtype)[None])
         for value in [v for v in copy.inputs if v.name in self._roles.positions]:
             copy.inputs.remove(value)
             positions = np.arange(past, past + rows, dtype=value.dtype)
             value.set_constant(positions if len(value.shape or ()) == 1 else positions[None])
-        return copy
+        return copy, present
 
     def _farther(self) -> Iterator[Probe]:
         for total in _FAR:
             with suppress(PenstockError):  # tables may have fewer positions
-                yield self._probe(_FEW, total - _FEW)
+                yield self._probe(_FEW, total - _FEW, _FAR_SOURCE)
 
-    def _probe(self, rows: int, past: int) -> Probe:
-        copy = self._sample(rows, past)
+    def _probe(self, rows: int, past: int, source: int) -> Probe:
+        copy, present = self._sample(rows, past, source)
         values = [v for node in copy.nodes for v in node.outputs if v is not None]
         copy.outputs = [*values]  # which are replaced by constants
         run_passes((_FOLD,), copy, PassContext(limits=Limits(max_folded_bytes=_FOLDED)))
         pairs = zip(values, copy.outputs, strict=True)
-        return Probe(rows, past, {v.name: w.const for v, w in pairs if w.const is not None})
+        found = {v.name: w.const for v, w in pairs if w.const is not None}
+        return Probe(rows, past, found, present)
+
+
+def _present(count: int) -> np.ndarray:
+    """Flags of positions, some of which are absent."""
+    return np.arange(count) % _ABSENT != _ABSENT - 1
 
 
 def _of_lengths(graph: Graph, roles: Roles) -> Graph:
     """The part of a graph that computes with lengths of inputs, and of what a few nodes make of
     these."""
+    known = (*roles.masks, *roles.positions)
     before: dict[Value, frozenset[Node]] = {
-        v: frozenset() for v in graph.inputs if v.name not in (*roles.masks, *roles.positions)
+        v: frozenset()
+        for v in graph.inputs
+        if v.name not in known and not (v.name in roles.fixed and is_mask(v))
     }
     kept: set[Node] = set()
     for node in graph.nodes:

@@ -1,0 +1,132 @@
+"""What biases do to the scores of attention, told by their values at probes.
+
+::
+
+    0 up to each row, then -inf          the mask of a decoder, or of a window
+    numbers by distance up to each row   that with ALiBi, or with buckets (``distance_bias``)
+    0, and -inf where a mask has 0       the mask of what an encoder returned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.ir.graph import Value
+from penstock.ops.internal.packed import LOWEST
+from penstock.passes.lowering.distance_bias import numbers_by_distance
+from penstock.passes.lowering.row_rules import Stays
+from penstock.passes.lowering.step_probes import Probe, Probes
+
+
+class Seen(NamedTuple):
+    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is
+    added to scores ``by_distance``, if anything."""
+
+    window: int = 0
+    by_distance: np.ndarray | None = None
+
+    def within(self, window: int) -> Seen:
+        """The same within a window; 0 or less for none."""
+        return self._replace(window=min(self.window or window, window)) if window > 0 else self
+
+
+def seen_before(probes: Probes, biases: Sequence[Value], causal: bool) -> Seen:
+    """What rows see of positions up to their own, if these biases are added to their scores.
+    ``causal``: those behind a row are hidden anyway. Raises ``Stays``."""
+    if not biases:
+        if causal:
+            return Seen()
+        raise Stays("lets a row see those behind it")
+    cases, name = _cases(probes, biases, causal), biases[0].name
+    windows = [probe.window(bias) for probe, bias in cases]
+    if None in windows:
+        raise Stays(f"hides other positions than those behind a row, by {name!r}")
+    window = windows[-1] or 0
+    # A window that is longer than a probe shows in a longer one alone.
+    ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
+    if windows[:-1] != [0 if window >= end else window for end in ends]:
+        raise Stays(f"has a window that grows, by {name!r}")
+    return Seen(window, numbers_by_distance(cases, window, name))
+
+
+def hides_absent(probes: Probes, biases: Sequence[Value]) -> bool:
+    """Whether these biases hide the positions where a mask of what an encoder returned has zeros;
+    False if they hide none. Raises ``Stays`` where they do anything else."""
+    if not biases:
+        return False
+    name, hides = biases[0].name, set()
+    for probe, bias in _cases(probes, biases, causal=False):
+        present = np.ones(bias.shape[-1:], np.bool_) if probe.present is None else probe.present
+        rows = bias.reshape(-1, bias.shape[-1])
+        if rows.shape[1] not in (1, present.size):
+            raise Stays(f"has a bias that is no mask of what an encoder returned, {name!r}")
+        rows = np.broadcast_to(rows, (len(rows), present.size))
+        seen = rows > LOWEST
+        if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
+            raise Stays(f"adds numbers to scores of what an encoder returned, by {name!r}")
+        if seen.all():
+            hides |= set() if present.all() else {False}
+        elif (seen == present).all():
+            hides.add(True)
+        else:
+            raise Stays(f"hides other positions than those that a mask leaves out, by {name!r}")
+    if len(hides) > 1:
+        raise Stays(f"hides positions that a mask leaves out at times, by {name!r}")
+    return hides == {True}
+
+
+def _cases(probes: Probes, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
+    """What is added to scores by all biases together, at near probes and at one that is far."""
+    found = [(probe, _total(biases, probe, causal)) for probe in probes.near]
+    for probe in probes.far:
+        if (total := _total(biases, probe, causal)) is not None:
+            found.append((probe, total))
+            break
+    known = [(probe, bias) for probe, bias in found if bias is not None]
+    if len(known) <= len(probes.near):
+        raise Stays(f"has a mask that cannot be computed, {biases[0].name!r}")
+    return known
+
+
+def _total(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:
+    """What is added to scores by all biases together; None if it is not known."""
+    total: np.ndarray = np.zeros((), np.float32)
+    try:
+        arrays = [_computed(bias, probe) for bias in biases]
+        if causal:
+            before = np.arange(probe.past + probe.rows)
+            arrays.append(before <= probe.positions[:, None])
+        for array in arrays:
+            if array is None:
+                return None
+            hides = array.dtype == np.bool_
+            own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
+            with np.errstate(over="ignore"):  # lowest numbers become minus infinity
+                total = total + own
+    except ValueError:  # a table of numbers may have fewer positions than the probe
+        return None
+    return total
+
+
+def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
+    """The value of a bias: the model's, or what ``RecognizeAttention`` computes of several."""
+    if value is None:
+        return None
+    if value.name in probe.values:
+        return probe.values[value.name]
+    if value.const is not None and (value.const.size == 1 or value.name == "axes"):
+        return value.const
+    node = value.producer
+    operands = [] if node is None else [_computed(x, probe) for x in node.inputs]
+    if node is None or any(x is None for x in operands):
+        return None
+    known = [x for x in operands if x is not None]
+    if node.op.name == "Unsqueeze":
+        return np.expand_dims(known[0], tuple(known[1].tolist()))
+    if node.op.name == "Where":
+        return np.where(*known)
+    with np.errstate(over="ignore"):
+        return known[0] + known[1] if node.op.name == "Add" else None
