@@ -111,10 +111,10 @@ def _exported(module: torch.nn.Module, names: Sequence[str], exporter: str) -> b
         shapes = {"inputs": tuple({0: open_, 1: open_} for _ in names)}
         options = {"dynamo": True, "dynamic_shapes": shapes, "verbose": False}
         torch.onnx.export(module, arguments, file, input_names=list(names), **options)
-    return _bare(file.getvalue())
+    return bare(file.getvalue())
 
 
-def _bare(model: bytes) -> bytes:
+def bare(model: bytes) -> bytes:
     """A model without the lines of Python that its nodes come from, most of its bytes."""
     import onnx
 

@@ -18,7 +18,7 @@ Bias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Of the positions of keys and of queries [rows, 1]"""
 
 
-def table_of(bias: Bias, window: int = 0, total: int = 4096) -> np.ndarray | None:
+def table_of(bias: Bias, window: int = 0, total: int = 40000) -> np.ndarray | None:
     cases = []
     for rows, past in ((7, 11), (13, 5), (3, total - 3)):
         probe = Probe(rows, past, {})
@@ -26,7 +26,7 @@ def table_of(bias: Bias, window: int = 0, total: int = 4096) -> np.ndarray | Non
         hidden = (keys > queries) | ((queries - keys >= window) if window else False)
         numbers = np.asarray(bias(keys, queries), np.float32)
         cases.append((probe, np.where(hidden, np.float32(-3e38), numbers)))
-    return numbers_by_distance(cases, window, "bias")
+    return numbers_by_distance(cases, window, -1e30, "bias")
 
 
 def buckets(keys: np.ndarray, queries: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.types import FLOAT32
-from penstock.ops.internal.packed import LOWEST
 from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe
 
@@ -25,13 +24,14 @@ _ERRORS = 4 * float(np.finfo(FLOAT32).eps)
 
 
 def numbers_by_distance(
-    biases: Sequence[tuple[Probe, np.ndarray]], window: int, name: str
+    biases: Sequence[tuple[Probe, np.ndarray]], window: int, lowest: float, name: str
 ) -> np.ndarray | None:
     """What biases at some probes, the longest of which is the last one, add to the scores of rows
     that see ``window`` positions, or all before them: [heads, n + 1], for the first n distances and
-    for each position beyond them, as ``ops.internal.pages`` reads it. None for nothing. Raises
-    ``Stays`` for the bias of that name."""
-    cases = [_relative(probe, bias, window) for probe, bias in biases]
+    for each position beyond them, as ``ops.internal.pages`` reads it. None for nothing. Numbers up
+    to ``lowest`` hide positions. Raises ``Stays`` for the bias of that name."""
+    shown = [(probe, np.where(bias <= lowest, 0, bias)) for probe, bias in biases]
+    cases = [_relative(probe, bias, window) for probe, bias in shown]
     numbers, errors = cases[-1]
     table = _table(numbers[:, -1], errors[:, -1], window)
     if table is None or not all(_fits(table, *case, window) for case in cases):
@@ -44,7 +44,6 @@ def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, 
     is seen, and how far it may be off, by head and row."""
     positions = probe.positions
     rows = bias.reshape(-1, *bias.shape[-2:]).astype(np.float64)
-    rows[rows <= LOWEST] = 0
     errors = _ERRORS * np.abs(rows).max(-1)
     numbers = np.zeros_like(rows)
     for i, own in enumerate(positions.tolist()):

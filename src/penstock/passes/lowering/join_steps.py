@@ -138,7 +138,7 @@ def _mask_of(graph: Graph, roles: Roles) -> str:
     """The name of the mask of what an encoder returned. Raises ``RowsStay`` if there are several."""
     masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
     if len(masks) != 1:
-        raise RowsStay(f"there are several masks of what an encoder returned: {masks}")
+        raise RowsStay(f"which of {masks} is the mask of cross attention is not known")
     return masks[0]
 
 

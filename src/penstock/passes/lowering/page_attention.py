@@ -18,8 +18,8 @@ their own of the same pool, which all rows of a sequence see::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.pages import PAGED_ATTENTION, RUN
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.lowering.row_rules import Stays, static_dims
-from penstock.passes.lowering.score_biases import Seen, hides_absent, seen_before
+from penstock.passes.lowering.score_biases import ScoreBiases, Seen
 from penstock.passes.lowering.step_probes import Probes, Roles, is_mask
 
 WRITTEN = "penstock/"
@@ -92,7 +92,7 @@ class PageAttention:
     ``names`` are those of its outputs."""
 
     def __init__(self, graph: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> None:
-        self.graph, self.roles, self._probes = graph, roles, probes
+        self.graph, self.roles, self._biases = graph, roles, ScoreBiases(probes)
         self.caches: list[PagedCache] = []
         self.fixed: dict[str, PagedCache] = {}
         self.page_size = self.fixed_size = 0
@@ -100,7 +100,6 @@ class PageAttention:
         """whether attention hides what is absent in a mask of what an encoder returned"""
         self._past = {v.name: v for v in graph.inputs if v.name in roles.caches}
         self._outputs = dict(zip(graph.outputs, names, strict=True))
-        self._seen_by: dict[tuple[Value, ...], Seen] = {}
         self.pool = Value(POOL, TensorType(FLOAT32, ("pages", "page_size")))
         self.runs = Value(RUNS, TensorType(INT64, ("requests", RUN)))
         self.pages = Value(PAGES, TensorType(INT64, ("used_pages",)))
@@ -175,8 +174,10 @@ class PageAttention:
             attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
         if values.scale != 1:
             raise stays(node, "has values times a number")
-        biases = [bias for bias in node.inputs[3:] if bias is not None]
-        self.masked.add(_tell(node, hides_absent, self._probes, biases))
+        try:
+            self.masked.add(self._biases.hides_absent(_given(node.inputs[3:])))
+        except Stays as reason:
+            raise stays(node, str(reason)) from None
         inputs = [q, None, None, self.pool, self.fixed_runs, self.fixed_pages]
         return node.derived(inputs, node.outputs, attrs, op=PAGED_ATTENTION)
 
@@ -252,7 +253,6 @@ class PageAttention:
             raise stays(node, "has a window behind its rows, or another precision")
         q, k, v, past_k, past_v = _all(node, [*inputs[:3], *inputs[4:6]])
         present_k, present_v = _all(node, outputs[1:3])
-        masks = [mask for mask in inputs[3:4] if mask is not None]
         writer = _HeadsWriter(node)
         if merged := len(static_dims(q)) == 3:
             q, *others = [writer.split(q, attrs["q_num_heads"])] + [
@@ -261,7 +261,7 @@ class PageAttention:
             k, v = others
         keys, values = _Operand(past_k, k, present_k), _Operand(past_v, v, present_v)
         result = writer.result(q, v, None if merged else outputs[0])
-        seen = self._seen(node, masks, static_dims(q)[1], bool(attrs.get("is_causal")))
+        seen = self._seen(node, inputs[3:4], static_dims(q)[1], bool(attrs.get("is_causal")))
         seen = seen.within(attrs.get("left_window_size", -1) + 1)
         scores = _Scores(self._scale(attrs, q), attrs.get("softcap", 0.0), seen)
         writer.nodes.append(self._attention(node, q, keys, values, scores, result))
@@ -310,25 +310,14 @@ class PageAttention:
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
     ) -> Seen:
         """What rows see of attention whose scores have these biases added."""
-        biases = tuple([bias for bias in given if bias is not None])
-        if biases not in self._seen_by:
-            self._seen_by[biases] = _tell(node, seen_before, self._probes, biases, causal)
-        seen = self._seen_by[biases]
+        try:
+            seen = self._biases.seen_before(_given(given), causal)
+        except Stays as reason:
+            raise stays(node, str(reason)) from None
         if seen.by_distance is not None and len(seen.by_distance) not in (1, heads):
             own = len(seen.by_distance)
             raise stays(node, f"adds numbers of {own} heads to scores of {heads}")
         return seen
-
-
-_T = TypeVar("_T")
-
-
-def _tell(node: Node, told: Callable[..., _T], *arguments: object) -> _T:
-    """What a function tells of a node's biases."""
-    try:
-        return told(*arguments)
-    except Stays as reason:
-        raise stays(node, str(reason)) from None
 
 
 def stays(node: Node, reason: str) -> RowsStay:
@@ -362,9 +351,14 @@ def _factor(node: Node) -> tuple[Value | None, float] | None:
     return None
 
 
+def _given(values: Sequence[Value | None]) -> list[Value]:
+    """Those of ``values`` that are not left out."""
+    return [value for value in values if value is not None]
+
+
 def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:
     """``values``, none of which is left out."""
-    given = [value for value in values if value is not None]
+    given = _given(values)
     if len(given) < len(values):
         raise stays(node, "has no past, or does not return it")
     return given

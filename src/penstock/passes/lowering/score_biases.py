@@ -21,6 +21,10 @@ from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe, Probes
 
 
+_LOWEST_OF_ALL = -1e30
+"""what hides a position beside numbers that are large far away, as those of ALiBi"""
+
+
 class Seen(NamedTuple):
     """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is
     added to scores ``by_distance``, if anything."""
@@ -33,62 +37,86 @@ class Seen(NamedTuple):
         return self._replace(window=min(self.window or window, window)) if window > 0 else self
 
 
-def seen_before(probes: Probes, biases: Sequence[Value], causal: bool) -> Seen:
-    """What rows see of positions up to their own, if these biases are added to their scores.
-    ``causal``: those behind a row are hidden anyway. Raises ``Stays``."""
-    if not biases:
-        if causal:
-            return Seen()
-        raise Stays("lets a row see those behind it")
-    cases, name = _cases(probes, biases, causal), biases[0].name
-    windows = [probe.window(bias) for probe, bias in cases]
-    if None in windows:
-        raise Stays(f"hides other positions than those behind a row, by {name!r}")
-    window = windows[-1] or 0
-    # A window that is longer than a probe shows in a longer one alone.
-    ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
-    if windows[:-1] != [0 if window >= end else window for end in ends]:
-        raise Stays(f"has a window that grows, by {name!r}")
-    return Seen(window, numbers_by_distance(cases, window, name))
+class ScoreBiases:
+    """Tells what biases do by ``probes`` of a graph."""
 
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+        self._seen: dict[tuple[Value, ...], Seen] = {}
+        self._known: list[tuple[list[np.ndarray], Seen]] = []
 
-def hides_absent(probes: Probes, biases: Sequence[Value]) -> bool:
-    """Whether these biases hide the positions where a mask of what an encoder returned has zeros;
-    False if they hide none. Raises ``Stays`` where they do anything else."""
-    if not biases:
-        return False
-    name, hides = biases[0].name, set()
-    for probe, bias in _cases(probes, biases, causal=False):
-        present = np.ones(bias.shape[-1:], np.bool_) if probe.present is None else probe.present
-        rows = bias.reshape(-1, bias.shape[-1])
-        if rows.shape[1] not in (1, present.size):
-            raise Stays(f"has a bias that is no mask of what an encoder returned, {name!r}")
-        rows = np.broadcast_to(rows, (len(rows), present.size))
-        seen = rows > LOWEST
-        if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
-            raise Stays(f"adds numbers to scores of what an encoder returned, by {name!r}")
-        if seen.all():
-            hides |= set() if present.all() else {False}
-        elif (seen == present).all():
-            hides.add(True)
+    def seen_before(self, biases: Sequence[Value], causal: bool) -> Seen:
+        """What rows see of positions up to their own, if these biases are added to their scores.
+        ``causal``: those behind a row are hidden anyway. Raises ``Stays``."""
+        key = tuple(biases)
+        if not key:
+            if causal:
+                return Seen()
+            raise Stays("lets a row see those behind it")
+        if key not in self._seen:
+            self._seen[key] = self._seen_of(key, causal)
+        return self._seen[key]
+
+    def _seen_of(self, biases: Sequence[Value], causal: bool) -> Seen:
+        cases, name = self._cases(biases, causal), biases[0].name
+        # Layers have biases of their own with equal values, and these may be large.
+        arrays = [bias for _, bias in cases]
+        for others, seen in self._known:
+            if all(map(np.array_equal, arrays, others)):
+                return seen
+        windows: list[int | None] = []
+        for lowest in (LOWEST, _LOWEST_OF_ALL):
+            windows = [probe.window(bias, lowest) for probe, bias in cases]
+            if None not in windows:
+                break
         else:
-            raise Stays(f"hides other positions than those that a mask leaves out, by {name!r}")
-    if len(hides) > 1:
-        raise Stays(f"hides positions that a mask leaves out at times, by {name!r}")
-    return hides == {True}
+            raise Stays(f"hides other positions than those behind a row, by {name!r}")
+        window = windows[-1] or 0
+        # A window that is longer than a probe shows in a longer one alone.
+        ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
+        if windows[:-1] != [0 if window >= end else window for end in ends]:
+            raise Stays(f"has a window that grows, by {name!r}")
+        seen = Seen(window, numbers_by_distance(cases, window, lowest, name))
+        self._known.append((arrays, seen))
+        return seen
 
+    def hides_absent(self, biases: Sequence[Value]) -> bool:
+        """Whether these biases hide the positions where a mask of what an encoder returned has
+        zeros; False if they hide none. Raises ``Stays`` where they do anything else."""
+        if not biases:
+            return False
+        name, hides = biases[0].name, set()
+        for probe, bias in self._cases(biases, causal=False):
+            size = bias.shape[-1] if bias.ndim else 1
+            present = np.ones(size, np.bool_) if probe.present is None else probe.present
+            if size not in (1, present.size):
+                raise Stays(f"has a bias that is no mask of what an encoder returned, {name!r}")
+            rows = bias.reshape(-1, size)
+            rows = np.broadcast_to(rows, (len(rows), present.size))
+            seen = rows > LOWEST
+            if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
+                raise Stays(f"adds numbers to scores of what an encoder returned, by {name!r}")
+            if seen.all():
+                hides |= set() if present.all() else {False}
+            elif (seen == present).all():
+                hides.add(True)
+            else:
+                raise Stays(f"hides other positions than those that a mask has 0 for, by {name!r}")
+        if len(hides) > 1:
+            raise Stays(f"hides positions that a mask has 0 for at times, by {name!r}")
+        return hides == {True}
 
-def _cases(probes: Probes, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
-    """What is added to scores by all biases together, at near probes and at one that is far."""
-    found = [(probe, _total(biases, probe, causal)) for probe in probes.near]
-    for probe in probes.far:
-        if (total := _total(biases, probe, causal)) is not None:
-            found.append((probe, total))
-            break
-    known = [(probe, bias) for probe, bias in found if bias is not None]
-    if len(known) <= len(probes.near):
-        raise Stays(f"has a mask that cannot be computed, {biases[0].name!r}")
-    return known
+    def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
+        """What is added to scores by all biases together, at near probes and at one that is far."""
+        found = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
+        for probe in self._probes.far:
+            if (total := _total(biases, probe, causal)) is not None:
+                found.append((probe, total))
+                break
+        known = [(probe, bias) for probe, bias in found if bias is not None]
+        if len(known) <= len(self._probes.near):
+            raise Stays(f"has a mask that cannot be computed, {biases[0].name!r}")
+        return known
 
 
 def _total(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:

@@ -182,13 +182,13 @@ class Probe(NamedTuple):
             (array.reshape(-1) == self.positions).all()
         )
 
-    def window(self, bias: np.ndarray) -> int | None:
-        """How many positions a row sees if a bias, or flags, hide the others: 0 for all up to its
-        own. None if other ones are hidden."""
+    def window(self, bias: np.ndarray, lowest: float = LOWEST) -> int | None:
+        """How many positions a row sees if a bias hides the others, by numbers up to ``lowest``, or
+        if flags do: 0 for all up to its own. None if other ones are hidden."""
         if bias.shape[-2:] != (self.rows, self.rows + self.past):
             return None
         bias = bias.reshape(-1, *bias.shape[-2:])
-        seen = bias if bias.dtype == np.bool_ else bias > LOWEST
+        seen = bias if bias.dtype == np.bool_ else bias > lowest
         if (seen != seen[0]).any():
             return None
         before, own = np.arange(self.past + self.rows), self.positions[:, None]
