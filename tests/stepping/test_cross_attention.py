@@ -68,6 +68,32 @@ def test_positions_that_are_a_slice_of_a_table_are_read(offset: int) -> None:
         np.testing.assert_allclose(got, cross_logits(model, fixed, ids), **TOLERANCE)
 
 
+@pytest.mark.parametrize("kind", ["unmasked", "flat"])
+def test_mask_of_lengths_alone_is_read(kind: str) -> None:
+    """Which is a constant of a graph for some rows."""
+    upper = """rows2 = Unsqueeze (rows, zeros) total2 = Unsqueeze (total, zeros)
+        dims2 = Concat <axis = 0> (rows2, total2) zeros2 = ConstantOfShape (dims2)
+        ones2 = Add (zeros2, unit) next = Add (past, one) upper = Trilu (ones2, next)
+        behind = Cast <to = 9> (upper)"""
+    model, ids = cross_decoder(kind, {"behind = Greater (all, place)": upper}), text_of(40)
+    with ps.Stepper(ps.load(model)) as stepper:
+        assert stepper.reason is None
+        fixed = fixed_of(kind, 7, 1)
+        got = stepper.sequence(initial=fixed).step(fed(ids), wanted=40)["logits"][0]
+        np.testing.assert_allclose(got, cross_logits(model, fixed, ids), **TOLERANCE)
+
+
+def test_rows_of_an_export_without_a_mask_are_those_one_by_one() -> None:
+    """One row, which exporters trace, needs no mask."""
+    whole, ids = cross_decoder("unmasked"), text_of(40)
+    model = cross_decoder("unmasked", {", bias)": ", nothing)"})
+    with ps.Stepper(ps.load(model)) as stepper:
+        assert stepper.reason is None
+        fixed = fixed_of("unmasked", 7, 1)
+        got = stepper.sequence(initial=fixed).step(fed(ids), wanted=40)["logits"][0]
+        np.testing.assert_allclose(got, cross_logits(whole, fixed, ids), **TOLERANCE)
+
+
 @pytest.mark.parametrize("pages", [6, 1000])
 def test_many_threads_get_the_answers_of_each_alone(pages: int) -> None:
     model = cross_decoder("added")

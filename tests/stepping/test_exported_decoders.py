@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.generation.encoder_files import read_halves
 from penstock.passes.lowering.join_steps import join_steps
 
 ARCHIVE = Path(__file__).parents[1] / "models" / "decoders.zip"
@@ -73,6 +74,17 @@ def test_rows_of_several_sequences_are_those_of_each_alone(model: bytes) -> None
                 largest = np.abs(wanted).max()
                 np.testing.assert_allclose(got, wanted[at : at + size], rtol=0, atol=1e-5 * largest)
             at += size
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
+def test_steps_of_decoders_that_optimum_exports_are_joined(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(ARCHIVE.with_name("encoder_decoders.zip")) as archive:
+        archive.extractall(tmp_path)
+    halves = read_halves(tmp_path / name, None)
+    assert halves is not None
+    steps = join_steps(halves.step.graph)
+    assert len(steps.fixed) == 4
+    assert (steps.mask is None) == (name == "whisper")
 
 
 @pytest.mark.parametrize("name", names())

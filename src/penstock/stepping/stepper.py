@@ -239,7 +239,8 @@ class Stepper:
     are too few, sequences of lower priority are computed again later.
 
     Of the decoder of an encoder-decoder, each sequence has inputs that stay as they are, such as
-    what the encoder returned: ``fixed`` has them, and ``sequence`` takes them as ``initial``.
+    what the encoder returned: ``fixed`` has them, and ``sequence`` takes them as ``initial``. Keys
+    and values of cross attention lie in pages, too. Sequences share none of theirs by prefix.
 
     Of a model whose state is of fixed size, as that of an LSTM, or a buffer of past frames, a frame
     each of the sequences that wait is computed in one run, as a batch. Which outputs are fed back

@@ -22,6 +22,7 @@ from itertools import islice
 
 import numpy as np
 
+from penstock.analysis.type_inference import infer_types
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import INT64, Shape, TensorType
@@ -62,7 +63,7 @@ from penstock.passes.lowering.step_probes import (
     sample_graph,
     with_sizes_of_heads,
 )
-from penstock.passes.pipeline import optimize
+from penstock.passes.pipeline import PASSES, optimize, run_passes
 
 READ = f"{WRITTEN}read"
 """the input of a graph of joined steps that says which rows are read"""
@@ -104,8 +105,10 @@ def join_steps(source: Graph) -> JoinedSteps:
 
 def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> JoinedSteps:
     graph = _with_free_positions(source, roles, probes.near)
+    run_passes((PASSES["fold_constants"],), graph, PassContext())
+    infer_types(graph)
+    lift_heads(graph)  # before reshapes are moved into biases, which then have other names
     optimize(graph)
-    lift_heads(graph)
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
     joining = PageAttention(graph, names, roles, probes)
     joining.replace_attention()

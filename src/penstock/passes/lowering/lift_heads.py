@@ -22,6 +22,8 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.dead_code import prune
 
+LIFTED = "/lifted"
+"""ends the names of values with an axis more"""
 _MOVES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 
 
@@ -63,7 +65,7 @@ class _Lifting:
         others: list[Node] = []
         inputs = [self._of_four(v, node, others) for v in node.inputs if v is not None]
         assert isinstance(y.type, TensorType)
-        self.lifted[y] = result = Value(f"{y.name}/lifted", TensorType(y.type.dtype, (1, *dims)))
+        self.lifted[y] = result = Value(f"{y.name}{LIFTED}", TensorType(y.type.dtype, (1, *dims)))
         return [node, *others, node.derived(inputs, [result], attrs)]
 
     def _of_four(self, value: Value, beside: Node, nodes: list[Node]) -> Value:
@@ -72,7 +74,7 @@ class _Lifting:
         dims = _dims(value)
         if value not in self.lifted and len(dims) == 3:
             assert isinstance(value.type, TensorType)
-            result = Value(f"{value.name}/lifted", TensorType(value.type.dtype, (1, *dims)))
+            result = Value(f"{value.name}{LIFTED}", TensorType(value.type.dtype, (1, *dims)))
             axes = Value("axes", const=np.array([0]))
             nodes.append(beside.derived([value, axes], [result], {}, op=standard("Unsqueeze")))
             self.lifted[value] = result

@@ -309,9 +309,11 @@ class PageAttention:
     def _seen(
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
     ) -> Seen:
-        """What rows see of attention whose scores have these biases added."""
+        """What rows see of attention whose scores have these biases added. Steps of
+        encoder-decoders are mostly traced with one row, which needs no mask, and are what rows one
+        by one are."""
         try:
-            seen = self._biases.seen_before(_given(given), causal)
+            seen = self._biases.seen_before(_given(given), causal or bool(self.roles.fixed))
         except Stays as reason:
             raise stays(node, str(reason)) from None
         if seen.by_distance is not None and len(seen.by_distance) not in (1, heads):

@@ -17,6 +17,7 @@ from penstock.core.records import NamedTuple
 from penstock.ir.graph import Value
 from penstock.ops.internal.packed import LOWEST
 from penstock.passes.lowering.distance_bias import numbers_by_distance
+from penstock.passes.lowering.lift_heads import LIFTED
 from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe, Probes
 
@@ -143,18 +144,20 @@ def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
     """The value of a bias: the model's, or what ``RecognizeAttention`` computes of several."""
     if value is None:
         return None
-    if value.name in probe.values:
-        return probe.values[value.name]
+    source = value.name.removesuffix(LIFTED)
+    if source in probe.values:
+        known = probe.values[source]
+        return known if source == value.name else known[None]
     if value.const is not None and (value.const.size == 1 or value.name == "axes"):
         return value.const
     node = value.producer
     operands = [] if node is None else [_computed(x, probe) for x in node.inputs]
     if node is None or any(x is None for x in operands):
         return None
-    known = [x for x in operands if x is not None]
+    read = [x for x in operands if x is not None]
     if node.op.name == "Unsqueeze":
-        return np.expand_dims(known[0], tuple(known[1].tolist()))
+        return np.expand_dims(read[0], tuple(read[1].tolist()))
     if node.op.name == "Where":
-        return np.where(*known)
+        return np.where(*read)
     with np.errstate(over="ignore"):
-        return known[0] + known[1] if node.op.name == "Add" else None
+        return read[0] + read[1] if node.op.name == "Add" else None

@@ -31,7 +31,7 @@ ROWS, PAST = 7, 11
 """of the graph whose rows are found: no other dim is likely to have these sizes"""
 _OTHER = 13, 5
 _FEW = 3
-_FAR = tuple([part << n for n in range(15, 4, -1) for part in (4, 3)])
+_FAR = tuple([part << n for n in range(15, 2, -1) for part in (4, 3)])
 """numbers of positions: tables of a model may have fewer than the largest of these"""
 _SOURCE, _OTHER_SOURCE, _FAR_SOURCE = 17, 23, 1000
 """numbers of positions of what an encoder returned"""
