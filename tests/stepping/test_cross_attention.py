@@ -188,7 +188,7 @@ def test_sequence_that_needs_more_pages_than_there_are_ends() -> None:
         nbytes = probe._engine.runner.pool.nbytes_of_page
     with cross_stepper("unmasked", cache_bytes=3 * nbytes) as stepper:
         with pytest.raises(
-            ps.LimitExceeded, match="97 positions of an encoder .* raise cache_bytes"
+            ps.LimitExceeded, match=r"97 positions of an encoder .* raise cache_bytes"
         ):
             last_logits(stepper, fixed_of("unmasked", 97, 1), text_of(1))
         last_logits(stepper, fixed_of("unmasked", 64, 1), text_of(1))

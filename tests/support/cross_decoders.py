@@ -25,7 +25,7 @@ KINDS = ("added", "chosen", "unmasked", "flat", "onnx", "microsoft")
 attention"""
 MASKED = ("added", "chosen", "flat", "onnx")
 
-_START = f"""
+_START = """
     shape_i = Shape (ids) rows = Gather <axis = 0> (shape_i, one)
     shape_p = Shape (past_self_k0) past = Gather <axis = 0> (shape_p, two) total = Add (past, rows)
     begin = Unsqueeze (past, zeros) end = Unsqueeze (total, zeros)

@@ -153,6 +153,7 @@ class JoinedRunner:
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
         """Take the pages that some more rows of a sequence need; False if there are not as many."""
         needed, fixed = ceil((sequence.computed + rows) / PAGE), sequence.fixed_pages
+        # Masks are copies that stay as they are, so that this is counted once.
         if self.steps.fixed and not sequence.present:
             sequence.present = self._places(sequence.fixed).size
         of_fixed = ceil(sequence.present / PAGE)
@@ -284,7 +285,7 @@ class JoinedRunner:
 
     def _keep_full(self, sequence: SequenceState) -> None:
         """Keep pages that have become full for sequences that begin alike."""
-        if self.steps.fixed:
+        if self.steps.fixed:  # nobody looks for them
             return
         for i in range(len(sequence.digests), sequence.computed // PAGE):
             before = sequence.digests[-1] if sequence.digests else b""

@@ -83,6 +83,7 @@ def test_the_same_number_for_all_is_nothing(number: float) -> None:
         lambda keys, queries: SLOPES * (keys - queries) ** 2,
         lambda keys, queries: SLOPES * (keys - queries) * (queries > 12),
         lambda keys, queries: np.sqrt(np.abs(queries - keys))[None],
+        lambda keys, queries: SLOPES * (keys - queries) + 0.01 * (queries - keys == 100),
         lambda keys, queries: (keys[None] == 4) * np.ones_like(queries)[None] * 1.0,
         lambda keys, queries: np.where(keys == 3, np.nan, 0.0) * np.ones_like(queries)[None],
     ],

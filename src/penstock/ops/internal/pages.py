@@ -105,10 +105,10 @@ def _compile(node: Node, types: Types) -> Kernel:
         k: np.ndarray | None,
         v: np.ndarray | None,
         pool: np.ndarray,
-        runs: np.ndarray,
-        pages: np.ndarray,
-        by_distance: np.ndarray | None = None,
+        *tables: np.ndarray,
     ) -> np.ndarray:
+        runs, pages, *more = tables
+        by_distance = more[0] if more else None
         if k is None or v is None:
             groups, size, value_size = attrs["groups"], q.shape[3], attrs["value_size"]
         else:
@@ -128,6 +128,7 @@ def _compile(node: Node, types: Types) -> Kernel:
                     cache[own[at // positions], :, at % positions] = rows_of_it
                 read = cache[own].swapaxes(0, 1).reshape(groups, -1, n)
                 caches.append(read[None, :, :total])
+            # Without new rows all that is there counts, in whatever order.
             biases = [] if k is None else [_bias(at, total, window, by_distance)]
             part = q[:, :, first : first + rows]
             y[:, :, first : first + rows] = attend(scaled, part, caches[0], caches[1], biases)

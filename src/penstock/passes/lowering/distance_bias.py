@@ -20,7 +20,7 @@ from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe
 
 _ERRORS = 4 * float(np.finfo(FLOAT32).eps)
-"""how far numbers of float32 may be off, relative to the largest of their row"""
+"""how far the difference of two numbers of float32 may be off, relative to both"""
 
 
 def numbers_by_distance(
@@ -33,58 +33,59 @@ def numbers_by_distance(
     shown = [(probe, np.where(bias <= lowest, 0, bias)) for probe, bias in biases]
     cases = [_relative(probe, bias, window) for probe, bias in shown]
     numbers, errors = cases[-1]
-    table = _table(numbers[:, -1], errors[:, -1], window)
-    if table is None or not all(_fits(table, *case, window) for case in cases):
+    # The last row sees the most. Others, and other probes, must have the same numbers.
+    count = min(window or numbers.shape[2], numbers.shape[2])
+    table = _table(numbers[:, -1, :count], errors[:, -1, :count], bool(window))
+    if table is None or not all(_fits(table, *case) for case in cases):
         raise Stays(f"adds numbers to scores that depend on more than distances, by {name!r}")
     return table if table.any() else None
 
 
 def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """What is added to scores by head, row and distance, relative to distance 0 and 0 where nothing
-    is seen, and how far it may be off, by head and row."""
-    positions = probe.positions
+    """What is added to scores by head, row and distance, relative to distance 0, and how far that
+    may be off, which is not bounded where nothing is seen."""
     rows = bias.reshape(-1, *bias.shape[-2:]).astype(np.float64)
-    errors = _ERRORS * np.abs(rows).max(-1)
-    numbers = np.zeros_like(rows)
-    for i, own in enumerate(positions.tolist()):
-        seen = min(own + 1, window or own + 1)
-        numbers[:, i, :seen] = rows[:, i, own::-1][:, :seen] - rows[:, i, own, None]
+    numbers, errors = np.zeros_like(rows), np.full_like(rows, np.inf)
+    for i, own in enumerate(probe.positions.tolist()):
+        before = rows[:, i, own::-1][:, : window or None]
+        seen = before.shape[1]
+        numbers[:, i, :seen] = before - before[:, :1]
+        # Slopes times positions of keys are large, and their differences as exact as they are.
+        errors[:, i, :seen] = _ERRORS * (np.abs(before) + np.abs(before[:, :1]))
     return numbers, errors
 
 
-def _table(numbers: np.ndarray, errors: np.ndarray, window: int) -> np.ndarray | None:
-    """Numbers [heads, n + 1] for those [heads, distances] of the last row of a probe: the fewest
-    behind which they grow evenly. None if that is nowhere."""
-    count = min(window, numbers.shape[1]) if window else numbers.shape[1]
+def _table(numbers: np.ndarray, errors: np.ndarray, is_window: bool) -> np.ndarray | None:
+    """Numbers [heads, n + 1] for those [heads, distances] of a row: the fewest behind which they
+    grow evenly, which in a window they need not. None if they do nowhere."""
+    count, most = numbers.shape[1], errors.max(1)
     half, distances = count // 2, np.arange(count)
-    numbers = numbers[:, :count]
+    # The line of least squares through the farther half, whose numbers are rounded one by one.
     x = distances[half:] - distances[half:].mean()
-    tail = numbers[:, half:] - numbers[:, half:].mean(1, keepdims=True)
-    slopes = tail @ x / max(x @ x, 1)
-    slopes[np.abs(slopes) * count <= errors] = 0
+    slopes = (numbers[:, half:] - numbers[:, half:].mean(1, keepdims=True)) @ x / max(x @ x, 1)
+    slopes[np.abs(slopes) * count <= most] = 0
+    # ALiBi is a line from distance 0 on, where it is exact.
+    if (np.abs(numbers - slopes[:, None] * distances) <= errors).all():
+        return _columns(numbers[:, :1], slopes)
     line = numbers[:, -1:] + slopes[:, None] * (distances - distances[-1])
-    (uneven,) = (~(np.abs(numbers - line) <= errors[:, None])).any(0).nonzero()
+    (uneven,) = (~(np.abs(numbers - line) <= most[:, None])).any(0).nonzero()
     begin = int(uneven[-1]) + 1 if uneven.size else 0
-    if begin > half:
-        if not window:
-            return None
-        begin, slopes = count - 1, np.zeros_like(slopes)
-    return np.column_stack([numbers[:, : begin + 1], slopes]).astype(FLOAT32)
+    if begin <= half:
+        return _columns(numbers[:, : begin + 1], slopes)
+    return _columns(numbers, np.zeros_like(slopes)) if is_window else None
 
 
-def _fits(table: np.ndarray, numbers: np.ndarray, errors: np.ndarray, window: int) -> bool:
+def _columns(numbers: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+    return np.column_stack([numbers, slopes]).astype(FLOAT32)
+
+
+def _fits(table: np.ndarray, numbers: np.ndarray, errors: np.ndarray) -> bool:
     """Whether numbers by head, row and distance are those of a table."""
     if len(numbers) != len(table):
         return False
-    last, rows = table.shape[1] - 2, numbers.shape[1]
-    distances = np.arange(numbers.shape[2])
+    last, distances = table.shape[1] - 2, np.arange(numbers.shape[2])
     further = np.maximum(distances - last, 0)
     wanted = table[:, np.minimum(distances, last)] + table[:, -1:].astype(np.float64) * further
-    seen = np.arange(numbers.shape[2] - rows + 1, numbers.shape[2] + 1)
-    if window:
-        seen = np.minimum(seen, window)
-    for i, count in enumerate(seen.tolist()):
-        off = np.abs(numbers[:, i, :count] - wanted[:, :count])
-        if not (off <= errors[:, i, None]).all():
-            return False
-    return True
+    # The negation refuses NaN. Row by row, since there may be a million numbers.
+    rows = range(numbers.shape[1])
+    return not any((~(np.abs(numbers[:, i] - wanted) <= errors[:, i])).any() for i in rows)

@@ -138,7 +138,7 @@ def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -
 
 
 def _mask_of(graph: Graph, roles: Roles) -> str:
-    """The name of the mask of what an encoder returned. Raises ``RowsStay`` if there are several."""
+    """The name of the mask of what an encoder returned. Raises ``RowsStay`` for several."""
     masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
     if len(masks) != 1:
         raise RowsStay(f"which of {masks} is the mask of cross attention is not known")
@@ -201,9 +201,11 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
         if fed.name in roles.positions:
             new[fed] = _positions(positions, fed.name, fed.shape or (), fed.dtype, nodes)
     for node in graph.nodes:
+        # Tables of positions are cut to the rows by some exporters, and gathered from by others.
         found = _slice_of_table(node, near)
         if found is not None and node.outputs[0] is not None:
-            new[node.outputs[0]] = _gathered(node, *found, positions, nodes)
+            axis, offset = found
+            new[node.outputs[0]] = _gathered(node, axis, offset, positions, nodes)
         for value in node.outputs:
             if value is None or not all(probe.are_positions(value.name) for probe in near):
                 continue
@@ -229,6 +231,7 @@ def _slice_of_table(node: Node, near: Sequence[Probe]) -> tuple[int, int] | None
             return None
         offsets.add(int(known.reshape(())) - probe.past)
     offset = offsets.pop()
+    # With two offsets it depends on more than positions. Which axis it cuts its result tells.
     for axis in range(0 if offsets else table.ndim):
         pairs = [
             (p.values[y.name], table.take(p.positions + offset, axis, None, "clip")) for p in near

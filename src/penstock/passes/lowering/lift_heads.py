@@ -24,7 +24,6 @@ from penstock.passes.dead_code import prune
 
 LIFTED = "/lifted"
 """ends the names of values with an axis more"""
-_MOVES = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 
 
 def lift_heads(graph: Graph) -> None:
@@ -51,17 +50,18 @@ class _Lifting:
         if y is None or x is None or node.control_inputs or len(node.outputs) > 1:
             return [node]
         before, dims = _dims(x), _dims(y)
-        if node.op.full_name in _MOVES:
-            if len(before) == 4 and before == (1, *dims):
-                self.lifted[y] = x
-            elif x in self.lifted and dims == (1, *before):
-                self.replaced[y] = self.lifted[x]
+        if node.op.view and len(dims) == 3 and before == (1, *dims):
+            self.lifted[y] = x
+            return [node]
+        if node.op.view and x in self.lifted and dims == (1, *before):
+            self.replaced[y] = self.lifted[x]
             return [node]
         if len(dims) != 3 or self.lifted.keys().isdisjoint(node.inputs):
             return [node]
         attrs = _attrs_of_four(node)
         if attrs is None or any(v is None for v in node.inputs):
             return [node]
+        # Both stay: others may read three axes, and what nobody reads is dropped in the end.
         others: list[Node] = []
         inputs = [self._of_four(v, node, others) for v in node.inputs if v is not None]
         assert isinstance(y.type, TensorType)

@@ -132,6 +132,7 @@ class PageAttention:
     def _check_fixed(self) -> None:
         """See that fixed inputs that are read are keys, values and masks. Raises ``RowsStay``."""
         readers = readers_of(self.graph)
+        # Lengths are constants by now: hidden states that nothing else is read of have no readers.
         for value in self.graph.inputs:
             if value.name not in self.roles.fixed or not readers.get(value) or is_mask(value):
                 continue
@@ -148,11 +149,12 @@ class PageAttention:
         q, k, v = node.inputs[:3]
         assert q is not None
         heads, last = static_dims(q)[1], bool(node.attrs.get("keys_last", 0))
-        sources = _source_of(node, k), _source_of(node, v)
-        if any(s.value is not None and s.value.name in self.roles.fixed for s in sources):
-            return self._cross(node, q, *sources)
-        keys = self._operand(node, sources[0], heads, last)
-        values = self._operand(node, sources[1], heads, False)
+        of_keys, of_values = _source_of(node, k), _source_of(node, v)
+        fed = {source.value.name for source in (of_keys, of_values) if source.value is not None}
+        if not fed.isdisjoint(self.roles.fixed):
+            return self._cross(node, q, of_keys, of_values)
+        keys = self._operand(node, of_keys, heads, last)
+        values = self._operand(node, of_values, heads, False)
         seen = self._seen(node, node.inputs[3:], heads)
         scores = _Scores(node.attrs["scale"] * keys.scale, node.attrs.get("softcap", 0.0), seen)
         if values.scale != 1:
@@ -170,6 +172,7 @@ class PageAttention:
                 raise stays(node, "reads what an encoder returned beside what is computed")
             if not _repeats(fed, source.moves, static_dims(q)[1], last and source is keys):
                 raise stays(node, "has keys or values that are not fed, each for some heads")
+            # Layers may share what they read: nothing is written to it.
             cache = self.fixed.get(fed.name) or self._placed_fixed(fed)
             attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
         if values.scale != 1:
@@ -309,11 +312,12 @@ class PageAttention:
     def _seen(
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
     ) -> Seen:
-        """What rows see of attention whose scores have these biases added. Steps of
-        encoder-decoders are mostly traced with one row, which needs no mask, and are what rows one
-        by one are."""
+        """What rows see of attention whose scores have these biases added."""
+        # Steps of encoder-decoders are mostly traced with one row, which needs no mask: such a
+        # graph is right for rows one by one alone.
+        one_by_one = bool(self.roles.fixed)
         try:
-            seen = self._biases.seen_before(_given(given), causal or bool(self.roles.fixed))
+            seen = self._biases.seen_before(_given(given), causal or one_by_one)
         except Stays as reason:
             raise stays(node, str(reason)) from None
         if seen.by_distance is not None and len(seen.by_distance) not in (1, heads):

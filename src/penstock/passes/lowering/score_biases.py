@@ -21,7 +21,6 @@ from penstock.passes.lowering.lift_heads import LIFTED
 from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe, Probes
 
-
 _LOWEST_OF_ALL = -1e30
 """what hides a position beside numbers that are large far away, as those of ALiBi"""
 
