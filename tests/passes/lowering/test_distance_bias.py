@@ -65,6 +65,16 @@ def test_numbers_that_grow_evenly_behind_some_distances_are_found() -> None:
     np.testing.assert_allclose(table[:, -1], -SLOPES[:, 0, 0], rtol=1e-6)
 
 
+def test_one_number_that_is_off_a_line_is_in_the_table() -> None:
+    table = table_of(
+        lambda keys, queries: SLOPES * (keys - queries) + 0.01 * (queries - keys == 50)
+    )
+    assert table is not None
+    assert table.shape == (8, 53)
+    np.testing.assert_allclose(table[:, 50], 0.01 - 50 * SLOPES[:, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(table[:, 49], -49 * SLOPES[:, 0, 0], rtol=1e-6)
+
+
 def test_numbers_within_a_window_need_not_grow_evenly() -> None:
     table = table_of(lambda keys, queries: np.sqrt(np.abs(queries - keys))[None], window=40)
     assert table is not None
@@ -83,7 +93,10 @@ def test_the_same_number_for_all_is_nothing(number: float) -> None:
         lambda keys, queries: SLOPES * (keys - queries) ** 2,
         lambda keys, queries: SLOPES * (keys - queries) * (queries > 12),
         lambda keys, queries: np.sqrt(np.abs(queries - keys))[None],
-        lambda keys, queries: SLOPES * (keys - queries) + 0.01 * (queries - keys == 100),
+        lambda keys, queries: SLOPES * (keys - queries) + 0.1 * (keys == 20),
+        lambda keys, queries: (
+            SLOPES * (keys - queries) + 1e-4 * (queries - keys == 5) * (queries > 20)
+        ),
         lambda keys, queries: (keys[None] == 4) * np.ones_like(queries)[None] * 1.0,
         lambda keys, queries: np.where(keys == 3, np.nan, 0.0) * np.ones_like(queries)[None],
     ],
