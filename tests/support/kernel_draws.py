@@ -1737,7 +1737,7 @@ def _packed_attention(rng: Source, name: str) -> Draw:
 @draws("penstock.PagedAttention")
 def _paged_attention(rng: Source, name: str) -> Draw:
     groups, share = rng.integers(1, 4), rng.integers(1, 6)
-    width, out, positions = rng.size(65), rng.size(65), int(rng.pick(1, 3, 16, 32))
+    width, out, positions = rng.size(65), rng.size(65), int(rng.pick(1, 3, 32, 32, 64))
     counts = np.array([rng.pick(0, 1, 1, 2, rng.size(65)) for _ in range(rng.integers(1, 5))])
     adds = rng.chance(0.7)  # new keys and values; else each row sees all positions
     pasts = np.array([rng.pick(1 - adds, rng.size(65), 257, 530) for _ in counts])
@@ -1766,6 +1766,8 @@ def _paged_attention(rng: Source, name: str) -> Draw:
     def cache(i: int, at: int, new: np.ndarray) -> np.ndarray:
         size, own = new.shape[3], pages[begins[i] : begins[i] + needed[i]]
         old = pool[own, at : at + groups * positions * size]
+        if at == keys_at:
+            old = old.reshape(-1, groups, size, positions).swapaxes(2, 3)
         old = old.reshape(-1, groups, positions, size).swapaxes(0, 1).reshape(groups, -1, size)
         added = new[0, :, first[i] : first[i] + adds * counts[i]]
         return np.repeat(np.concatenate((old[:, : pasts[i]], added), 1), share, 0)[None]

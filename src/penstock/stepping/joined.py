@@ -180,9 +180,10 @@ class JoinedRunner:
     def _write(self, page: int, fixed: Rows, begin: int) -> None:
         """Write keys and values that stay as they are, from a position on, into a page."""
         places = self._places(fixed)[begin : begin + PAGE]
-        for name, _, groups, size, begins in self.steps.fixed:
+        for name, _, groups, size, begins, keys in self.steps.fixed:
             memory = self.pool.array[page, begins : begins + groups * PAGE * size]
-            memory = memory.reshape(groups, PAGE, size)
+            turned = memory.reshape(groups, size, PAGE).swapaxes(1, 2)
+            memory = turned if keys else memory.reshape(groups, PAGE, size)
             memory[:, : places.size] = fixed[name][0].take(places, axis=1)
 
     def release(self, sequence: SequenceState) -> None:

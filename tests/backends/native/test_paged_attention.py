@@ -9,7 +9,7 @@ from penstock.ops.internal.pages import PAGED_ATTENTION
 from tests.support.native_kernels import LIBRARIES, kernel_of, node_of, pytestmark  # noqa: F401
 
 RNG = np.random.default_rng(4)
-POSITIONS, GROUPS, SIZE = 16, 2, 40
+POSITIONS, GROUPS, SIZE = 32, 2, 40
 
 
 def attended(
@@ -61,8 +61,8 @@ def test_bits_of_a_row_that_sees_all_do_not_depend_on_rows_beside_it(
 ) -> None:
     rng = np.random.default_rng(8)
     q = rng.standard_normal((1, GROUPS * share, 45, SIZE)).astype(np.float32)
-    pages = rng.permutation(21)
-    pool = rng.standard_normal((21, 2 * GROUPS * POSITIONS * SIZE)).astype(np.float32)
+    pages = rng.permutation(11)
+    pool = rng.standard_normal((11, 2 * GROUPS * POSITIONS * SIZE)).astype(np.float32)
     attrs = {"scale": 0.3, "positions": POSITIONS, "groups": GROUPS, "value_size": SIZE}
     attrs |= {"keys_at": 0, "values_at": GROUPS * POSITIONS * SIZE}
 

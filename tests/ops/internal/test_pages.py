@@ -23,10 +23,10 @@ def attended(runs: list[list[int]], pages: list[int], rows: int = 3) -> tuple[np
 
 def test_rows_are_written_behind_the_past_of_their_request() -> None:
     _, pool = attended([[0, 1, 1, 0], [1, 2, 1, 1]], [2, 0, 1])
-    keys = pool[:, :4].reshape(3, 2, 2)[:, :, 0]
+    keys, values = pool[:, :4].reshape(3, 2, 2)[:, 0], pool[:, 4:].reshape(3, 2, 2)[:, :, 0]
     # Page 2 has position 1 of the first request, pages 0 and 1 positions 1 and 2 of the other.
     assert keys.tolist() == [[0, 1], [1, 0], [0, 1]]
-    np.testing.assert_array_equal(pool[:, 4:], pool[:, :4])
+    np.testing.assert_array_equal(values, keys)
 
 
 def test_rows_of_no_request_are_zeros() -> None:

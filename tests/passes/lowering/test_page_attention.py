@@ -41,9 +41,10 @@ def test_nothing_of_masks_is_left(kind: str) -> None:
     assert names.isdisjoint({"Range", "Greater", "Where", "Shape", "ReduceSum", "Expand"})
 
 
-def test_cache_of_keys_that_are_values_lies_in_pages_once() -> None:
+def test_cache_of_keys_that_are_values_lies_in_pages_in_both_orders() -> None:
     steps = join_steps(ps.load(model_from_text(PLAIN.format(**DEFAULTS))).graph)
-    assert steps.page_size == PAGE * 4  # keys are values as well
+    assert steps.page_size == 2 * PAGE * 4
+    assert [(cache.past, cache.keys) for cache in steps.caches] == [("past", True), ("past", False)]
 
 
 def test_rows_that_see_those_behind_them_stay() -> None:

@@ -6,7 +6,10 @@ with as many positions of all caches of the model::
 
     pool     [pages, page_size]         one page behind another
     a page   keys of layer 0 | values of layer 0 | keys of layer 1 | ...
-    keys     [groups, positions, size]  from element ``keys_at`` of a page on
+    keys     [groups, size, positions]  from element ``keys_at`` of a page on
+    values   [groups, positions, size]  from ``values_at`` on
+
+A feature of the keys of many positions lies side by side, so that scores of these are a vector.
 
 ``runs`` [requests, 4] says for each request its first row, its number of rows, how many positions
 come before these, and where its pages begin in ``pages`` [n], the numbers of its pages in order.
@@ -120,9 +123,13 @@ def _compile(node: Node, types: Types) -> Kernel:
             own = pages[begin : begin - (-total // positions)]
             at = np.arange(past, past + rows)
             caches = []
-            for new, place, n in ((k, attrs["keys_at"], size), (v, attrs["values_at"], value_size)):
+            for new, kind, n in ((k, "keys", size), (v, "values", value_size)):
+                place = attrs[f"{kind}_at"]
                 cache = pool[:, place : place + groups * positions * n]
-                cache = cache.reshape(-1, groups, positions, n)
+                if kind == "keys":
+                    cache = cache.reshape(-1, groups, n, positions).swapaxes(2, 3)
+                else:
+                    cache = cache.reshape(-1, groups, positions, n)
                 if new is not None:
                     rows_of_it = new[0, :, first : first + rows].swapaxes(0, 1)
                     cache[own[at // positions], :, at % positions] = rows_of_it

@@ -52,13 +52,15 @@ _OF_HEADS = 4
 
 class PagedCache(NamedTuple):
     """Keys or values of a layer: the names of the ``past`` and the ``present``, if it grows, and
-    where its [groups, positions, size] begin in a page."""
+    where it ``begins`` in a page, [groups, positions, size], or [groups, size, positions] if these
+    are ``keys``."""
 
     past: str
     present: str | None
     groups: int
     size: int
     begins: int
+    keys: bool
 
 
 class _Source(NamedTuple):
@@ -94,7 +96,7 @@ class PageAttention:
     def __init__(self, graph: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> None:
         self.graph, self.roles, self._biases = graph, roles, ScoreBiases(probes)
         self.caches: list[PagedCache] = []
-        self.fixed: dict[str, PagedCache] = {}
+        self.fixed: dict[tuple[str, bool], PagedCache] = {}
         self.page_size = self.fixed_size = 0
         self.masked: set[bool] = set()
         """whether attention hides what is absent in a mask of what an encoder returned"""
@@ -173,7 +175,8 @@ class PageAttention:
             if not _repeats(fed, source.moves, static_dims(q)[1], last and source is keys):
                 raise stays(node, "has keys or values that are not fed, each for some heads")
             # Layers may share what they read: nothing is written to it.
-            cache = self.fixed.get(fed.name) or self._placed_fixed(fed)
+            place = fed.name, source is keys
+            cache = self.fixed.get(place) or self._placed_fixed(fed, source is keys)
             attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
         if values.scale != 1:
             raise stays(node, "has values times a number")
@@ -184,12 +187,12 @@ class PageAttention:
         inputs = [q, None, None, self.pool, self.fixed_runs, self.fixed_pages]
         return node.derived(inputs, node.outputs, attrs, op=PAGED_ATTENTION)
 
-    def _placed_fixed(self, fed: Value) -> PagedCache:
+    def _placed_fixed(self, fed: Value, keys: bool) -> PagedCache:
         """Where keys or values that are fed lie in a page."""
         _, groups, _, size = static_dims(fed)
-        cache = PagedCache(fed.name, None, groups, size, self.fixed_size)
+        cache = PagedCache(fed.name, None, groups, size, self.fixed_size, keys)
         self.fixed_size += groups * PAGE * size
-        self.fixed[fed.name] = cache
+        self.fixed[fed.name, keys] = cache
         return cache
 
     def _attention(
@@ -207,9 +210,7 @@ class PageAttention:
                 raise stays(node, f"reads {operand.past.name!r} as a layer before does")
         attrs: dict[str, Any] = {"scale": scores.scale, "softcap": scores.softcap}
         attrs |= {"window": scores.seen.window, "positions": PAGE}
-        attrs["keys_at"] = attrs["values_at"] = self._placed(keys)
-        if values.present is not keys.present:
-            attrs["values_at"] = self._placed(values)
+        attrs["keys_at"], attrs["values_at"] = self._placed(keys, True), self._placed(values, False)
         inputs = [q, keys.new, values.new, self.pool, self.runs, self.pages]
         numbers = scores.seen.by_distance
         if numbers is not None:
@@ -217,7 +218,7 @@ class PageAttention:
             inputs.append(Value(f"{WRITTEN}by_distance", const=np.ascontiguousarray(table)))
         return node.derived(inputs, [y], attrs, op=PAGED_ATTENTION)
 
-    def _placed(self, operand: _Operand) -> int:
+    def _placed(self, operand: _Operand, keys: bool) -> int:
         """Where a cache lies in a page."""
         _, groups, _, size = static_dims(operand.past)
         begins = self.page_size
@@ -225,7 +226,7 @@ class PageAttention:
         present = self._outputs.get(operand.present)
         if present is None:
             raise RowsStay(f"what {operand.past.name!r} becomes is no output")
-        self.caches.append(PagedCache(operand.past.name, present, groups, size, begins))
+        self.caches.append(PagedCache(operand.past.name, present, groups, size, begins, keys))
         return begins
 
     def _operand(self, node: Node, source: _Source, heads: int, last: bool) -> _Operand:

@@ -7,9 +7,9 @@
 #include "floats.h"
 #include "math32.h"
 
-/* A block of keys, queries that are computed together, and vectors of values for each of them: sums of
-   four queries fill half of the registers. */
-enum { KEYS = 256, SCORES = KEYS + LANES, TOGETHER = 4, VECTORS = LANES / 4 };
+/* Scores of a block of keys, queries that are computed together, and vectors of values for each of them: sums
+   of four queries fill half of the registers. */
+enum { SCORES = KEYS_AT_ONCE + LANES, TOGETHER = 4, VECTORS = LANES / 4 };
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
@@ -115,6 +115,33 @@ INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys,
     }
 }
 
+/* Scores of keys of a page, each feature of which lies side by side for all `positions`, for `count` queries, a constant
+   number of them. Sums of a key go through its features in order, however many queries there are. A row of scores may be
+   written beyond its end, up to a whole page. */
+INLINED void dots_of_page(float (*to)[SCORES], const float *const *q, const float *keys, int64_t n,
+                          int64_t positions, int64_t size, float scale, const int count)
+{
+    enum { MOST = 4 };
+    const int vectors = count == TOGETHER || LANES > 8 ? 2 : MOST; /* so many that registers hold the sums */
+    for (int64_t j = 0; j < n; j += vectors * LANES) {
+        vector sums[TOGETHER * MOST], x[MOST];
+        UNROLLED(i, count * vectors)
+            sums[i] = (vector){0};
+        for (int64_t k = 0; k < size; k++) {
+            UNROLLED(v, vectors)
+                memcpy(&x[v], keys + k * positions + j + v * LANES, sizeof *x);
+            UNROLLED(c, count)
+                UNROLLED(v, vectors)
+                    sums[c * vectors + v] += q[c][k] * x[v];
+        }
+        UNROLLED(c, count)
+            UNROLLED(v, vectors) {
+                const vector scores = sums[c * vectors + v] * scale;
+                memcpy(to[c] + j + v * LANES, &scores, sizeof scores);
+            }
+    }
+}
+
 /* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
 INLINED void add_vectors(float *to, int64_t to_step, const float *from, const float *rows,
                          float (*weights)[SCORES], int64_t n, int64_t size, const int count,
@@ -156,10 +183,10 @@ INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights
 
 /* Scores to weights: powers of e, in relation to the highest score so far, `top`. The sum of all weights
    is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`. Of the
-   keys, the first `seen` are seen.
+   keys, those from `hidden` on are seen, and before `seen`.
    Returns 1 where a score is neither finite nor -infinity. */
-static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, int64_t seen,
-                 float *top, float *total, float *shrink)
+static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, int64_t hidden,
+                 int64_t seen, float *top, float *total, float *shrink)
 {
     /* In whole vectors, so that sums do not depend on how many keys are hidden at the end. */
     const int64_t whole = (n + LANES - 1) / LANES * LANES;
@@ -169,6 +196,8 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     for (int64_t j = 0; bias && j < n; j++)
         scores[j] += bias[j];
     for (int64_t j = smaller(n, seen > 0 ? seen : 0); j < whole; j++)
+        scores[j] = -INFINITY;
+    for (int64_t j = 0; j < hidden; j++)
         scores[j] = -INFINITY;
     for (int l = 0; l < LANES; l++)
         most[l] = *top;
@@ -225,8 +254,8 @@ static void numbers_by_distance(float *to, const float *table, int64_t distances
         to[j] = 0;
 }
 
-/* Where the keys, or values, from one on are, of a head whose first ones are at `base`; and how many of `left` lie
-   there one behind another. */
+/* Where the values, or keys that are not in pages, from one on are, of a head whose first ones are at `base`; and how
+   many of `left` lie there one behind another. */
 INLINED const float *rows_from(const struct attention_cache *a, const apart *next, const float *base, int64_t size,
                                int64_t from, int64_t left, int64_t *together)
 {
@@ -252,7 +281,7 @@ static int64_t next_keys(const struct attention_cache *a, const apart *next, int
             at++;
         stop = smaller(end, (next->blocks[at] + 1) * a->block);
     }
-    return *from < stop ? smaller(KEYS, stop - *from) : 0;
+    return *from < stop ? smaller(KEYS_AT_ONCE, stop - *from) : 0;
 }
 
 /* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
@@ -261,16 +290,20 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
                    const apart *next, const int count)
 {
     float scores[TOGETHER][SCORES], sums[TOGETHER][MOST_HEAD];
-    float top[TOGETHER], total[TOGETHER] = {0}, shrink, added[KEYS];
+    float top[TOGETHER], total[TOGETHER] = {0}, shrink, added[KEYS_AT_ONCE];
     for (int c = 0; c < count; c++) {
         top[c] = -INFINITY;
         memset(sums[c], 0, a->value_size * sizeof *sums[c]);
     }
-    for (int64_t from = first, n; (n = next_keys(a, next, &from, end)) > 0; from += n) {
-        for (int64_t j = 0, m; j < n; j += m) {
-            const float *rows = rows_from(a, next, keys, a->size, from + j, n - j, &m);
-            dots((float (*)[SCORES])(scores[0] + j), q, rows, m, a->size, (float)a->scale, count);
-        }
+    /* Whole pages of keys, of which the first ones may be too far away to be seen. */
+    for (int64_t from = next->pages ? first - first % a->positions : first, n;
+         (n = next_keys(a, next, &from, end)) > 0; from += n) {
+        const int64_t hidden = first > from ? first - from : 0;
+        for (int64_t j = 0; next->pages && j < n; j += a->positions)
+            dots_of_page((float (*)[SCORES])(scores[0] + j), q, keys + next->pages[(from + j) / a->positions] * a->page,
+                         smaller(a->positions, n - j), a->positions, a->size, (float)a->scale, count);
+        if (!next->pages)
+            dots(scores, q, keys + from * a->size, n, a->size, (float)a->scale, count);
         for (int c = 0; c < count; c++) {
             const float *row = bias ? bias + c * next->bias + from : NULL;
             const int64_t seen = end - (count - 1 - c) * next->fewer - from;
@@ -278,12 +311,12 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
                 numbers_by_distance(added, next->by_distance + c * next->of_query, a->distances, seen - 1, n);
                 row = added;
             }
-            if (weigh(a, scores[c], row, n, seen, &top[c], &total[c], &shrink))
+            if (weigh(a, scores[c], row, n, hidden, seen, &top[c], &total[c], &shrink))
                 return 1;
             for (int64_t i = 0; shrink != 1 && i < a->value_size; i++)
                 sums[c][i] *= shrink;
         }
-        for (int64_t j = 0, m; j < n; j += m) {
+        for (int64_t j = hidden, m; j < n; j += m) {
             const float *rows = rows_from(a, next, values, a->value_size, from + j, n - j, &m);
             add_rows(sums, rows, (float (*)[SCORES])(scores[0] + j), m, a->value_size, count);
         }

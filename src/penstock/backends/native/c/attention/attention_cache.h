@@ -5,6 +5,8 @@
 #include <stdint.h>
 
 enum { MOST_HEAD = 512, MOST_QUERIES = 4096 }; /* features of a head, queries of a sample */
+/* A block of keys whose scores are computed before weights, and what positions of a page are a multiple of. */
+enum { KEYS_AT_ONCE = 256, KEYS_OF_PAGE = 32 };
 
 struct attention_cache {
     const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be
@@ -30,7 +32,8 @@ struct attention_cache {
     const int64_t *pages;      /* of all requests, the numbers of theirs one behind another */
     const float *pool;         /* pages of `page` elements */
     int64_t page, positions;   /* of a page: elements, and positions */
-    int64_t keys_at, values_at; /* where keys and values begin in a page, [kv_heads, positions, size] */
+    int64_t keys_at, values_at; /* where keys [kv_heads, size, positions] and values [kv_heads, positions, size]
+                                   begin in a page */
     /* What is added to the scores of a head by distance, [heads, distances + 1]: for each of so many distances, and
        for each further position; or NULL. */
     const float *by_distance;

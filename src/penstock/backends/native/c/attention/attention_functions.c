@@ -518,15 +518,20 @@ static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows,
     return parts;
 }
 
-/* Write new keys, or values, into the pages of a request. */
+/* Write new keys, whose features lie apart, or values into the pages of a request. */
 static void store_rows(const struct attention_cache *a, const int64_t *run, const float *new, int64_t head,
-                       int64_t row, int64_t size, int64_t begins)
+                       int64_t row, int64_t size, int64_t begins, int keys)
 {
     for (int64_t i = 0; i < run[1]; i++) {
         const int64_t position = run[2] + i, within = position % a->positions;
         float *page = (float *)a->pool + a->pages[run[3] + position / a->positions] * a->page + begins;
-        for (int64_t h = 0; h < a->kv_heads; h++)
-            memcpy(page + (h * a->positions + within) * size, new + h * head + (run[0] + i) * row, size * sizeof *page);
+        for (int64_t h = 0; h < a->kv_heads; h++, page += a->positions * size) {
+            const float *from = new + h * head + (run[0] + i) * row;
+            for (int64_t k = 0; keys && k < size; k++)
+                page[k * a->positions + within] = from[k];
+            if (!keys)
+                memcpy(page + within * size, from, size * sizeof *page);
+        }
     }
 }
 
@@ -590,7 +595,7 @@ static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, P
     const int64_t of_head = a.positions * a.kv_heads, requests = PyArray_DIM(runs, 0), *run = PyArray_DATA(runs);
     const int64_t parts =
         parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions, a.k != NULL);
-    if (a.kv_heads < 1 || a.kv_heads > a.heads || a.heads % a.kv_heads || !a.size || a.value_size < 1 || a.size > MOST_HEAD ||
+    if (a.positions % KEYS_OF_PAGE || KEYS_AT_ONCE % a.positions || a.kv_heads < 1 || a.kv_heads > a.heads || a.heads % a.kv_heads || !a.size || a.value_size < 1 || a.size > MOST_HEAD ||
         a.value_size > MOST_HEAD || parts < 0 || a.keys_at + of_head * a.size > a.page ||
         a.values_at + of_head * a.value_size > a.page)
         return any_shape_otherwise(arguments, count);
@@ -605,8 +610,8 @@ static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, P
     int64_t covered = 0, seen = 0;
     for (int64_t i = 0; i < requests; i++, run += 4) {
         if (a.k) {
-            store_rows(&a, run, a.k, a.k_head, a.k_row, a.size, a.keys_at);
-            store_rows(&a, run, a.v, a.v_head, a.v_row, a.value_size, a.values_at);
+            store_rows(&a, run, a.k, a.k_head, a.k_row, a.size, a.keys_at, 1);
+            store_rows(&a, run, a.v, a.v_head, a.v_row, a.value_size, a.values_at, 0);
         }
         for (int64_t row = 0; row < run[1]; row += ROWS_OF_PART)
             *part++ = (struct paged_rows){run[0] + row,
