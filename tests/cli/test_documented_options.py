@@ -124,7 +124,7 @@ def test_every_parameter_of_a_command_is_read_by_it(name):
     "record",
     [
         *(bench._Trials, inspect_command._Question, run.ModelInputs, run._Wanted),
-        *(serve._HttpOptions, serve._ReplicaOptions, serve._TextOptions, TextTrial),
+        *(serve._HttpOptions, serve._ReplicaOptions, serve._StepOptions, TextTrial),
         GeneratorOptions,
     ],
 )

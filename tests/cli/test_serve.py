@@ -21,9 +21,11 @@ from penstock.cli import main
 from penstock.serving.listener import Listener
 from tests.support.decoders import decoder_model
 from tests.support.onnx_text import model_from_text
+from tests.support.streams import WIDTH, StreamAlone, stream_model
 from tests.support.timing import SOON
 from tests.support.word_texts import likeliest, word_tokenizer
 
+LSTM = {"h0": "hn", "c0": "cn"}
 MODEL = "affine (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }"
 
 
@@ -117,8 +119,9 @@ def made(monkeypatch):
     replicas = []
     monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
 
-    def make_one(repository, paths, make):
-        replicas.append(make(next(iter(paths.values()))))
+    def make_one(repository, paths, make, own):
+        name, path = next(iter(paths.items()))
+        replicas.append(own.get(name, make)(path))
 
     monkeypatch.setattr("penstock.cli.serve.ModelRepository.__init__", make_one)
     monkeypatch.setattr("penstock.serving.app.Server.__init__", lambda *_, **__: None)
@@ -278,19 +281,86 @@ def test_serve_answers_for_texts_until_it_is_told_to_end(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "a MODEL is needed, --generate or --embed"),
-        (["m.onnx", "--max-rows", "3"], "--max-rows is for --generate"),
+        ([], "a MODEL is needed, --generate, --embed or --stateful"),
+        (["m.onnx", "--max-rows", "3"], "--max-rows is for --generate and --stateful"),
         (["m.onnx", "--draft", "prompt"], "--draft is for --generate"),
         (["m.onnx", "--tokenizer", "t"], "--tokenizer is for one model"),
         (["--generate", "m.onnx", "--replicas", "2"], "--replicas is not for --generate"),
         (["--generate", "m.onnx", "--shape", "x=1"], "--shape is not for --generate"),
         (["m.onnx", "--generate", "m.onnx"], "two models have the name 'm'"),
+        (["m.onnx", "--state", "h=hn"], "--state is for --stateful"),
+        (["m.onnx", "--max-idle", "3"], "--max-idle is for --stateful"),
+        (["--stateful", "a", "--stateful", "b", "--state", "h=hn"], "--state is for one model"),
+        (["--stateful", "m.onnx", "--state", "h"], "'h' must be NAME=VALUE"),
+        (["--stateful", "m.onnx", "--replicas", "2"], "--replicas is not for --generate and --st"),
+        (["--stateful", "m.onnx", "--queue", "2"], "--queue is not for --stateful"),
+        (["--stateful", "m.onnx", "--draft", "prompt"], "--draft is for --generate"),
+        (["m.onnx", "--stateful", "m.onnx"], "two models have the name 'm'"),
     ],
 )
-def test_serve_refuses_options_for_texts_that_do_nothing(options, message):
+def test_serve_refuses_options_that_do_nothing(options, message):
     result = CliRunner().invoke(main, ["serve", *options])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_serve_keeps_the_state_of_models(model, tmp_path):
+    path = tmp_path / "lstm.onnx"
+    onnx.save(stream_model("lstm"), path)
+    options = ["--stateful", f"m={path}", "--state", "h0=hn", "--state", "c0=cn", "--port", "0"]
+    options += ["--max-idle", "90", "--max-sequences", "1", "--max-rows", "8"]
+    options += ["--cache-bytes", "1MB", "--warm-up"]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(model), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            names, _, url = process.stderr.readline().strip().rpartition(" at ")
+            assert names == "serving affine, m"
+            frame, alone = np.ones((1, WIDTH), np.float32), StreamAlone("lstm", LSTM)
+            x = {"name": "frame", "datatype": "FP32", "shape": [1, WIDTH], "data": [1.0] * WIDTH}
+            for start in (True, False, False):
+                parameters = {"sequence_id": "a", "sequence_start": start}
+                body = json.dumps({"inputs": [x], "parameters": parameters}).encode()
+                with urllib.request.urlopen(f"{url}/v2/models/m/infer", body, SOON) as response:
+                    (y,) = json.loads(response.read())["outputs"]
+                want = alone.step({"frame": frame})["output"]
+                np.testing.assert_allclose(y["data"], want.reshape(-1), rtol=0, atol=1e-5)
+            with urllib.request.urlopen(f"{url}/v2/models/m/config", timeout=SOON) as response:
+                of = json.loads(response.read())["sequence_batching"]
+            assert of["max_sequence_idle_microseconds"] == 90_000_000
+            assert of["oldest"] == {"max_candidate_sequences": 1}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_plans_of_models_with_state_are_compiled_before_the_server_is_ready(tmp_path, made):
+    paths = {"stream": tmp_path / "stream.onnx", "words": tmp_path / "words.onnx"}
+    onnx.save(stream_model("buffer"), paths["stream"])
+    onnx.save(decoder_model("spelled"), paths["words"])
+    options = ["--port", "0", "--max-rows", "4", "--no-compile-in-run"]
+    for name, shape in (("stream", ["--shape", "t=3"]), ("words", [])):
+        command = ["serve", "--stateful", str(paths[name]), *options, *shape, "--warm-up"]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.output
+        plans = made[-1].session.stats.plans_made
+        for count in (1, 2, 3, 4):
+            audio = np.ones((1, WIDTH, 3), np.float32)
+            stream = {"audio": audio, "rate": np.array(1, np.float32)}
+            made[-1]._step_together(stream if name == "stream" else {"ids": [[1]]}, count)
+        assert made[-1].session.stats.plans_made == plans
+        made[-1].close()
+    open_ = CliRunner().invoke(main, ["serve", "--stateful", str(paths["stream"]), "--warm-up"])
+    assert (open_.exit_code, "--shape t=64" in open_.output) == (1, True), open_.output
+
+
+def test_models_whose_state_is_not_known_are_refused(model):
+    done = CliRunner().invoke(main, ["serve", "--stateful", str(model)])
+    assert (done.exit_code, "no state that is fed back" in done.output) == (1, True)
+    done = CliRunner().invoke(main, ["serve", "--stateful", str(model), "--state", "x=z"])
+    assert (done.exit_code, "the model has inputs ['x']" in done.output) == (1, True)
 
 
 def test_serve_of_other_models_imports_nothing_for_texts(model):

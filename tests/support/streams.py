@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import numpy_helper
 
+import penstock as ps
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
 
 WIDTH, UNITS, PAST = 6, 8, 3
 LSTM = f"""g (float[{{b}}, {WIDTH}] frame, float[1, {{b}}, {UNITS}] h0, float[1, {{b}}, {UNITS}] c0)
@@ -54,6 +58,22 @@ def stream_model(kind: str) -> onnx.ModelProto:
 @cache
 def _runtime(kind: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(stream_model(kind).SerializeToString())
+
+
+class HeldSteps:
+    """Holds the steps of a stepper until ``opened`` is set; ``reached``: the first one has begun."""
+
+    def __init__(self, stepper: ps.Stepper) -> None:
+        self.opened, self.reached = threading.Event(), threading.Event()
+        runner = stepper._engine.runner
+        run = runner.run
+
+        def held(pieces: Any) -> Any:
+            self.reached.set()
+            assert self.opened.wait(SOON)
+            return run(pieces)
+
+        runner.run = held  # type: ignore[method-assign]
 
 
 class StreamAlone:

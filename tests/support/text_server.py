@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from penstock.serving.app import Server
 from penstock.serving.embeddings import EmbeddingModel
 from penstock.serving.text_models import TextModel, TextModels
 from tests.support.decoders import decoder_model
+from tests.support.streams import HeldSteps
 from tests.support.timing import SOON
 from tests.support.triton import serving
 from tests.support.word_texts import word_tokenizer
@@ -38,21 +38,11 @@ def text_model(
     return TextModel(name, generator, **options)
 
 
-class Gate:
+class Gate(HeldSteps):
     """Holds the steps of a model until it is opened."""
 
     def __init__(self, model: TextModel) -> None:
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-        runner = model.generator.stepper._engine.runner
-        run = runner.run
-
-        def held(pieces: Any) -> Any:
-            self.reached.set()
-            assert self.opened.wait(SOON)
-            return run(pieces)
-
-        runner.run = held  # type: ignore[method-assign]
+        super().__init__(model.generator.stepper)
 
 
 @contextmanager

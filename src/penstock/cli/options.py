@@ -41,7 +41,7 @@ def _limits(
 ) -> Limits | None:
     names = [limit.name for limit in fields(Limits)]
     values: dict[str, Any] = {}
-    for name, text in _pairs(texts).items():
+    for name, text in pairs(texts).items():
         if name not in names:
             raise click.BadParameter(f"there is no limit {name!r}; there are {', '.join(names)}")
         try:
@@ -54,7 +54,7 @@ def _limits(
         raise click.BadParameter(str(error)) from error
 
 
-def _pairs(texts: Iterable[str]) -> dict[str, str]:
+def pairs(texts: Iterable[str]) -> dict[str, str]:
     """The names before the last equals sign of each text, and the values behind it."""
     pairs = {}
     for text in texts:
@@ -119,7 +119,7 @@ _OPTIONS: Mapping[str, Decorator] = {
         "place",
         multiple=True,
         metavar="WHAT=BACKEND",
-        callback=lambda context, parameter, texts: _pairs(texts) or None,
+        callback=lambda context, parameter, texts: pairs(texts) or None,
     ),
     "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
     "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
@@ -191,7 +191,7 @@ def _compared_with(
         "threads": _count,
     }
     values = {}
-    for name, text in _pairs(texts).items():
+    for name, text in pairs(texts).items():
         key = "memory_planner" if name == "planner" else name
         values[key] = readers[_one_of(readers, key)](text)
     return values

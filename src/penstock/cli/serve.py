@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,23 +14,24 @@ import click
 
 from penstock.cli.base import CompileArguments, command, count_option, read_model
 from penstock.cli.generators import DRAFT, TOKENIZER, GeneratorOptions, refuse_given
-from penstock.cli.options import compile_options, gathered
+from penstock.cli.options import compile_options, gathered, pairs
 from penstock.cli.shapes import names_in_model, read_shapes, shape_option
 from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
-from penstock.core.types import JsonObject
+from penstock.core.types import JsonObject, TensorType, Type
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
 from penstock.serving.repository import ModelRepository
+from penstock.serving.sequence_table import IDLE, MOST
+from penstock.serving.sequences import Sequences
 from penstock.serving.text_models import TextModel, TextModels
+from penstock.stepping.stepper import Stepper
 
 # As ``Stepper`` has it.
 _SEQUENCES = 64
-_OF_REPLICAS = (
-    "replicas max_batch max_batch_tokens max_delay cluster retries shapes no_compile_in_run "
-    "shared_memory"
-)
+_OF_REPLICAS = "replicas max_batch max_batch_tokens max_delay cluster retries"
+_OF_TENSORS = "shapes no_compile_in_run shared_memory"
 
 
 @dataclass(frozen=True)
@@ -77,37 +78,65 @@ class _ReplicaOptions:
 
 
 @dataclass(frozen=True)
-class _TextOptions:
-    """Models that OpenAI's API is for, and what their texts are made with."""
+class _StepOptions:
+    """Models whose requests share steps: those that OpenAI's API is for, and what their texts are
+    made with, and those with state, and how long their sequences are kept."""
 
     generate: Sequence[str]
     embed: Sequence[str]
     tokenizer: str | None
     draft: str | None
+    stateful: Sequence[str]
+    state: Mapping[str, str]
+    max_idle: float
     max_rows: int | None
     max_sequences: int | None
     cache_bytes: str | None
 
     def check(self, models: Sequence[str]) -> None:
-        """Refuse options that would do nothing."""
-        if not (models or self.generate or self.embed):
-            raise click.UsageError("a MODEL is needed, --generate or --embed")
+        """Refuse a server without models, and options that would do nothing."""
+        if not (models or self.generate or self.embed or self.stateful):
+            raise click.UsageError("a MODEL is needed, --generate, --embed or --stateful")
         if not self.generate:
-            refuse_given("draft max_rows max_sequences cache_bytes", "for --generate")
+            refuse_given("draft", "for --generate")
+        if not (self.generate or self.stateful):
+            refuse_given("max_rows max_sequences cache_bytes", "for --generate and --stateful")
+        if not self.stateful:
+            refuse_given("state max_idle", "for --stateful")
+        if self.state and len(self.stateful) != 1:
+            raise click.UsageError("--state is for one model of --stateful")
         if self.tokenizer is not None and len(self.generate) + len(self.embed) != 1:
             raise click.UsageError("--tokenizer is for one model of --generate or --embed")
         if not (models or self.embed):
-            refuse_given(_OF_REPLICAS, "not for --generate, whose texts share steps")
+            self._check_alone()
 
-    def models(self, queue: int, warm_up: bool, options: CompileArguments) -> TextModels:
+    def _check_alone(self) -> None:
+        """Refuse options of replicas, where there are none."""
+        refuse_given(_OF_REPLICAS, "not for --generate and --stateful, whose requests share steps")
+        if not self.stateful:
+            refuse_given(_OF_TENSORS, "not for --generate, whose texts share steps")
+        elif not self.generate:
+            refuse_given("queue", "not for --stateful: a sequence has one request at a time")
+
+    def stepper(self, path: Path, options: CompileArguments) -> Stepper:
+        """The stepper of the model with state at a path."""
+        model = load(path, limits=options.get("limits"), map_weights=True)
+        # More sequences may be open than a step has rows for.
+        options = {**self._sizes(self.max_rows), **options}
+        return Stepper(model, state=self.state or None, **options)
+
+    def _sizes(self, sequences: int | None) -> dict[str, object]:
+        """The options of a stepper whose steps have so many sequences at most."""
+        sizes = {"max_rows": self.max_rows, "max_sequences": sequences}
+        given = {**sizes, "cache_bytes": self.cache_bytes}
+        return {name: size for name, size in given.items() if size is not None}
+
+    def texts(self, queue: int, warm_up: bool, options: CompileArguments) -> TextModels:
         """The models for texts by name, which are loaded."""
         from penstock.generation.sources import context_of, tokenizer_of
         from penstock.serving.embeddings import EmbeddingModel, pools_first
 
-        sizes = {"max_rows": self.max_rows, "max_sequences": self.max_sequences}
-        steps = {**sizes, "cache_bytes": self.cache_bytes}
-        steps = {name: size for name, size in steps.items() if size is not None}
-        made = GeneratorOptions(self.tokenizer, self.draft, steps)
+        made = GeneratorOptions(self.tokenizer, self.draft, self._sizes(self.max_sequences))
         running = self.max_sequences or _SEQUENCES
         generators, embedders = {}, {}
         for name, path in _named(self.generate).items():
@@ -148,10 +177,33 @@ class _Plans:
             options = {**options, "shapes": shapes}
         return Replicas(model, warm_up=self.warm_up, **options)
 
-    def load(self, paths: Mapping[str, Path], options: CompileArguments) -> ModelRepository:
-        """The models at paths, by name. Refuses a shape that is for none of them."""
+    def sequences(
+        self, path: Path, steps: _StepOptions, options: CompileArguments, freezes: bool
+    ) -> Sequences:
+        """The sequences of the model with state at a path, as ``replicas`` those of one without."""
+        stepper = steps.stepper(path, options)
+        made = Sequences(stepper, most=steps.max_sequences or MOST, idle=steps.max_idle)
+        model = stepper.model
+        texts = [text for text in self.shapes if names_in_model(model, text)]
+        self._used.update(texts)
+        if texts or self.warm_up:
+            types = {port.name: _of_one_row(port.type, stepper) for port in made.inputs}
+            shapes = [one.resolve(types, {}) for one in read_shapes(model, texts)]
+            made.warm_up(shapes, whole=self.warm_up)
+        if freezes:  # from the first request on
+            made.session._freeze()
+        return made
+
+    def load(
+        self,
+        paths: Mapping[str, Path],
+        options: CompileArguments,
+        own: Mapping[str, Callable[[Path], Sequences]],
+    ) -> ModelRepository:
+        """The models at paths, by name, of which ``own`` makes some. Refuses a shape that is for
+        none of them."""
         try:
-            repository = ModelRepository(paths, partial(self.replicas, options=options))
+            repository = ModelRepository(paths, partial(self.replicas, options=options), own)
         except ValueError as error:  # a model has variables, or cannot take batches
             raise PenstockError(str(error)) from error
         # Only now is it known which names all of the models have.
@@ -159,6 +211,13 @@ class _Plans:
             if text not in self._used:
                 raise InvalidInput(f"--shape {text}: no model has an input or dim of that name")
         return repository
+
+
+def _of_one_row(type_: Type, stepper: Stepper) -> Type:
+    """The type of an input; of a decoder that of one row, [1, 1, ...]."""
+    if stepper.state or not isinstance(type_, TensorType):
+        return type_
+    return TensorType(type_.dtype, (1, 1, *(type_.shape or ())[2:]))
 
 
 def _origins(
@@ -190,14 +249,43 @@ def _origins(
 )
 @TOKENIZER
 @DRAFT
-@count_option("--max-rows", help="With --generate: tokens of a step at most. Default: 512.")
+@click.option(
+    "--stateful",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="Serve a model whose outputs are fed back to it, and keep its state between requests of a "
+    "sequence, which have a sequence_id. May be repeated.",
+)
+@click.option(
+    "--state",
+    multiple=True,
+    metavar="INPUT=OUTPUT",
+    callback=lambda context, parameter, texts: pairs(texts),
+    help="With --stateful: an output that is fed back, where names do not tell; all of them are "
+    "named. May be repeated.",
+)
+@click.option(
+    "--max-idle",
+    type=click.FloatRange(min=0, min_open=True),
+    default=IDLE,
+    show_default=True,
+    help="With --stateful: seconds without a request after which a sequence ends.",
+)
 @count_option(
-    "--max-sequences", help="With --generate: texts that share steps at most. Default: 64."
+    "--max-rows",
+    help="Rows of a step at most: tokens of --generate, frames or rows of --stateful. Default: "
+    "512, and 64 frames.",
+)
+@count_option(
+    "--max-sequences",
+    help="With --generate: texts that share steps at most, by default 64. With --stateful: "
+    f"sequences of a model that are open at most, by default {MOST}.",
 )
 @click.option(
     "--cache-bytes",
     metavar="BYTES",
-    help="With --generate: memory of all caches of a model at most, as 4GB. Default: 1 GiB.",
+    help="With --generate and --stateful: memory of all caches, or states, of a model at most, as "
+    "4GB. Default: 1 GiB.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
@@ -277,7 +365,7 @@ def _origins(
     "batches of such requests, before the server is ready.",
 )
 @compile_options("timeout")
-@gathered("texts", _TextOptions)
+@gathered("steps", _StepOptions)
 @gathered("plans", _Plans)
 @gathered("pool", _ReplicaOptions)
 @gathered("http", _HttpOptions)
@@ -286,11 +374,11 @@ def serve(
     pool: _ReplicaOptions,
     http: _HttpOptions,
     plans: _Plans,
-    texts: _TextOptions,
+    steps: _StepOptions,
     options: CompileArguments,
 ) -> JsonObject:
-    """Answer requests for models over HTTP, by the Open Inference Protocol (version 2), and for
-    texts by OpenAI's API (--generate, --embed).
+    """Answer requests for models over HTTP, by the Open Inference Protocol (version 2), also for
+    models with state (--stateful), and for texts by OpenAI's API (--generate, --embed).
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
@@ -305,14 +393,17 @@ def serve(
         from penstock.serving.listener import Listener
     except ImportError as error:
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
-    texts.check(models)
-    paths = _named([*models, *texts.embed])
-    names = [*_named([*models, *texts.embed, *texts.generate])]
-    served = texts.models(pool.queue, plans.warm_up, options)
+    steps.check(models)
+    paths = _named([*models, *steps.embed, *steps.stateful])
+    names = [*_named([*models, *steps.embed, *steps.stateful, *steps.generate])]
+    served = steps.texts(pool.queue, plans.warm_up, options)
+    freezes = pool.no_compile_in_run
+    make = partial(plans.sequences, steps=steps, options=options, freezes=freezes)
+    own = dict.fromkeys(_named(steps.stateful), make)
     options = pool.of(options)
     with logging_to(http.access_log), options.get("cluster", nullcontext()):
         server = Server(
-            plans.load(paths, options),
+            plans.load(paths, options, own),
             max_bytes=http.max_request,
             timeout=http.timeout,
             shared_memory=http.shared_memory,

@@ -53,8 +53,10 @@ from penstock.serving.protocol import (
     timing,
 )
 from penstock.serving.refusals import refusal
-from penstock.serving.replicas import ReplicasClosed
+from penstock.serving.replicas import Replicas, ReplicasClosed
 from penstock.serving.repository import PLATFORM, ModelRepository, ServedModel, UnknownModel
+from penstock.serving.sequence_table import SequenceConflict, TooManySequences
+from penstock.serving.sequences import Sequences
 from penstock.serving.shared_memory import SharedMemory, UnknownRegion
 from penstock.serving.text_answers import model_entry, model_list
 from penstock.serving.text_endpoints import (
@@ -103,6 +105,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownRegion, 404),
     (MissingExtensionError, 404),
     (InvalidInput, 400),
+    (SequenceConflict, 409),
+    (TooManySequences, 429),
     (QueueFull, 503),
     (DeadlineExceeded, 504),
     (_TooLargeError, 413),
@@ -237,6 +241,8 @@ class Server:
     async def metadata(self, request: Request) -> Response:
         """Describe the server."""
         extensions = [*EXTENSIONS, *(["system_shared_memory"] if self.shared else [])]
+        if any(isinstance(model.replicas, Sequences) for model in self.repository.all()):
+            extensions.append("sequence")
         return JSONResponse({"name": "penstock", "version": VERSION, "extensions": extensions})
 
     async def live(self, request: Request) -> Response:
@@ -380,7 +386,7 @@ class Server:
         times: list[str] = []
         try:
             run = asyncio.wrap_future(
-                model.replicas.submit(
+                model.runner_of(asked).submit(
                     *self._run_of(model, asked),
                     timeout=self._left(asked),
                     priority=priority_of(request.headers.get(HEADER_PRIORITY)),
@@ -390,7 +396,7 @@ class Server:
             await _end_with_client(run, request)
             outputs = run.result()
         except InvalidInput as error:
-            raise refusal(error, model.replicas.session, asked) from error
+            raise refusal(error, model.ports, asked) from error
 
         def encode() -> tuple[bytes, int | None]:
             parts, header = encode_response(asked, model.name, model.version, outputs)
@@ -420,7 +426,7 @@ class Server:
         except Exception as error:
             self._count(model, begin, ok=False)
             if isinstance(error, InvalidInput):
-                raise refusal(error, model.replicas.session, asked) from error
+                raise refusal(error, model.ports, asked) from error
             raise
 
         count = partial(self._count, model, begin)
@@ -468,6 +474,7 @@ class Server:
         priority = priority_of(request.headers.get(HEADER_PRIORITY))
         while True:
             model = self.repository.find(own.name)
+            assert isinstance(model.replicas, Replicas)
             document = embeddings_document(own, model.replicas, asked, timeout, priority)
             try:
                 with self._counted(model, begin):
@@ -536,7 +543,7 @@ class Server:
     ) -> Answer:
         told = _Told(late)
         try:
-            outputs = model.replicas.run_here(
+            outputs = model.runner_of(asked).run_here(
                 *self._run_of(model, asked),
                 timeout=self._left(asked),
                 cancel=cancel,
@@ -544,7 +551,7 @@ class Server:
                 told=told,
             )
         except InvalidInput as error:
-            raise refusal(error, model.replicas.session, asked) from error
+            raise refusal(error, model.ports, asked) from error
         parts, header = encode_response(asked, model.name, model.version, outputs)
         return Answer(200, parts, header, told.timing)
 

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from penstock.serving.histogram import Histogram
-from penstock.serving.replicas import Replicas
-from penstock.serving.repository import ModelRepository
+from penstock.serving.repository import ModelRepository, Served
+from penstock.serving.sequences import Sequences
 from penstock.serving.text_models import TextModel
 
 _Family: TypeAlias = "GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily"
@@ -31,6 +31,12 @@ _HISTOGRAMS = {
     "queue_seconds": "Seconds that requests waited for a replica.",
     "compute_seconds": "Seconds of requests from the beginning of their run to its end.",
     "batch_rows": "Rows of batches that were run.",
+}
+# Of models with state, of which a step is a batch.
+_SEQUENCE_GAUGES = {"open": "Sequences that are open."}
+_SEQUENCE_COUNTERS = {
+    "begun": "Sequences that have begun.",
+    "idle": "Sequences that have ended since no request came.",
 }
 # Of models that generate texts. They have names of their own, since requests for texts wait for
 # room among others, and not for a replica.
@@ -86,41 +92,31 @@ class Metrics:
         with self._lock:
             took = {key: histogram.copy() for key, histogram in self._took.items()}
         yield _family("request_seconds", text, _OUTCOMES, took)
-        replicas: dict[tuple[str, ...], Replicas] = {
+        replicas: dict[tuple[str, ...], Served] = {
             (m.name, m.version): m.replicas for m in self._repository.all()
         }
         counts = {labels: one.counts for labels, one in replicas.items()}
-        for names, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
-            for name, text in names.items():
-                metric = family(f"penstock_{name}", text, labels=_LABELS)
-                for labels, of in counts.items():
-                    metric.add_metric(labels, getattr(of, name))
-                yield metric
+        yield from _counted("", _GAUGES, GaugeMetricFamily, counts)
+        yield from _counted("", _COUNTERS, CounterMetricFamily, counts)
         histograms = {labels: one.histograms for labels, one in replicas.items()}
         for name, text in _HISTOGRAMS.items():
             values = {labels: getattr(of, name) for labels, of in histograms.items()}
             yield _family(name, text, _LABELS, values)
+        own = {key: one.table.counts for key, one in replicas.items() if isinstance(one, Sequences)}
+        if own:
+            yield from _counted("sequences_", _SEQUENCE_GAUGES, GaugeMetricFamily, own)
+            yield from _counted("sequences_", _SEQUENCE_COUNTERS, CounterMetricFamily, own)
         if self._texts:
             yield from self._of_texts()
 
     def _of_texts(self) -> Iterator[_Family]:
         """What models that generate texts count."""
-        for names, family in (
-            (_TEXT_GAUGES, GaugeMetricFamily),
-            (_TEXT_COUNTERS, CounterMetricFamily),
-        ):
-            for name, text in names.items():
-                metric = family(f"penstock_text_{name}", text, labels=_LABELS)
-                for labels, model in self._texts.items():
-                    metric.add_metric(labels, getattr(model.counts, name))
-                yield metric
+        counts = {labels: model.counts for labels, model in self._texts.items()}
+        yield from _counted("text_", _TEXT_GAUGES, GaugeMetricFamily, counts)
+        yield from _counted("text_", _TEXT_COUNTERS, CounterMetricFamily, counts)
         # What steppers count themselves, read here alone.
         stats = {labels: model.generator.stepper.stats for labels, model in self._texts.items()}
-        for name, text in _STEP_COUNTERS.items():
-            metric = CounterMetricFamily(f"penstock_text_{name}", text, labels=_LABELS)
-            for labels, of in stats.items():
-                metric.add_metric(labels, getattr(of, name))
-            yield metric
+        yield from _counted("text_", _STEP_COUNTERS, CounterMetricFamily, stats)
         pages = GaugeMetricFamily(
             "penstock_text_pages",
             "Pages of caches by state: in use, those of them that are kept for texts that begin "
@@ -141,6 +137,20 @@ class Metrics:
     def text(self) -> tuple[bytes, str]:
         """All metrics in Prometheus's form, and its media type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+def _counted(
+    prefix: str,
+    texts: Mapping[str, str],
+    family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    counts: Mapping[tuple[str, ...], object],
+) -> Iterator[_Family]:
+    """Counts of models by their labels: of each name in ``texts``, an attribute."""
+    for name, text in texts.items():
+        metric = family(f"penstock_{prefix}{name}", text, labels=_LABELS)
+        for labels, of in counts.items():
+            metric.add_metric(labels, getattr(of, name))
+        yield metric
 
 
 def _family(

@@ -18,6 +18,7 @@ from penstock.core.types import JsonObject, TensorType
 from penstock.serving.batching import shapes_of
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, datatypes, element_bytes
 from penstock.serving.repository import ServedModel
+from penstock.serving.sequences import Sequences
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
 """methods, a path and its handler, whose docstring says what it does"""
@@ -210,7 +211,10 @@ def example_request(model: ServedModel) -> ExampleRequest:
             zero: object = {"BYTES": "", "BOOL": False}.get(of["datatype"], 0)
             of["data"] = [zero] * count
     zeros = sum(of["parameters"]["binary_data_size"] for of in inputs) if long else 0
-    return ExampleRequest({"inputs": inputs}, zeros)
+    document: JsonObject = {"inputs": inputs}
+    if isinstance(model.replicas, Sequences):
+        document["parameters"] = {"sequence_id": 1, "sequence_start": True}
+    return ExampleRequest(document, zeros)
 
 
 def _closed(dims: Sequence[int | str | None], sizes: dict[str, int]) -> list[int]:

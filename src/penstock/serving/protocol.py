@@ -60,15 +60,28 @@ _LARGEST_DIM, _MOST_DIMS = 2**62, 64
 # Bytes of JSON that are read in one call, of a request about models, and elements that are read or
 # written in one: Python's lock is held meanwhile.
 _MOST_AT_ONCE, _MOST_OPTIONS, _PIECE = 1 << 18, 1 << 16, 1 << 14
+# Of ids of sequences: characters, as Triton has it, and whole numbers below.
+_LONGEST_ID, _IDS = 128, 2**64
 # JSON objects that are remembered, and their bytes at most.
 _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceControl:
+    """What a request says of the sequence that it is part of: its id, whether the request is the
+    first and the last one, and of how many of the last rows outputs are ``wanted`` (None: all)."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+    wanted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """A request: its id, the feeds, the outputs that it wants (None: all) and which of them as
-    bytes, the seconds that it gives the server, if it says so, and where in shared memory it wants
-    outputs."""
+    bytes, the seconds that it gives the server, if it says so, where in shared memory it wants
+    outputs, and the sequence that it is part of."""
 
     id: str
     feeds: Mapping[str, np.ndarray]
@@ -77,6 +90,7 @@ class InferenceRequest:
     binary_by_default: bool = False
     timeout: float | None = None
     places: Mapping[str, SharedPlace] = field(default_factory=dict)
+    sequence: SequenceControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,7 @@ class _Header:
     binary_by_default: bool
     timeout: float | None
     places: tuple[tuple[str, JsonObject], ...]
+    sequence: SequenceControl | None
 
 
 def describe_port(name: str, type_: Type) -> JsonObject | None:
@@ -204,6 +219,7 @@ def decode_request(
         header.binary_by_default,
         header.timeout,
         {name: _place(parameters, shared) for name, parameters in header.places},
+        header.sequence,
     )
 
 
@@ -293,6 +309,7 @@ def _header(text: bytes) -> _Header:
         bool(parameters.get("binary_data_output", False)),
         _seconds(parameters.get("timeout")),
         tuple(places),
+        _sequence(parameters),
     )
 
 
@@ -365,6 +382,26 @@ def _seconds(timeout: object) -> float | None:
     if not _is_count(timeout):
         raise InvalidInput(f'"timeout" {_start(timeout)} is no number of microseconds')
     return timeout / 1e6
+
+
+def _sequence(parameters: JsonObject) -> SequenceControl | None:
+    """The sequence of a request; 0 and "" stand for none."""
+    own = parameters.get("sequence_id")
+    is_text = isinstance(own, str) and len(own) <= _LONGEST_ID
+    if not is_text and (own is not None and (type(own) is not int or not 0 <= own < _IDS)):
+        raise InvalidInput(
+            f'"sequence_id" {_start(own)} is neither a whole number of 64 bits nor a text of at '
+            f"most {_LONGEST_ID} characters"
+        )
+    if not own:
+        return None
+    flags = [parameters.get(name, False) for name in ("sequence_start", "sequence_end")]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise InvalidInput('"sequence_start" and "sequence_end" are true or false')
+    wanted = parameters.get("wanted")
+    if wanted is not None and not (_is_count(wanted) and wanted):
+        raise InvalidInput(f'"wanted" {_start(wanted)} is no number of rows')
+    return SequenceControl(own, flags[0], flags[1], wanted)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -6,7 +6,8 @@ request is compared with the model here, which costs the others nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -14,22 +15,34 @@ from penstock.core.errors import InvalidInput
 from penstock.core.types import STRING, TensorType, Type
 from penstock.ops.common.shape_rules import fits
 from penstock.serving.protocol import InferenceRequest, datatype_of
-from penstock.session.session import Session
+from penstock.session.facts import Port
 
 _MOST_NAMES = 16
 
 
-def refusal(error: InvalidInput, session: Session, request: InferenceRequest) -> InvalidInput:
+class HasPorts(Protocol):
+    """What a request is for: a session, or the sequences of a model with state. ``values`` may be
+    fed and fetched."""
+
+    @property
+    def inputs(self) -> Sequence[Port]: ...
+    @property
+    def outputs(self) -> Sequence[Port]: ...
+    @property
+    def values(self) -> Iterable[Port]: ...
+
+
+def refusal(error: InvalidInput, model: HasPorts, request: InferenceRequest) -> InvalidInput:
     """The first thing in a request that does not fit the model, or else ``error``."""
-    reason = next(_reasons(session, request), None)
+    reason = next(_reasons(model, request), None)
     return error if reason is None else InvalidInput(reason)
 
 
-def _reasons(session: Session, request: InferenceRequest) -> Iterator[str]:
+def _reasons(model: HasPorts, request: InferenceRequest) -> Iterator[str]:
     # A client may feed any value, and fetch any: those between inputs and outputs, too.
-    values = {value.name: value.type for value in session.values}
-    inputs = {port.name: port.type for port in session.inputs}
-    outputs = [port.name for port in session.outputs]
+    values = {value.name: value.type for value in model.values}
+    inputs = {port.name: port.type for port in model.inputs}
+    outputs = [port.name for port in model.outputs]
     for name in request.feeds:
         if name not in values:
             yield f'"inputs" has {name!r:.80}, which the model does not: it has {_names(inputs)}'

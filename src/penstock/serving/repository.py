@@ -14,14 +14,20 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import time
+from typing import TypeAlias
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.types import JsonObject
 from penstock.serving.histogram import Histogram
-from penstock.serving.protocol import describe_port
+from penstock.serving.protocol import InferenceRequest, describe_port
+from penstock.serving.refusals import HasPorts
 from penstock.serving.replicas import Replicas
+from penstock.serving.sequences import SequenceRun, Sequences
 
 PLATFORM = "penstock"
+
+Served: TypeAlias = "Replicas | Sequences"
+"""what runs the requests of a model: without state, or with it"""
 
 
 class UnknownModel(PenstockError):  # noqa: N818
@@ -46,19 +52,21 @@ class ServedModel:
     """One version of a model, and the statistics of its requests. Those of its inputs and outputs
     that the protocol has a type for are ``inputs`` and ``outputs``."""
 
-    def __init__(self, name: str, version: str, replicas: Replicas) -> None:
+    def __init__(self, name: str, version: str, replicas: Served) -> None:
         self.name = name
         self.version = version
         self.replicas = replicas
         session = replicas.session
+        # Of a model with state, clients see no state.
+        self.ports: HasPorts = replicas if isinstance(replicas, Sequences) else session
         try:
             session._compile_ahead()  # here, where no request waits
         except BaseException:
             replicas.close()
             raise
-        ports = [describe_port(port.name, port.type) for port in session.inputs]
+        ports = [describe_port(port.name, port.type) for port in self.ports.inputs]
         self.inputs = [port for port in ports if port is not None]
-        ports = [describe_port(port.name, port.type) for port in session.outputs]
+        ports = [describe_port(port.name, port.type) for port in self.ports.outputs]
         self.outputs = [port for port in ports if port is not None]
         everything = len(self.outputs) == len(ports)
         self.fetches = None if everything else [port["name"] for port in self.outputs]
@@ -66,6 +74,18 @@ class ServedModel:
         self.succeeded, self.failed = Durations(), Durations()
         self.last = 0
         self._lock = threading.Lock()
+
+    def runner_of(self, asked: InferenceRequest) -> Replicas | SequenceRun:
+        """What runs a request. Raises ``InvalidInput`` if it is of a sequence and the model has
+        none, or the other way round."""
+        if isinstance(self.replicas, Sequences):
+            return self.replicas.of(asked.sequence)
+        if asked.sequence is not None:
+            raise InvalidInput(
+                f'the request has a "sequence_id", and model {self.name!r} is served without '
+                "state: penstock serve --stateful keeps it"
+            )
+        return self.replicas
 
     def record(self, seconds: float, ok: bool) -> None:
         """Count a request that has ended."""
@@ -92,6 +112,8 @@ class ServedModel:
 
         delay = round(replicas.max_delay * 1e6)
         batching = {"dynamic_batching": {"max_queue_delay_microseconds": delay}} if most else {}
+        if isinstance(replicas, Sequences):
+            batching = replicas.configuration()
         return {
             "name": self.name,
             "platform": PLATFORM,
@@ -126,12 +148,17 @@ def _durations(of: Histogram) -> dict[str, int]:
 
 
 class ModelRepository:
-    """The models at ``paths``, by name; ``make`` compiles the one at a path. All are loaded at
-    once; a model that cannot be raises what ``make`` raises."""
+    """The models at ``paths``, by name; ``make`` compiles the one at a path, or what ``own`` has
+    for its name. All are loaded at once; a model that cannot be raises what ``make`` raises."""
 
-    def __init__(self, paths: Mapping[str, Path], make: Callable[[Path], Replicas]) -> None:
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        make: Callable[[Path], Served],
+        own: Mapping[str, Callable[[Path], Served]] | None = None,
+    ) -> None:
         self._paths = dict(paths)
-        self._make = make
+        self._make, self._own = make, own or {}
         self._lock = threading.Lock()
         self._models: dict[str, dict[str, ServedModel]] = {}
         for name in self._paths:
@@ -166,11 +193,12 @@ class ModelRepository:
         path = self._paths.get(name)
         if path is None:
             raise UnknownModel(f"model {name!r} has no path; there is {', '.join(self._paths)}")
+        make = self._own.get(name, self._make)
         with self._lock:
             versions: dict[str, ServedModel] = {}
             try:
                 for version, file in _versions(path).items():
-                    versions[version] = ServedModel(name, version, self._make(file))
+                    versions[version] = ServedModel(name, version, make(file))
             except BaseException:
                 _close(versions)
                 raise

@@ -72,6 +72,8 @@ class StepEngine:
         self.waiting: dict[SequenceState, None] = {}
         self.holding: dict[SequenceState, None] = {}
         self.steps = self.rows = self.prefixes = self.preempted = 0
+        self.on_step: Callable[[int], object] | None = None
+        """takes the rows of each step, on the thread that ran it"""
         self._count = 0
         self._running = False
         self.dropped: deque[SequenceState] = deque()
@@ -88,7 +90,7 @@ class StepEngine:
     def feed(self, sequence: SequenceState, rows: Rows, wanted: int, done: Done) -> None:
         """Let rows be computed behind those of a sequence."""
         sequence.rows.add(rows)
-        sequence.wanted, sequence.done = wanted, done
+        sequence.wanted, sequence.done, sequence.begun = wanted, done, 0.0
         # Without the lock, for which many threads would wait at once: steps see it, or the next.
         self.waiting[sequence] = None
         for gate, count in [*self._gates.items()]:
@@ -134,7 +136,11 @@ class StepEngine:
             begin = perf_counter()
             pieces = self._chosen(results)
             if pieces:
+                for piece in pieces:
+                    piece.sequence.begun = piece.sequence.begun or begin
                 self._computed(pieces, self._run(pieces), results)
+                if self.on_step is not None:
+                    self.on_step(sum(piece.rows for piece in pieces))
                 # Of the longest step of late: one of few sequences is no measure for all.
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
             # Still as the one that runs steps: who is told feeds the next rows, and a step that

@@ -100,6 +100,8 @@ class SequenceState:
     """of wanted rows, if they are computed in several steps"""
     served: int = 0
     """the last step that had rows of it"""
+    begun: float = 0.0
+    """when the first step of the rows that wait began (``perf_counter``); 0 before"""
     returns: bool = False
     """whether who gets results is likely to feed the next rows at once"""
     closed: bool = False

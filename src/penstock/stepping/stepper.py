@@ -81,7 +81,7 @@ class StepSequence:
         self,
         rows: Mapping[str, ArrayLike],
         *,
-        wanted: int = 1,
+        wanted: int | None = 1,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
     ) -> dict[str, np.ndarray]:
@@ -91,7 +91,7 @@ class StepSequence:
             rows: By the names of the model's inputs that have rows, [1, rows, ...]; frames
                 [frames, ...].
             wanted: How many of the last rows to return outputs of, [1, wanted, ...]; frames
-                [wanted, ...].
+                [wanted, ...]. None for all.
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
 
@@ -111,7 +111,7 @@ class StepSequence:
         self,
         rows: Mapping[str, ArrayLike],
         *,
-        wanted: int = 1,
+        wanted: int | None = 1,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
     ) -> dict[str, np.ndarray]:
@@ -119,7 +119,7 @@ class StepSequence:
 
         Args:
             rows: As ``step`` takes them.
-            wanted: How many of the last rows to return outputs of.
+            wanted: How many of the last rows to return outputs of; None for all.
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
         """
@@ -152,7 +152,7 @@ class StepSequence:
     def feed(
         self,
         rows: Mapping[str, ArrayLike],
-        wanted: int,
+        wanted: int | None,
         done: Done,
         stop: StopCondition | None = None,
     ) -> None:
@@ -161,7 +161,7 @@ class StepSequence:
 
         Args:
             rows: As ``step`` takes them.
-            wanted: How many of the last rows to give outputs of.
+            wanted: How many of the last rows to give outputs of; None for all.
             done: Called with outputs and None, or None and an error. It may feed the next rows.
                 Until then, arrays of frames may not be written.
             stop: Ends the wait when it comes true; that of the call before stays by default.
@@ -169,14 +169,24 @@ class StepSequence:
         if self._state.closed:
             raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
         self._check_idle()
+        checked, count = self._checked(rows, wanted)
+        if stop is not None:
+            self._state.stop = stop if stop.limited else None
+        self._stepper._engine.feed(self._state, checked, count, done)
+
+    def _checked(
+        self, rows: Mapping[str, ArrayLike], wanted: int | None
+    ) -> tuple[dict[str, np.ndarray], int]:
+        """What ``feed`` takes, as arrays of the inputs' types, and of how many rows there are
+        outputs. Raises ``InvalidInput``."""
         checked = self._stepper._checked(rows)
         count = self._state.rows.size_of(checked)
+        if wanted is None:
+            return checked, count
         check_count("wanted", wanted)
         if wanted > count:
             raise InvalidInput(f"wanted={wanted} of {count} rows")
-        if stop is not None:
-            self._state.stop = stop if stop.limited else None
-        self._stepper._engine.feed(self._state, checked, wanted, done)
+        return checked, wanted
 
     def fork(self) -> StepSequence:
         """A sequence that begins with the rows of this one, whose state they share as far as it is

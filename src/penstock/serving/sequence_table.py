@@ -1,0 +1,199 @@
+"""The sequences of a model with state that are open, by the ids of requests.
+
+::
+
+    start 7   ──> open, busy ──> release ──> open ──> resume ──> busy ──> ...
+                      │                       └── no request for a while: it ends
+    start 7 again ────┘ the other one ends
+
+A sequence has one request at a time: requests come by several connections, and which of two came
+first is known to nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+from typing import TypeAlias
+
+from penstock.core.errors import InvalidInput, PenstockError, check_count, wrong_type
+from penstock.core.records import dataclass
+from penstock.executors.control import Control, begin_run, end_run
+from penstock.serving.replicas import ReplicasClosed
+from penstock.stepping.stepper import StepSequence
+
+Key: TypeAlias = "int | str"
+"""an id: 7 and "7" are two"""
+
+MOST, IDLE = 1024, 60.0
+
+
+class UnknownSequence(InvalidInput):
+    """A request is of no sequence that is there, and begins none."""
+
+
+class SequenceConflict(PenstockError):  # noqa: N818
+    """Two requests of a sequence came at once."""
+
+
+class TooManySequences(PenstockError):  # noqa: N818
+    """A request begins one sequence more than there may be."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenSequence:
+    """A sequence that has begun. ``used``: when its last request ended; ``busy``: whether it has
+    one now."""
+
+    sequence: StepSequence
+    used: float
+    busy: bool = True
+
+
+@dataclass(slots=True)
+class SequenceCounts:
+    """Sequences of a model that are ``open``, that have ``begun`` so far, and of which ``idle``
+    have ended since no request came; ``refused``: those that were too many."""
+
+    open: int = 0
+    begun: int = 0
+    idle: int = 0
+    refused: int = 0
+
+
+class SequenceTable:
+    """The open sequences of a model, which may be looked for and ended by any thread.
+
+    Args:
+        most: Sequences that are open at most: a further one is refused with ``TooManySequences``.
+        idle: Seconds without a request after which a sequence ends.
+    """
+
+    def __init__(self, most: int = MOST, idle: float = IDLE) -> None:
+        check_count("most", most)
+        if not isinstance(idle, int | float) or not idle > 0:
+            raise wrong_type("idle", idle, "a number of seconds above 0")
+        self.most, self.idle = most, idle
+        # In the order in which they were used last, but for those that are busy.
+        self._open: dict[Key, OpenSequence] = {}
+        self._busy = self._begun = self._ended_idle = self._refused = 0
+        # Never held while a sequence is closed: that takes the lock of the stepper, and tells of
+        # the end of a request, which is released here.
+        self._lock = threading.RLock()
+        self._released = threading.Condition(self._lock)
+        self._timer: Control | None = None
+        self._closed = False
+
+    @property
+    def counts(self) -> SequenceCounts:
+        """Counts of sequences so far."""
+        with self._lock:
+            return SequenceCounts(len(self._open), self._begun, self._ended_idle, self._refused)
+
+    def check_open(self) -> None:
+        """Raise ``ReplicasClosed`` if no request may come."""
+        if self._closed:
+            raise ReplicasClosed("the sequences are closed")
+
+    def start(self, key: Key, sequence: StepSequence) -> OpenSequence:
+        """Open a sequence for a request, in place of that of the same id if there is one. Raises
+        ``TooManySequences``."""
+        own = OpenSequence(sequence, perf_counter())
+        with self._lock:
+            self.check_open()
+            before = self._open.pop(key, None)
+            if before is None and len(self._open) >= self.most:
+                self._refused += 1
+                raise TooManySequences(
+                    f"{self.most} sequences are open, as many as may be: end some, or try again "
+                    "later"
+                )
+            self._open[key] = own
+            self._busy += 1
+            self._begun += 1
+        if before is not None:
+            before.sequence.close()
+        self._set_timer()
+        return own
+
+    def resume(self, key: Key) -> OpenSequence:
+        """The sequence of a request that begins none. Raises ``UnknownSequence``, and
+        ``SequenceConflict`` if it has another request now."""
+        with self._lock:
+            self.check_open()
+            own = self._open.get(key)
+            if own is None:
+                raise UnknownSequence(
+                    f"sequence {key!r} is not there: its first request must have the parameter "
+                    f'"sequence_start": true, and it ends if none comes for {self.idle:g} s, or if '
+                    "a client hangs up before the answer"
+                )
+            if own.busy:
+                raise SequenceConflict(
+                    f"another request of sequence {key!r} is computed: wait for its answer, or "
+                    "send several frames in one"
+                )
+            own.busy = True
+            self._busy += 1
+        return own
+
+    def release(self, key: Key, own: OpenSequence, *, ends: bool) -> bool:
+        """Let a sequence wait for its next request, or end. Returns False if it was ended, or begun
+        anew, meanwhile."""
+        with self._lock:
+            is_open = self._open.get(key) is own
+            if is_open:
+                # Behind all others, as the one that was used last.
+                del self._open[key]
+                if not ends:
+                    self._open[key] = own
+            own.busy, own.used = False, perf_counter()
+            self._busy -= 1
+            self._released.notify_all()
+        if ends:
+            own.sequence.close()
+        return is_open
+
+    def end(self, key: Key, own: OpenSequence) -> None:
+        """End a sequence, and its request if it has one."""
+        with self._lock:
+            if self._open.get(key) is own:
+                del self._open[key]
+        own.sequence.close()
+
+    def close(self) -> None:
+        """Take no more requests, wait for those there are, and forget all sequences."""
+        with self._released:
+            self._closed = True
+            self._released.wait_for(lambda: not self._busy)
+            timer, self._timer = self._timer, None
+            self._open.clear()
+        if timer is not None:
+            end_run(timer)
+
+    def _set_timer(self) -> None:
+        """Have ``_expire`` called when the sequence that was used first has waited long enough."""
+        with self._lock:
+            if self._timer is not None or not self._open or self._closed:
+                return
+            now = perf_counter()
+            used = next((own.used for own in self._open.values() if not own.busy), now)
+            # The watchdog of runs is the timer: a run that is never stopped but by its time.
+            timer = self._timer = begin_run(used + self.idle - now, None)
+        # Outside of the lock: it is called at once if the time is over by now.
+        timer.add_listener(self._expire)
+
+    def _expire(self, error: Exception) -> None:
+        """End the sequences that have had no request for a while."""
+        now, late = perf_counter(), []
+        with self._lock:
+            self._timer = None
+            for key, own in [*self._open.items()]:
+                if not own.busy and own.used + self.idle > now:
+                    break
+                if not own.busy:
+                    late.append(self._open.pop(key))
+            self._ended_idle += len(late)
+        for own in late:
+            own.sequence.close()
+        self._set_timer()
