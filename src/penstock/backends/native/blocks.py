@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
 from penstock.core.types import FLOAT32, TensorType
+from penstock.host.native import in_c_order
 from penstock.host.threads import core_budget
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.microsoft.experts import (
@@ -226,46 +227,50 @@ def _rows_of_floats(shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
     return panels.swapaxes(1, 2).reshape(shape)
 
 
+# Eight codes of 4 bits, the first in the lowest, or four of 8 bits are a word in memory already:
+# panels are rows of words as columns.
+
+
 def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
-    k, bits = packed.k, packed.bits
-    codes = b.reshape(packed.n, -1)
-    if bits < 8:
-        codes = np.stack([codes >> i & (1 << bits) - 1 for i in range(0, 8, bits)], axis=-1)
-    codes = codes.reshape(packed.n, -1)[:, :k]
-    # There is no code for 2 bits: as 4 bits, these take twice the memory and the same kernel.
+    rows, bits = b.reshape(packed.n, -1), packed.bits
     if bits < 4:
-        codes = codes + _raised(bits)
-    columns = _columns(codes)
-    if bits == 8:
-        words = (columns ^ 128).reshape(-1, k // 4, 4, PANEL).swapaxes(2, 3)
-        return np.ascontiguousarray(words).reshape(columns.shape)
-    words = columns.reshape(-1, k // 8, 8, PANEL)
-    panels = np.zeros((len(words), k // 8, PANEL), np.uint32)
-    for i in range(8):
-        panels |= words[:, :, i].astype(np.uint32) << 4 * i
-    return panels
+        # There is no code for 2 bits: as 4 bits, these take twice the memory and the same kernel.
+        rows = _widened(bits)[rows]
+    words = rows.view("<u4")[:, : packed.k * max(bits, 4) // 32]
+    panels = _columns(words.astype(np.uint32, copy=False))
+    if bits < 8:
+        return panels
+    panels ^= np.uint32(_SIGNS)
+    return panels.astype("<u4", copy=False).view(np.uint8).reshape(len(panels), packed.k, PANEL)
 
 
 def _rows(packed: PackedWeights, shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
     """The packed codes that ``panels`` were made of."""
-    k, bits = packed.k, packed.bits
+    bits = packed.bits
+    words = panels.reshape(len(panels), -1, PANEL * panels.itemsize // 4)
     if bits == 8:
-        words = panels.reshape(-1, k // 4, PANEL, 4).swapaxes(2, 3)
-        columns: np.ndarray = words.reshape(panels.shape) ^ 128
-    else:
-        nibbles = [(panels >> 4 * i & 15).astype(np.uint8) for i in range(8)]
-        columns = np.stack(nibbles, axis=2).reshape(len(panels), k, PANEL)
-        columns -= _raised(bits)
-    codes = columns.swapaxes(1, 2).reshape(-1, k)[: packed.n].reshape(packed.n, -1, 8 // bits)
-    rows = np.zeros(codes.shape[:2], np.uint8)
-    for i in range(8 // bits):
-        rows |= codes[:, :, i] << i * bits
+        words = panels.reshape(len(panels), -1, PANEL, 4).view("<u4")[..., 0] ^ np.uint32(_SIGNS)
+    rows = in_c_order()(words.swapaxes(1, 2)).reshape(-1, words.shape[1])[: packed.n]
+    rows = rows.astype("<u4", copy=False).view(np.uint8)
+    if bits < 4:
+        wide = _widened(bits)
+        narrow = np.zeros(1 << 8 * wide.itemsize, np.uint8)
+        narrow[wide] = np.arange(len(wide))
+        rows = narrow[rows.view(wide.dtype)]
     return rows.reshape(shape)
 
 
-def _raised(bits: int) -> int:
-    """What is added to codes of fewer than 4 bits, so that 8 stands for 0."""
-    return max(8 - (1 << (bits - 1)), 0)
+_SIGNS = 0x80808080
+"""what makes signed numbers of four codes around 128"""
+
+
+def _widened(bits: int) -> np.ndarray:
+    """For each byte of codes of fewer than 4 bits the same codes of 4 bits, where 8 stands for 0
+    as well."""
+    count, raised = 8 // bits, 8 - (1 << (bits - 1))
+    codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
+    words = (codes + raised << 4 * np.arange(count)).sum(axis=1)
+    return words.astype(f"<u{count // 2}")
 
 
 def _factors_of(
@@ -291,6 +296,8 @@ def _factors_of(
 def _columns(matrix: np.ndarray) -> np.ndarray:
     """[n, k] as [panel, k, 32], padded with zeros."""
     count = math.ceil(len(matrix) / PANEL)
-    padded = np.zeros((count * PANEL, matrix.shape[1]), matrix.dtype)
-    padded[: len(matrix)] = matrix
-    return np.ascontiguousarray(padded.reshape(count, PANEL, -1).swapaxes(1, 2))
+    if len(matrix) < count * PANEL:
+        padded = np.zeros((count * PANEL, matrix.shape[1]), matrix.dtype)
+        padded[: len(matrix)] = matrix
+        matrix = padded
+    return in_c_order()(matrix.reshape(count, PANEL, -1).swapaxes(1, 2))
