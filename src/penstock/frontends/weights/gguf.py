@@ -45,6 +45,7 @@ Metadata: TypeAlias = Mapping[str, MetadataValue]
 _NUMBERS = dict(enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?")))
 _NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
+_LENGTH, _AT_ONCE = struct.Struct("<Q"), 1 << 16
 _LEAST_BYTES = {_STRING: 8, _ARRAY: 12}
 """bytes that a value has at least"""
 
@@ -119,7 +120,26 @@ class _Reader:
         if kind in _NUMBERS:
             return self._numbers(kind, count)
         checkpoint()
+        if kind == _STRING:
+            return self._texts(count)
         return [self.value(kind, depth + 1) for _ in range(count)]
+
+    def _texts(self, count: int) -> list[MetadataValue]:
+        """Texts that follow. A vocabulary has 100,000, most of a few letters."""
+        texts: list[MetadataValue] = []
+        while len(texts) < count:
+            data, at = self._file.read(min(_AT_ONCE, self.left)), 0
+            while len(texts) < count and at + _LENGTH.size <= len(data):
+                end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+                if end > len(data):
+                    break
+                texts.append(data[at + _LENGTH.size : end].decode("utf-8", "replace"))
+                at = end
+            self.position += at
+            self._file.seek(self.position)
+            if not at:  # it is longer than what is read at once, or than the file
+                texts.append(self.text())
+        return texts
 
     def _numbers(self, kind: int, count: int) -> list[MetadataValue]:
         dtype = np.dtype(_NUMBERS[kind])
