@@ -205,6 +205,28 @@ def test_sequence_begins_with_the_states_among_its_inputs(tmp_path):
         check(infer(triton, FRAME, 1), alone.step(FRAME)["output"])
 
 
+def test_inputs_that_stay_as_they_are_come_with_the_first_request(tmp_path):
+    text = """g (float[b, s, 4] x, float[b, 1, p, 4] past_self, float[b, e, 4] encoder_states)
+        => (float[b, s, 4] y, float[b, 1, t, 4] present_self) <int64[1] one = {1}> {
+        r = Unsqueeze (x, one) present_self = Concat <axis = 2> (past_self, r)
+        m = ReduceMean <keepdims = 1> (present_self) e = ReduceMean <keepdims = 1> (encoder_states, one)
+        s = ReduceSum <keepdims = 0> (present_self, one) c = ReduceMean <keepdims = 1> (s, one)
+        a = Add (c, e) z = Sub (x, x) y = Add (z, a) }"""
+    x, states = np.ones((2, 1, 4), np.float32), np.array([1, 5], np.float32)
+    with streaming(tmp_path, model_from_text(text, opset=18)) as (triton, _, _):
+        inputs = triton.get_model_metadata("m")["inputs"]
+        assert [port["name"] for port in inputs] == ["x", "encoder_states"]
+        for k in range(2):
+            first = {"x": x[:1], "encoder_states": np.full((1, 3, 4), states[k])}
+            check(infer(triton, first, k + 1, start=True, output="y"), x[:1] + states[k])
+        for k in range(2):
+            check(infer(triton, {"x": 3 * x[:1]}, k + 1, output="y"), 2 + states[k] * x[:1])
+        status, why = refused(triton, first, 1, output="y")
+        assert (status, "where a sequence begins alone" in why) == ("400", True)
+        status, why = refused(triton, {"x": x[:1]}, 3, start=True, output="y")
+        assert (status, "begins with ['encoder_states']" in why) == ("400", True)
+
+
 # Ids, and flags of requests.
 
 

@@ -188,6 +188,7 @@ class _Plans:
         self._used.update(texts)
         if texts or self.warm_up:
             types = {port.name: _of_one_row(port.type, stepper) for port in made.inputs}
+            types |= stepper.fixed
             shapes = [one.resolve(types, {}) for one in read_shapes(model, texts)]
             made.warm_up(shapes, whole=self.warm_up)
         if freezes:  # from the first request on

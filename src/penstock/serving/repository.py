@@ -64,7 +64,8 @@ class ServedModel:
         except BaseException:
             replicas.close()
             raise
-        ports = [describe_port(port.name, port.type) for port in self.ports.inputs]
+        fixed = replicas.fixed if isinstance(replicas, Sequences) else []
+        ports = [describe_port(port.name, port.type) for port in (*self.ports.inputs, *fixed)]
         self.inputs = [port for port in ports if port is not None]
         ports = [describe_port(port.name, port.type) for port in self.ports.outputs]
         self.outputs = [port for port in ports if port is not None]

@@ -68,13 +68,14 @@ class Sequences:
         self.inputs = [Port(name, type_) for name, type_ in stepper.rows.items()]
         self.outputs = [port for port in self.session.outputs if port.name in stepper.outputs]
         self.states = [port for port in self.session.inputs if port.name in stepper.state]
+        self.fixed = [Port(name, type_) for name, type_ in stepper.fixed.items()]
         self._counts, self._histograms = ReplicaCounts(), ReplicaHistograms()
         self._lock = threading.Lock()
 
     @property
     def values(self) -> list[Port]:
         """What requests may feed and fetch."""
-        return [*self.inputs, *self.states, *self.outputs]
+        return [*self.inputs, *self.fixed, *self.states, *self.outputs]
 
     @property
     def counts(self) -> ReplicaCounts:
@@ -128,7 +129,8 @@ class Sequences:
         on these."""
         rng, engine = np.random.default_rng(0), self.stepper._engine
         engine.on_step = None  # these steps are nobody's
-        types = {port.name: port.dtype or np.dtype(np.float32) for port in self.inputs}
+        ports = [*self.inputs, *self.fixed]
+        types = {port.name: port.dtype or np.dtype(np.float32) for port in ports}
         for own in shapes:
             frame = {name: made_up(own[name], dtype, rng) for name, dtype in types.items()}
             try:
@@ -145,9 +147,11 @@ class Sequences:
 
     def _step_together(self, frame: NamedValues, count: int) -> None:
         ended: list[BaseException | None] = []
-        sequences = [self.stepper.sequence() for _ in range(count)]
+        rows = {port.name: frame[port.name] for port in self.inputs}
+        fixed = {port.name: frame[port.name] for port in self.fixed}
+        sequences = [self.stepper.sequence(initial=fixed) for _ in range(count)]
         for one in sequences:
-            one.feed(frame, None, lambda _, error: ended.append(error))
+            one.feed(rows, None, lambda _, error: ended.append(error))
         self.stepper._drive(lambda: len(ended) == count)
         for one in sequences:
             one.close()
@@ -205,7 +209,7 @@ class SequenceRun:
 
         Args:
             feeds: Rows, or frames, by inputs; where a sequence begins, also states that it begins
-                with.
+                with, and inputs that are the same in all of its steps.
             fetches: Names of outputs, by default all.
             timeout: Seconds after which the request ends.
             priority: Of the sequence that begins: rows of higher ones are computed first.
@@ -244,10 +248,10 @@ class SequenceRun:
         priority: int | None,
         timed: Timed | None,
     ) -> None:
-        rows, states = self._checked(feeds, fetches)
+        rows, initial = self._checked(feeds, fetches)
         self._names, self._timed = fetches or self._stepper.outputs, timed
         if self._control.start:
-            sequence = self._new_sequence(states, priority or 0)
+            sequence = self._new_sequence(initial, priority or 0)
             # Before another one of the same id ends: a request that is wrong changes nothing.
             sequence._checked(rows, self._control.wanted)
             self._own = self._table.start(self._control.id, sequence)
@@ -266,24 +270,25 @@ class SequenceRun:
     def _checked(
         self, feeds: NamedValues, fetches: Sequence[str] | None
     ) -> tuple[NamedValues, NamedValues]:
-        """The rows and the states of a request. Raises ``InvalidInput``."""
-        have, of = self._stepper.outputs, self._stepper.state
+        """The rows of a request, and what its sequence begins with. Raises ``InvalidInput``."""
+        have, stepper = self._stepper.outputs, self._stepper
         if unknown := [name for name in fetches or () if name not in have]:
             raise InvalidInput(f"outputs {unknown} are not there; there are {have}")
-        rows = {name: x for name, x in feeds.items() if name not in of}
-        states = {name: x for name, x in feeds.items() if name in of}
-        if states and not self._control.start:
-            raise InvalidInput(f"states {[*states]} may be fed where a sequence begins alone")
+        of_begin = {**stepper.state, **stepper.fixed}
+        rows = {name: x for name, x in feeds.items() if name not in of_begin}
+        initial = {name: x for name, x in feeds.items() if name in of_begin}
+        if initial and not self._control.start:
+            raise InvalidInput(f"inputs {[*initial]} may be fed where a sequence begins alone")
         # Of a decoder, rows need not be as many as the model says.
-        for port in self._sequences.inputs if of else ():
+        for port in self._sequences.inputs if stepper.state else ():
             shape = np.shape(rows[port.name]) if port.name in rows else None
             if not fits(shape, port.shape):
                 raise InvalidInput(f"input {port.name!r} is {shape}, of {port}")
-        return rows, states
+        return rows, initial
 
-    def _new_sequence(self, states: NamedValues, priority: int) -> StepSequence:
+    def _new_sequence(self, initial: NamedValues, priority: int) -> StepSequence:
         try:
-            return self._stepper.sequence(priority=priority, initial=states)
+            return self._stepper.sequence(priority=priority, initial=initial)
         except InvalidInput:
             self._table.check_open()  # the stepper may be closed by now
             raise
