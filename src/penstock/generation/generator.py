@@ -21,14 +21,9 @@ import numpy as np
 
 from penstock.core.errors import InvalidInput, wrong_type
 from penstock.frontends.load import load
-from penstock.generation.beams import BeamSearch
-from penstock.generation.chat import ChatTemplate
-from penstock.generation.drafts import DraftModel, Drafts, PromptLookup
 from penstock.generation.encoder_files import read_halves
-from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
 from penstock.generation.job import SharedPrompt, TextJob
 from penstock.generation.options import GenerationOptions
-from penstock.generation.prompt_encoder import PromptEncoder
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import context_of, interface_of, tokenizer_of
 from penstock.generation.text_request import TextRequest, TextSource, TextWriter
@@ -43,6 +38,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from penstock.executors.control import CancelToken
+    from penstock.generation.chat import ChatTemplate
+    from penstock.generation.drafts import Drafts
+    from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
+    from penstock.generation.prompt_encoder import PromptEncoder
+
+# What most requests do without is imported where it is needed: chats, grammars, beams, drafts.
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.ndarray"
 """A text, tokens, messages of a chat, or sound"""
@@ -89,6 +90,8 @@ class Generator:
         self.tokenizer = tokenizer_of(tokenizer, place, stepper.model)
         self._encoder: PromptEncoder | None = None
         if stepper.fixed:
+            from penstock.generation.prompt_encoder import PromptEncoder
+
             own = {key: value for key, value in options.items() if key not in _OF_STEPS}
             self._encoder = PromptEncoder(halves, stepper.fixed, own, place)
             if draft not in (None, "prompt"):
@@ -131,6 +134,8 @@ class Generator:
         if prompt and isinstance(prompt[0], Mapping):
             with_tools = bool(tools)
             if with_tools not in self._template:
+                from penstock.generation.chat import ChatTemplate
+
                 self._template[with_tools] = ChatTemplate.of(self.tokenizer, tools=with_tools)
             template = self._template[with_tools]
             text = template.render(prompt, tools=tools, variables=variables)  # type: ignore[arg-type]
@@ -367,6 +372,8 @@ class Generator:
         grammar = self._grammar(options)
         sequence = self.stepper.sequence(priority=priority, initial=fixed)
         if options.beams > 1:
+            from penstock.generation.beams import BeamSearch
+
             search = BeamSearch(self._source, first, options, lambda texts, error: None)
             search.ended = lambda texts, error: job.fail(error) if error else job.end(texts)
             job.abandon = search.close
@@ -407,15 +414,24 @@ class Generator:
         index: int,
         grammar: TokenGrammar | None,
     ) -> TextRequest:
-        drafts: Drafts | None = PromptLookup() if self._lookup else None
-        if self._drafts is not None:
-            drafts = DraftModel(self._drafts, self._draft_rows)
         writer = TextWriter(self._source, tokens, options, index)
-        return TextRequest(writer, tokens, grammar, drafts)
+        return TextRequest(writer, tokens, grammar, self._drafts_of_text())
+
+    def _drafts_of_text(self) -> Drafts | None:
+        """What guesses tokens of a text ahead."""
+        if self._drafts is None and not self._lookup:
+            return None
+        from penstock.generation.drafts import DraftModel, PromptLookup
+
+        if self._drafts is not None:
+            return DraftModel(self._drafts, self._draft_rows)
+        return PromptLookup()
 
     def _grammar(self, options: GenerationOptions) -> TokenGrammar | None:
         if (constraint := options.constraint) is None:
             return None
+        from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
+
         if self._vocabulary is None:
             size = self.stepper.model.graph.outputs[0].shape
             count = size[-1] if size and isinstance(size[-1], int) else None

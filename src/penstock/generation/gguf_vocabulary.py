@@ -225,6 +225,8 @@ def _texts(metadata: Mapping[str, object], name: str) -> list[str]:
     values = _values(metadata, name)
     if values is None:
         raise InvalidModel(f"the metadata has no {_PREFIX}{name}: the file carries no vocabulary")
+    if isinstance(values, list) and {*map(type, values)} <= {str}:
+        return values  # as files have them
     texts = []
     for value in values:
         if isinstance(value, bytes):

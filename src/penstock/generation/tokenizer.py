@@ -18,13 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput, InvalidModel, wrong_type
-from penstock.generation.gguf_vocabulary import (
-    gguf_chat_templates,
-    gguf_end_id,
-    gguf_end_ids,
-    gguf_start_id,
-    gguf_tokenizer,
-)
 from penstock.generation.packages import extra_needed
 
 if TYPE_CHECKING:
@@ -114,12 +107,14 @@ class TextTokenizer:
         Args:
             metadata: By its names, as ``tokenizer.ggml.tokens``.
         """
+        from penstock.generation import gguf_vocabulary as gguf
+
         return cls(
-            gguf_tokenizer(metadata),
-            start_id=gguf_start_id(metadata),
-            end_id=gguf_end_id(metadata),
-            end_ids=gguf_end_ids(metadata),
-            chat_templates=gguf_chat_templates(metadata),
+            gguf.gguf_tokenizer(metadata),
+            start_id=gguf.gguf_start_id(metadata),
+            end_id=gguf.gguf_end_id(metadata),
+            end_ids=gguf.gguf_end_ids(metadata),
+            chat_templates=gguf.gguf_chat_templates(metadata),
         )
 
     @property

@@ -25,11 +25,9 @@ from penstock.frontends.load import load
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.passes.lowering.join_steps import join_steps
-from penstock.stepping.batched import BatchedRunner
 from penstock.stepping.cache_branch import has_branches, with_branch
 from penstock.stepping.engine import Runner, StepEngine
 from penstock.stepping.joined import JoinedRunner
-from penstock.stepping.separate import SeparateRunner
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from penstock.executors.control import CancelToken
+    from penstock.stepping.batched import BatchedRunner
 
 _IDLE_LOOKS = 20
 """after which the thread of a stepper ends"""
@@ -298,6 +297,8 @@ class Stepper:
         if state is None:
             runner, self._reason = _runner_of_rows(loaded, settings, nbytes, max_sequences)
         if runner is None:
+            from penstock.stepping.batched import BatchedRunner
+
             batched = BatchedRunner(loaded, settings, nbytes, max_sequences, state)
             if not batched.state and state is None:
                 raise InvalidInput(
@@ -439,6 +440,9 @@ def _runner_of_rows(
         return JoinedRunner(join_steps(model.graph), options, most_bytes, most_sequences), None
     except RowsStay as reason:
         why = str(reason)
+    # Most decoders need no other runner than the first one.
+    from penstock.stepping.separate import SeparateRunner
+
     try:
         return SeparateRunner(model, options, most_bytes), why
     except RowsStay as reason:

@@ -409,6 +409,17 @@ def test_attention_of_sizes_that_are_known_leaves_no_operation_of_onnx_runtime()
 # What cannot be.
 
 
+def test_rules_that_are_imported_late_are_for_no_operation_of_penstock() -> None:
+    from penstock.frontends.onnx.upgrades import _microsoft_rule
+    from penstock.ops.families import MODULES
+
+    for domain, name in MODULES:
+        rule = _microsoft_rule(name, domain)
+        assert rule is microsoft_rules().get((domain, name))
+        assert rule is None or rule.__module__ == "penstock.frontends.onnx.microsoft"
+    assert _microsoft_rule("QLinearAdd", MICROSOFT) is not None
+
+
 def test_rules_leave_no_operation_of_onnx_runtime() -> None:
     for op, inputs, attrs, _ in CASES:
         nodes = load_onnx(contrib_model(op, inputs, attrs)).graph.nodes

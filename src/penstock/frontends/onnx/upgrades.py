@@ -34,6 +34,7 @@ from penstock.host.on_demand import imported
 from penstock.ir.graph import Value
 from penstock.ir.op import Op
 from penstock.ops import find
+from penstock.ops.families import MODULES
 from penstock.ops.registry import FORGET
 
 Rule = Callable[[NodeUpgrade], None]
@@ -390,6 +391,15 @@ class Meaning:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _microsoft_rule(name: str, domain: str) -> Rule | None:
+    """The rule for an operation of ONNX Runtime, if it is none of Penstock's."""
+    from penstock.frontends.onnx.microsoft import RULES
+
+    # Other modules have rules for operations alone that are none of Penstock's.
+    key = domain, name
+    return RULES.get(key) if key in RULES or key in MODULES else microsoft_rules().get(key)
+
+
 @cache
 def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
     """The rules for operations of ONNX Runtime, by domain and name."""
@@ -409,7 +419,7 @@ def meaning(name: str, domain: str, opset: int) -> Meaning:
             from penstock.frontends.onnx import nchwc
 
             return Meaning(None, op=nchwc.OPERATIONS.get(name))
-        rule, op = microsoft_rules().get((domain, name)), find(name, domain, opset)
+        rule, op = _microsoft_rule(name, domain), find(name, domain, opset)
         if rule is not None or op is None:
             return Meaning(None, rule, op)
         # As ONNX Runtime writes LayerNormalization into models of earlier opsets.
