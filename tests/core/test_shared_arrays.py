@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.core import shared_arrays
-from penstock.core.shared_arrays import held_once
+from penstock.core.shared_arrays import held_once, let_pages_go
 from penstock.ops.common import constant_cache
 
 SIZE = 300
@@ -142,3 +142,32 @@ def test_sessions_of_one_model_share_their_packed_weights():
     feeds = {"x": np.ones((4, SIZE), np.float32)}
     np.testing.assert_array_equal(first.run(feeds)["y"], second.run(feeds)["y"])
     np.testing.assert_allclose(other.run(feeds)["y"], 2 * first.run(feeds)["y"], rtol=1e-6)
+
+
+def resident(mapping: mmap.mmap) -> int:
+    """The bytes of a mapping that are in memory."""
+    at = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.startswith(f"{at:08x}-"))
+    rss = next(line for line in lines if line.startswith("Rss:"))
+    return int(rss.split()[1]) << 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell")
+def test_pages_of_an_array_in_a_file_go_and_come_back(tmp_path):
+    path, content = tmp_path / "weights", np.arange(1 << 20, dtype=np.uint8)
+    content.tofile(path)
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    whole = np.frombuffer(mapping, np.uint8)
+    part = whole[100 : (1 << 19) + 100].view(np.float32).reshape(256, -1)
+    assert whole.sum() == content.sum()
+    before = resident(mapping)
+    let_pages_go(part)
+    # Those that have bytes of other arrays stay.
+    assert before - resident(mapping) == (1 << 19) - mmap.PAGESIZE
+    np.testing.assert_array_equal(whole, content)
+    assert resident(mapping) == before
+    for array in (part.T, part[:, ::2], content[: 1 << 18], whole[:10]):
+        let_pages_go(array)
+    assert resident(mapping) == before

@@ -30,7 +30,7 @@ def held_once(
     to is left alone: its contents change with the file."""
     if array.nbytes < LEAST_BYTES or not array.flags.c_contiguous or array.dtype.hasobject:
         return keep(array)
-    if _is_of_file(array):
+    if mapping_of(array) is not None:
         return keep(array)
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
@@ -44,12 +44,33 @@ def held_once(
     return kept
 
 
-def _is_of_file(array: np.ndarray) -> bool:
+def let_pages_go(array: np.ndarray) -> None:
+    """Tell the system that an array in a mapped file is not read for a while: its memory is free.
+    When it is read again, so is the file."""
+    mapping = mapping_of(array)
+    if mapping is None or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = _address(array) - _address(np.frombuffer(mapping, np.uint8))
+    # Whole pages alone: the others have parts of other arrays.
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end:
+        mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def mapping_of(array: np.ndarray) -> mmap.mmap | None:
+    """The mapping of a file that an array is in; None for an array in other memory."""
     owner: object = array
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     # Anonymous memory may be written.
-    return isinstance(owner, mmap.mmap) and memoryview(owner).readonly
+    return owner if isinstance(owner, mmap.mmap) and memoryview(owner).readonly else None
+
+
+def _address(array: np.ndarray) -> int:
+    start = array.__array_interface__["data"][0]
+    assert isinstance(start, int)
+    return start
 
 
 def _equal(known: np.ndarray, array: np.ndarray) -> bool:

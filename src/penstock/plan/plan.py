@@ -46,6 +46,7 @@ from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import cached_property, dataclass, field
+from penstock.core.shared_arrays import mapping_of
 from penstock.core.types import TensorType, Type
 from penstock.host.on_demand import imported
 from penstock.ir.contract import Contract
@@ -255,7 +256,8 @@ class StepTable:
                     # Other keys are addresses, which are not negative.
                     seen[-1 - id(constant)] = constant.type.nbytes
             if isinstance(array, np.ndarray):
-                while isinstance(array.base, np.ndarray):
+                # Of a mapped file, what lies beside an array is not held for it.
+                while isinstance(array.base, np.ndarray) and mapping_of(array) is None:
                     array = array.base
                 seen[address(array)] = array.nbytes
             elif (nbytes := getattr(array, "nbytes", None)) is not None:  # on a device

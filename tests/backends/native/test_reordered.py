@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import penstock as ps
+from penstock.ops.common import constant_cache
 from penstock.ops.common.constant_cache import Reordered
 from penstock.ops.registry import MICROSOFT
 from tests.support.native_kernels import pytestmark  # noqa: F401
@@ -117,3 +118,47 @@ def test_further_plans_do_not_ask_for_weights_of_layers(monkeypatch) -> None:
         session.run({"x": normal(3, batch, 64)})
     assert session.memory.count == 2
     assert not given_back
+
+
+def block_model(n: int = 512, k: int = 1024) -> tuple[onnx.ModelProto, list[np.ndarray]]:
+    """A product with weights of 4 bits in blocks, and its constants: codes, and scales."""
+    constants = [codes(np.uint8, n, k // 32, 16), normal(n, k // 32)]
+    attrs = {"N": n, "K": k, "bits": 4, "block_size": 32, "domain": MICROSOFT}
+    return model_of("MatMulNBits", [normal(1, k), *constants], attrs, "rows"), constants
+
+
+def test_scales_of_blocks_are_held_in_the_order_of_kernels_alone(monkeypatch) -> None:
+    given_back = []
+    array = Reordered.array
+    monkeypatch.setattr(Reordered, "array", lambda self: given_back.append(self) or array(self))
+    proto, constants = block_model()
+    model = ps.load(proto)
+    session = ps.compile(model)
+    for rows in (1, 2, 3):
+        session.run({"x0": np.repeat(normal(1, 1024), rows, axis=0)})
+    assert not given_back, "no plan asks for scales again"
+    nbytes = sum(x.nbytes for x in constants)
+    assert nbytes <= session.memory.weights < nbytes * 1.01
+    values = {v.name: v for node in model.graph.nodes for v in node.inputs if v is not None}
+    for name, constant in zip(("x1", "x2"), constants, strict=True):
+        assert values[name].held is None
+        np.testing.assert_array_equal(values[name].const, constant)
+    assert len(given_back) >= 2
+
+
+def test_pages_of_a_mapped_file_are_not_held_beside_the_order_of_kernels(
+    monkeypatch, tmp_path
+) -> None:
+    let_go = []
+    monkeypatch.setattr(constant_cache, "let_pages_go", let_go.append)
+    proto, constants = block_model()
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path, save_as_external_data=True, size_threshold=0)
+    session = ps.compile(path, map_weights=True)
+    x = normal(2, 1024)
+    got = session.run({"x0": x})["y"]
+    reference = ps.compile(path, backends=["numpy"])
+    np.testing.assert_allclose(got, reference.run({"x0": x})["y"], rtol=1e-3, atol=1e-3)
+    assert sorted(array.nbytes for array in let_go) == sorted(x.nbytes for x in constants)
+    nbytes = sum(x.nbytes for x in constants)
+    assert nbytes <= session.memory.weights < nbytes * 1.01, "the file is not counted as a whole"

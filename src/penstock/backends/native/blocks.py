@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from penstock.backends.native import family, rows_ns
 from penstock.backends.native.kernel import WORKSPACE, Finish, NativeCall, Site, Tensor, Word
+from penstock.core.shared_arrays import let_pages_go
 from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order
 from penstock.host.threads import core_budget
@@ -33,7 +34,7 @@ _TOGETHER = 8  # weights along K that are taken together
 @family("com.microsoft.MatMulNBits")
 def block_product(site: Site) -> NativeCall | None:
     """The product of float32 with constant weights."""
-    x, b, scales, zeros = site.input(0), site.weights(1), site.constant(2), site.constant(3)
+    x, b, scales, zeros = site.input(0), site.weights(1), site.weights(2), site.constant(3)
     if b is None or scales is None or (zeros is None and site.input(3) is not None):
         return None
     if x is None or x.dtype != FLOAT32 or site.input(4) is not None or 0 in x.dims:
@@ -48,6 +49,8 @@ def block_product(site: Site) -> NativeCall | None:
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
     # Codes behind the last weight of a row are not in panels.
     held = {1: codes} if packed.k == packed.blocks * packed.block else {}
+    if isinstance(factors, Reordered):
+        held[2] = factors
     if site.attr("accuracy_level", 0) == _BY_CODES and not (site.exact or site.ordered):
         return _by_codes(site, packed, codes, factors, held)
     # The last panel has columns that the result lacks: they are computed beside it.
@@ -55,7 +58,7 @@ def block_product(site: Site) -> NativeCall | None:
     return NativeCall(
         "block_product",
         (
-            *(Tensor(0), *codes.arrays, *factors.value, None if bias is None else Tensor(5)),
+            *(Tensor(0), *codes.arrays, *_pair(factors), None if bias is None else Tensor(5)),
             *(site.result(), WORKSPACE if border else None),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
             int(site.ordered),
@@ -78,7 +81,7 @@ def _by_codes(
     site: Site,
     packed: PackedWeights,
     codes: Reordered,
-    factors: Shared[tuple[np.ndarray, np.ndarray | None]],
+    factors: _Factors,
     held: dict[int, Reordered],
 ) -> NativeCall:
     """The product of rows that become int8 over the range of each block."""
@@ -92,7 +95,7 @@ def _by_codes(
     return NativeCall(
         "block_codes",
         (
-            *(Tensor(0), *codes.arrays, *factors.value, bias, site.result(), WORKSPACE),
+            *(Tensor(0), *codes.arrays, *_pair(factors), bias, site.result(), WORKSPACE),
             *(rows, packed.k, packed.n, max(packed.bits, 4), packed.block),
             *(together, some, pieces),
         ),
@@ -173,7 +176,8 @@ def _layer_words(
     if weights is None:
         return [None] * 8 if layer.name == "fc3" else None
     places = layer.scales, layer.zeros, layer.bias
-    scales, zeros, bias = (site.constant(i) if i >= 0 else None for i in places)
+    scales = site.weights(layer.scales) if layer.scales >= 0 else None
+    zeros, bias = (site.constant(i) if i >= 0 else None for i in places[1:])
     given = [site.input(i) if i >= 0 else None for i in places]
     if ref is None or [x is None for x in given] != [a is None for a in (scales, zeros, bias)]:
         return None
@@ -196,8 +200,10 @@ def _layer_words(
         if packed.k != packed.blocks * packed.block:
             return None
         panels, made = _codes_of(packed, ref), _factors_of(packed, scales, zeros)
-        factors, bits, block = made.value, max(packed.bits, 4), packed.block
+        factors, bits, block = _pair(made), max(packed.bits, 4), packed.block
         keep.append(made)
+        if isinstance(made, Reordered):
+            held[layer.scales] = made
     held[layer.weights] = panels
     added = None if bias is None else Tensor(layer.bias)
     return [*panels.arrays, *factors, added, size, rows, bits, block]
@@ -273,24 +279,45 @@ def _widened(bits: int) -> np.ndarray:
     return words.astype(f"<u{count // 2}")
 
 
-def _factors_of(
-    packed: PackedWeights, scales: np.ndarray, zeros: np.ndarray | None
-) -> Shared[tuple[np.ndarray, np.ndarray | None]]:
-    """The panels of scales, and of what zero points add."""
+_Panels: TypeAlias = "tuple[np.ndarray, np.ndarray | None]"
+_Factors: TypeAlias = "Reordered | Shared[_Panels]"
 
-    def make() -> tuple[np.ndarray, np.ndarray | None]:
-        n, half = packed.n, 1 << (packed.bits - 1)
+
+def _factors_of(packed: PackedWeights, ref: ConstantRef, zeros: np.ndarray | None) -> _Factors:
+    """The panels of scales, and of what zero points add."""
+    n, half = packed.n, 1 << (packed.bits - 1)
+    if zeros is None and ref.dtype == FLOAT32:
+        types = [TensorType(FLOAT32, (math.ceil(n / PANEL), packed.blocks, PANEL))]
+        pack, back = partial(_panels_of_scales, n), partial(_scales, n, ref.shape)
+        return reordered(("native scales", n, packed.blocks), ref, pack, back, types)
+    scales = ref.value.const
+    assert scales is not None
+
+    def make() -> _Panels:
         factors = scales.reshape(n, packed.blocks).astype(FLOAT32, copy=False)
+        panels = _columns(factors)
         if zeros is None:
-            return _columns(factors), None
+            return panels, None
         points = zeros.reshape(n, -1)
         if zeros.dtype == np.uint8:
             points = unpack(points, packed.bits)
         shifts = (half - points[:, : packed.blocks].astype(FLOAT32)) * factors
-        return _columns(factors), _columns(shifts)
+        let_pages_go(scales)
+        return panels, _columns(shifts)
 
-    name = "native factors", packed.n, packed.blocks, packed.bits
-    return shared(name, make, scales, zeros)
+    return shared(("native factors", n, packed.blocks, packed.bits), make, scales, zeros)
+
+
+def _panels_of_scales(n: int, scales: np.ndarray) -> tuple[np.ndarray]:
+    return (_columns(scales.reshape(n, -1)),)
+
+
+def _scales(n: int, shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
+    return panels.swapaxes(1, 2).reshape(-1, panels.shape[1])[:n].reshape(shape)
+
+
+def _pair(factors: _Factors) -> _Panels:
+    return (factors.arrays[0], None) if isinstance(factors, Reordered) else factors.value
 
 
 def _columns(matrix: np.ndarray) -> np.ndarray:

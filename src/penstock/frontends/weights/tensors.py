@@ -10,6 +10,7 @@ import numpy as np
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel, quoted
 from penstock.core.records import dataclass, field
+from penstock.core.shared_arrays import let_pages_go
 from penstock.core.types import FLOAT32, dtype_named
 from penstock.frontends.common.diagnostics import TensorError
 from penstock.frontends.common.encoding import array_from_bytes
@@ -69,7 +70,10 @@ class StoredTensor:
 
     def codes(self) -> BlockCodes:
         """The blocks of codes along the last axis; the other axes are rows."""
-        return decode(self.format, self.bytes(), self.shape[-1])
+        data = self.bytes()
+        codes = decode(self.format, data, self.shape[-1])
+        let_pages_go(data)
+        return codes
 
 
 @dataclass(eq=False)

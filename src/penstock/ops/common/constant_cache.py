@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.core.origins import Origin, origin_of
 from penstock.core.records import NamedTuple
-from penstock.core.shared_arrays import held_once
+from penstock.core.shared_arrays import held_once, let_pages_go
 from penstock.core.types import RunValue, TensorType
 from penstock.host.fork import shared_lock
 from penstock.host.malloc import note_freed
@@ -201,6 +201,7 @@ def reordered(
         if isinstance(weights, ConstantRef) and back is not None and nbytes >= _LARGE:
             # At once, and not when all is packed: most weights are never held twice.
             weights.value.release(entry.release())
+            let_pages_go(constant)
             del constant
             note_freed(nbytes)
     return entry
