@@ -34,7 +34,6 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
-from penstock.passes.lowering.onnx_attention import attention_nodes
 
 _MOST_QUERIES = 32
 _MOST_TERMS = 8
@@ -132,6 +131,8 @@ class _Search:
         if node.outputs[0] is None:
             return None
         if node.op.full_name == "Attention":
+            from penstock.passes.lowering.onnx_attention import attention_nodes
+
             return attention_nodes(node, self.context.fusion, self.biases)
         softmax, guard = _softmax(node)
         if softmax is None or softmax.inputs[0] is None:
