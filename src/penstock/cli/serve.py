@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.base import CompileArguments, command, count_option, read_model
+from penstock.cli.base import CompileArguments, command, count_option, read_model, showing_progress
 from penstock.cli.generators import DRAFT, TOKENIZER, GeneratorOptions, refuse_given
 from penstock.cli.options import compile_options, gathered, pairs
 from penstock.cli.shapes import names_in_model, read_shapes, shape_option
@@ -231,7 +231,7 @@ def _origins(
     return texts
 
 
-@command(lambda result: click.echo(f"served {', '.join(result['models'])}"))
+@command(lambda result: click.echo(f"served {', '.join(result['models'])}"), progress=False)
 @click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
 @click.option(
     "--generate",
@@ -397,14 +397,18 @@ def serve(
     steps.check(models)
     paths = _named([*models, *steps.embed, *steps.stateful])
     names = [*_named([*models, *steps.embed, *steps.stateful, *steps.generate])]
-    served = steps.texts(pool.queue, plans.warm_up, options)
     freezes = pool.no_compile_in_run
     make = partial(plans.sequences, steps=steps, options=options, freezes=freezes)
     own = dict.fromkeys(_named(steps.stateful), make)
-    options = pool.of(options)
-    with logging_to(http.access_log), options.get("cluster", nullcontext()):
+    of_replicas = pool.of(options)
+    as_json = bool(click.get_current_context().params.get("as_json"))
+    with logging_to(http.access_log), of_replicas.get("cluster", nullcontext()):
+        # Requests come at any time: only what is done before the first one has a bar.
+        with showing_progress("serve", quiet=as_json):
+            served = steps.texts(pool.queue, plans.warm_up, options)
+            repository = plans.load(paths, of_replicas, own)
         server = Server(
-            plans.load(paths, options, own),
+            repository,
             max_bytes=http.max_request,
             timeout=http.timeout,
             shared_memory=http.shared_memory,
