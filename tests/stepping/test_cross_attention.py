@@ -83,6 +83,15 @@ def test_mask_of_lengths_alone_is_read(kind: str) -> None:
         np.testing.assert_allclose(got, cross_logits(model, fixed, ids), **TOLERANCE)
 
 
+def test_what_is_fed_as_keys_and_as_values_is_read() -> None:
+    model = cross_decoder("unmasked", {"(c0_w, past_cross_v0)": "(c0_w, past_cross_k0)"})
+    fixed, ids = fixed_of("unmasked", 45, 1), text_of(40)
+    with ps.Stepper(ps.load(model)) as stepper:
+        assert stepper.reason is None
+        got = stepper.sequence(initial=fixed).step(fed(ids), wanted=40)["logits"][0]
+        np.testing.assert_allclose(got, cross_logits(model, fixed, ids), **TOLERANCE)
+
+
 def test_rows_of_an_export_without_a_mask_are_those_one_by_one() -> None:
     """One row, which exporters trace, needs no mask."""
     whole, ids = cross_decoder("unmasked"), text_of(40)
