@@ -46,12 +46,12 @@ INLINED int32_t some_codes(const float *restrict x, int8_t *restrict to, int64_t
         sum += codes[i];
     for (int64_t i = 0; i < count; i++)
         to[i] = (int8_t)codes[i];
-    if (bits == 4)
-        for (int64_t i = 0; i < count; i += SIXTEEN)
-            if (count - i >= SIXTEEN)
-                even_first(to + i, SIXTEEN);
-            else
-                even_first(to + i, EIGHT_CODES);
+    for (int64_t i = 0; bits == 4 && i < count; i += SIXTEEN) {
+        if (count - i >= SIXTEEN)
+            even_first(to + i, SIXTEEN);
+        else
+            even_first(to + i, EIGHT_CODES);
+    }
     return sum;
 }
 
