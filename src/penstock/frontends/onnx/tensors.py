@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 MAX_DENSE_BYTES = 2**30
 """Bytes that a sparse tensor may take in dense form, unless ``Limits`` have another bound."""
 
-# Bits of the types that are packed in files; in NumPy an element takes a byte.
-_PACKED = {code: SUB_BYTE[name] for code, name in DTYPE_NAMES.items() if name in SUB_BYTE}
+PACKED_BITS = {code: SUB_BYTE[name] for code, name in DTYPE_NAMES.items() if name in SUB_BYTE}
+"""Bits of the types that are packed in files; in NumPy an element takes a byte."""
 
 # The typed fields of elements, by kind and bytes, and their types there; of others "int32_data".
 _TYPED: Mapping[str, tuple[str, type]] = {
@@ -243,7 +243,7 @@ def _natural(entries: Mapping[str, str], key: str, default: int) -> int:
 
 def _stored_bytes(code: int, dtype: np.dtype, count: int) -> int:
     """Bytes of ``count`` elements in a file."""
-    bits = _PACKED.get(code)
+    bits = PACKED_BITS.get(code)
     return count * dtype.itemsize if bits is None else -(-count * bits // 8)
 
 
@@ -259,7 +259,7 @@ def _raw(
     proto: TensorProto, apart: np.ndarray | None, code: int, dtype: np.dtype, count: int
 ) -> np.ndarray:
     data = proto.raw_data if apart is None else apart
-    needed = _stored_bytes(code, dtype, count) if code in _PACKED else count * dtype.itemsize
+    needed = _stored_bytes(code, dtype, count) if code in PACKED_BITS else count * dtype.itemsize
     if len(data) != needed:
         # An empty field that exporters set by mistake.
         if not len(data) and getattr(proto, _field(dtype)[0]):
@@ -281,7 +281,7 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
     field, stored = _field(dtype)
     elements = getattr(proto, field)
     needed = count * 2 if dtype.kind == "c" else count
-    if _PACKED.get(code) in (2, 4):  # several to an entry; 6-bit ones have an entry each
+    if PACKED_BITS.get(code) in (2, 4):  # several to an entry; 6-bit ones have an entry each
         needed = _stored_bytes(code, dtype, count)
     if len(elements) != needed:
         raise TensorError(f"has {len(elements)} entries in {field}, but takes {needed}; {_DAMAGED}")
@@ -290,7 +290,7 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
         return array != 0
     if dtype.kind == "c":
         return array.view(dtype)
-    bits = _PACKED.get(code)
+    bits = PACKED_BITS.get(code)
     if bits is not None:
         codes = array.astype(np.uint8)
         return (codes & 0x3F if bits == 6 else _unpacked(codes, bits, count)).view(dtype)
@@ -302,7 +302,7 @@ def _typed(proto: TensorProto, code: int, dtype: np.dtype, count: int) -> np.nda
 
 def _decoded(data: bytes | np.ndarray, code: int, dtype: np.dtype, count: int) -> np.ndarray:
     """Elements of little-endian bytes: a view wherever possible."""
-    bits = _PACKED.get(code)
+    bits = PACKED_BITS.get(code)
     if bits is not None:
         return _unpacked(np.frombuffer(data, np.uint8), bits, count).view(dtype)
     return array_from_bytes(data, dtype)

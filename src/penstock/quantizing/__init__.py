@@ -1,0 +1,1 @@
+"""From a model and samples to a smaller and faster model whose error is bounded."""

@@ -1,0 +1,164 @@
+"""Ranges of values over samples, and the part of each range that codes cover.
+
+The ends of a range are rare: a range that leaves some of them out has finer steps for all others.
+``CLIPPINGS`` are the ways to choose what is left out, from a sample of the elements of each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.checkpoints import report_progress
+from penstock.core.errors import InvalidInput
+from penstock.core.records import dataclass, field
+from penstock.core.types import FLOAT32
+from penstock.observers.ranges import Range, range_of
+from penstock.quantizing.rewriting import ValueRange
+from penstock.quantizing.samples import Samples
+from penstock.session.session import Session
+
+_MOST_ELEMENTS = 1 << 16  # that are kept of a value
+_LEAST_ELEMENTS = 64  # of a sample
+_BINS = 2048
+_SHARES = np.linspace(1.0, 0.3, 36)  # of the range that are tried
+_LEVELS = 256
+
+
+@dataclass
+class ValueStatistics:
+    """What is known of a value: its range, and some of its elements of each sample."""
+
+    range: Range = field(default_factory=Range)
+    parts: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def elements(self) -> np.ndarray:
+        return np.concatenate(self.parts)
+
+
+Statistics = Mapping[str, ValueStatistics]
+
+
+def observe(session: Session, names: Sequence[str], samples: Samples) -> Statistics:
+    """The statistics of values over samples; one sample's values are in memory at a time. Raises
+    ``InvalidInput`` if one of them is not finite."""
+    found = {name: ValueStatistics() for name in names}
+    most = max(_MOST_ELEMENTS // len(samples), _LEAST_ELEMENTS)
+    for i, sample in enumerate(samples):
+        report_progress("record ranges", i, len(samples))
+        values = session.run(sample, fetches=list(names))
+        for name in names:
+            flat = np.asarray(values.pop(name), FLOAT32).reshape(-1)
+            own = found[name]
+            own.range |= range_of(flat)
+            # An odd step, which no dim of a model repeats itself by.
+            step = max(flat.size // most, 1) | 1
+            own.parts.append(flat[::step].copy())
+    faulty = [name for name, own in found.items() if own.range.nonfinite]
+    if faulty:
+        raise InvalidInput(
+            f"value {faulty[0]!r} is infinite or NaN for some samples: quantize cannot choose a "
+            "range for it. Leave these samples out, or find their cause with penstock.NanGuard"
+        )
+    return found
+
+
+Clipping = Callable[[Range, np.ndarray], ValueRange]
+"""Chooses the range that codes cover, from that of all elements and some of these"""
+
+
+def min_max(range_: Range, elements: np.ndarray) -> ValueRange:
+    """All of it."""
+    if range_.min > range_.max:  # no elements
+        return ValueRange(0.0, 0.0)
+    return ValueRange.of(range_.min, range_.max)
+
+
+def percentile(range_: Range, elements: np.ndarray, percent: float = 99.99) -> ValueRange:
+    """All but the elements beyond a percentile on either side."""
+    whole = min_max(range_, elements)
+    if not elements.size:
+        return whole
+    low, high = np.percentile(elements, [100 - percent, percent])
+    return ValueRange.of(max(float(low), whole.low), min(float(high), whole.high))
+
+
+def squared_error(range_: Range, elements: np.ndarray) -> ValueRange:
+    """The range whose codes have the least squared error."""
+    whole = min_max(range_, elements)
+    if not elements.size:
+        return whole
+    counts, edges = np.histogram(elements, _BINS, (whole.low, whole.high or 1.0))
+    centers, weights = (edges[1:] + edges[:-1]) / 2, counts
+    used = weights > 0
+    centers, weights = centers[used], weights[used]
+    best, least = whole, np.inf
+    for share in _SHARES:
+        for tried in _shrunk(whole, float(share)):
+            scale = tried.scale
+            codes = np.clip(np.rint(centers / scale) + tried.zero, 0, 255)
+            difference = (codes - tried.zero) * scale - centers
+            # Within a step the error is that of rounding, which centers of bins do not show.
+            error = float(np.dot(weights, np.maximum(difference**2, scale * scale / 12)))
+            if error < least:
+                best, least = tried, error
+    return best
+
+
+def _shrunk(whole: ValueRange, share: float) -> list[ValueRange]:
+    """The range with both ends, or one, nearer to 0."""
+    if whole.low == 0 or whole.high == 0 or share == 1:
+        return [ValueRange(whole.low * share, whole.high * share)]
+    return [
+        ValueRange(whole.low * share, whole.high * share),
+        ValueRange(whole.low * share, whole.high),
+        ValueRange(whole.low, whole.high * share),
+    ]
+
+
+def entropy(range_: Range, elements: np.ndarray) -> ValueRange:
+    """The range whose codes tell most of the distribution: of the least Kullback-Leibler divergence
+    (Migacz 2017, "8-bit inference with TensorRT"), with ends as far as these of the whole."""
+    whole = min_max(range_, elements)
+    if not elements.size or whole.low == whole.high:
+        return whole
+    counts, edges = np.histogram(elements, _BINS, (whole.low, whole.high))
+    best, least = whole, np.inf
+    for share in _SHARES:
+        low, high = whole.low * share, whole.high * share
+        inside = (edges[:-1] >= low) & (edges[1:] <= high)
+        own = counts[inside].astype(np.float64)
+        if len(own) < _LEVELS // 2 or not own.any():
+            continue
+        # What is left out goes to the ends.
+        below = counts[edges[:-1] < low].sum()
+        clipped = own.copy()
+        clipped[0] += below
+        clipped[-1] += counts.sum() - own.sum() - below
+        level = np.arange(len(own)) * _LEVELS // len(own)
+        sums = np.bincount(level, own, _LEVELS)
+        used = np.bincount(level, own > 0, _LEVELS)
+        spread = np.where(own > 0, (sums / np.maximum(used, 1))[level], 0.0)
+        p, q = clipped / clipped.sum(), spread / max(spread.sum(), 1.0)
+        seen = p > 0
+        divergence = float(np.sum(p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-9))))
+        if divergence < least:
+            best, least = ValueRange.of(float(low), float(high)), divergence
+    return best
+
+
+CLIPPINGS: Mapping[str, Clipping] = {
+    "min-max": min_max,
+    "percentile": percentile,
+    "entropy": entropy,
+    "squared-error": squared_error,
+}
+"""ways to choose the range that codes cover, by the names that users give them"""
+
+
+def clipped(statistics: Statistics, clipping: str) -> dict[str, ValueRange]:
+    """The ranges that codes of values cover."""
+    choose = CLIPPINGS[clipping]
+    return {name: choose(own.range, own.elements) for name, own in statistics.items()}

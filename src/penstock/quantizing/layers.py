@@ -1,0 +1,208 @@
+"""What of a graph can be quantized: layers, and the operations between them that work on codes.
+
+A *layer* is a convolution or a product with constant weights. It has one of these types:
+
+========  ==================================================================================
+float32   as it was
+static    input and weights are 8-bit codes, the range of the input is that of the samples
+dynamic   the same, and the range of the input is that of each run (products alone)
+blocks8   weights are codes of 8 bits in blocks along the inner dim, the input is float32
+blocks4   weights are codes of 4 bits in blocks
+========  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Graph, Node, Value, readers_of
+
+LayerType: TypeAlias = Literal["float32", "static", "dynamic", "blocks8", "blocks4"]
+TYPES: tuple[LayerType, ...] = ("float32", "static", "dynamic", "blocks8", "blocks4")
+Choice: TypeAlias = Mapping[str, LayerType]
+"""The type of each layer by the name of its node; float32 for those that are not in it"""
+
+BLOCK = 32  # weights that share a scale
+_LEAST_WEIGHTS = 64  # of a layer that is worth a look
+
+
+class Layer(NamedTuple):
+    """A convolution or product ``node`` of ``x`` with constant ``weights``, whose results have an
+    index of ``axis`` of the weights each; ``types`` are those that it can have. ``bias`` is a
+    constant, or None."""
+
+    node: Node
+    x: Value
+    weights: np.ndarray
+    axis: int
+    bias: np.ndarray | None
+    types: Sequence[LayerType]
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def output(self) -> Value:
+        value = self.node.outputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a product, not a convolution."""
+        return self.node.op.name != "Conv"
+
+
+def layers_of(graph: Graph) -> list[Layer]:
+    """The layers among the nodes of a graph, without those of nested graphs."""
+    return [layer for layer in map(_layer, graph.nodes) if layer is not None]
+
+
+def _layer(node: Node) -> Layer | None:
+    if node.op.domain or node.op.name not in ("Conv", "Gemm", "MatMul") or node.control_inputs:
+        return None
+    x, weights, third = node.inputs[0], node.const(1), node.input(2)
+    if x is None or x.is_constant or weights is None or weights.dtype != FLOAT32:
+        return None
+    if not isinstance(x.type, TensorType) or x.type.dtype != FLOAT32:
+        return None
+    bias = None if third is None else third.const
+    if (third is not None and bias is None) or weights.size < _LEAST_WEIGHTS:
+        return None
+    if not np.isfinite(weights).all():
+        return None
+    if node.op.name == "Conv":
+        if weights.ndim < 3:
+            return None
+        return Layer(node, x, weights, 0, bias, ("float32", "static"))
+    return _product(node, x, weights, bias)
+
+
+def _product(node: Node, x: Value, weights: np.ndarray, bias: np.ndarray | None) -> Layer | None:
+    attrs = node.attrs
+    if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
+        return None
+    axis = 0 if attrs.get("transB", 0) else 1
+    columns, inner = weights.shape[axis], weights.shape[1 - axis]
+    if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
+        return None
+    types: list[LayerType] = ["float32", "static", "dynamic"]
+    if inner % BLOCK == 0:
+        types += ["blocks8", "blocks4"]
+    return Layer(node, x, weights, axis, bias, types)
+
+
+# Values that are codes.
+
+_BOUNDING = ("Clip", "Relu")
+# Operations that compute with few elements of each input for each result, in float32 while these
+# are in registers: their results may become codes at once.
+_POOLING = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "Resize")
+
+
+def moves_elements(node: Node) -> bool:
+    """Whether the results of a node are elements of its inputs, so that codes stay as they are."""
+    return not node.op.domain and not node.op.traits.isdisjoint(("selects", "reshapes"))
+
+
+def moved_inputs(node: Node) -> list[Value]:
+    """The inputs of a node that ``moves_elements`` whose elements it moves."""
+    count = len(node.inputs) if node.op.name == "Concat" else 1
+    return [value for value in node.inputs[:count] if value is not None]
+
+
+def works_on_codes(node: Node) -> bool:
+    """Whether a node may stand between codes: it moves elements, or computes each from few."""
+    if node.op.domain or len(node.outputs) != 1 or node.control_inputs:
+        return False
+    return moves_elements(node) or node.op.elementwise or node.op.name in _POOLING
+
+
+def is_bound(node: Node) -> bool:
+    """Whether a node limits its input to constants, which conversions to codes do anyway."""
+    if node.op.domain or node.op.name not in _BOUNDING:
+        return False
+    return all(value is None or value.is_constant for value in node.inputs[1:])
+
+
+class Codes(NamedTuple):
+    """The values of a graph that are codes. ``group_of``: values that must have one scale, since
+    operations that move elements lie between them, by a value that stands for all of them."""
+
+    values: Mapping[Value, None]
+    group_of: Mapping[Value, Value]
+
+
+def codes_of(graph: Graph, layers: Sequence[Layer], choice: Choice) -> Codes:
+    """The values that are codes if layers have these types: the inputs of static layers, and from
+    there backwards what elementwise operations, pooling and moves between static layers read."""
+    static = {layer.node for layer in layers if choice.get(layer.name) == "static"}
+    readers = readers_of(graph)
+    coded = dict.fromkeys(layer.x for layer in layers if layer.node in static)
+    changed = bool(coded)
+    while changed:
+        changed = False
+        for node in reversed(graph.nodes):
+            output = node.outputs[0] if node.outputs else None
+            if output not in coded or node in static or not works_on_codes(node):
+                continue
+            inputs = moved_inputs(node) if moves_elements(node) else _operands(node)
+            inputs = [v for v in inputs if not v.is_constant]
+            if is_bound(node) and _ends_chain(inputs[0], static, readers):
+                continue  # the layer before it has bounds
+            if inputs and all(v in coded or _is_codable(v, static) for v in inputs):
+                added = [v for v in inputs if v not in coded]
+                coded.update(dict.fromkeys(added))
+                changed |= bool(added)
+    return Codes(coded, _groups(graph, coded))
+
+
+def _operands(node: Node) -> list[Value]:
+    return [v for v in node.inputs if v is not None and v.dtype == FLOAT32]
+
+
+def _ends_chain(value: Value, static: set[Node], readers: Mapping[Value, Sequence[object]]) -> bool:
+    """Whether a static layer produces a value for one reader alone."""
+    return value.producer in static and len(readers.get(value, ())) == 1
+
+
+def _is_codable(value: Value, static: set[Node]) -> bool:
+    """Whether a value could be codes without a step that makes them: a static layer produces it,
+    perhaps with operations behind it that can write codes."""
+    for _ in range(8):
+        node = value.producer
+        if node is None or value.dtype != FLOAT32:
+            return False
+        if node in static:
+            return True
+        if not works_on_codes(node):
+            return False
+        inputs = [v for v in _operands(node) if not v.is_constant]
+        if not inputs:
+            return False
+        value = inputs[0]
+    return False
+
+
+def _groups(graph: Graph, coded: Mapping[Value, None]) -> dict[Value, Value]:
+    """Values by that which stands for all that moves connect."""
+    parent = {value: value for value in coded}
+
+    def root(value: Value) -> Value:
+        while parent[value] is not value:
+            value = parent[value]
+        return value
+
+    for node in graph.nodes:
+        output = node.outputs[0] if node.outputs else None
+        if output in parent and moves_elements(node):
+            for value in moved_inputs(node):
+                if value in parent:
+                    parent[root(value)] = root(output)
+    return {value: root(value) for value in coded}

@@ -1,0 +1,93 @@
+"""The graph that is quantized: a copy of the model's, with constants folded and normalizations in
+the weights before them, and a name of its own for each node and value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.core.errors import Unsupported
+from penstock.core.records import replace
+from penstock.core.types import TensorType
+from penstock.ir.graph import Graph, Model, Node, Value, clone
+from penstock.ops.registry import standard
+from penstock.passes.context import PassContext
+from penstock.passes.pipeline import PASSES, run_passes
+
+# Those after which a model is still one of standard operations, as exporters would have written it.
+_FOLDING = tuple(
+    PASSES[name]
+    for name in ("dead_code", "fold_constants", "simplify", "fold_padding", "fold_affine")
+)
+_ROUNDS = 4
+_FLATTENING = ("Softmax", "LogSoftmax", "Hardmax")
+
+
+def float_model(model: Model) -> Model:
+    """A model whose graph is that of ``model``, folded; weights that are quantized already stay
+    so. Raises ``Unsupported`` for graphs that only frames can run."""
+    if model.functions:
+        nodes = [(name, "quantize takes no functions that nodes call", name) for name in model.functions]
+        raise Unsupported.of(nodes)
+    graph = clone(model.graph)
+    names = [value.name for value in graph.outputs]
+    context = PassContext(fold_quantized_weights=False)
+    run_passes(_FOLDING * _ROUNDS, graph, context, len(_FOLDING))
+    for node in graph.walk():
+        _modernize(node)
+    _keep_outputs(graph, names)
+    _name_uniquely(graph)
+    return replace(
+        model, graphs={model.entry: graph}, aliases={}, artifact=None, check_types=None, path=None
+    )
+
+
+def _modernize(node: Node) -> None:
+    """Old operations that flatten their input first, as those of one axis where that is the same."""
+    if node.op.name not in _FLATTENING or node.op.domain or node.op.version > 12:
+        return
+    value = node.inputs[0]
+    type_ = None if value is None else value.type
+    if isinstance(type_, TensorType) and type_.rank:
+        axis = node.attrs.get("axis", 1) % type_.rank
+        behind = type_.shape[axis + 1 :] if type_.shape is not None else ()
+        if all(dim == 1 for dim in behind):
+            node.op, node.attrs = standard(node.op.name), {"axis": axis}
+
+
+def _keep_outputs(graph: Graph, names: list[str]) -> None:
+    """Let outputs have these names again, each produced by a node of its own value."""
+    for i, name in enumerate(names):
+        value = graph.outputs[i]
+        shared = value in graph.outputs[:i] or value in graph.inputs
+        if shared or value.producer is None or value.producer not in graph.nodes:
+            copy = Value(name, value.type)
+            graph.nodes.append(Node(standard("Identity"), [value], [copy], name=f"{name}/output"))
+            graph.outputs[i] = copy
+        else:
+            value.name = name
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    for node in graph.walk():
+        yield from filter(None, node.outputs)
+
+
+def _name_uniquely(graph: Graph) -> None:
+    """Give each node, and each value that a node produces, a name that no other has."""
+    taken = {value.name for value in graph.inputs} | {value.name for value in graph.outputs}
+    kept = {*graph.outputs, *graph.inputs}
+    for value in _values(graph):
+        if value not in kept:
+            value.name = _unused(value.name or "value", taken)
+    names: set[str] = set()
+    for node in graph.walk():
+        node.name = _unused(node.name or node.op.name, names)
+
+
+def _unused(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 0
+    while name in taken:
+        number += 1
+        name = f"{wanted}/{number}"
+    taken.add(name)
+    return name

@@ -1,0 +1,68 @@
+"""Weights as codes: of 8 bits for each channel, or of 8 and 4 bits in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.quantizing.layers import BLOCK
+
+_TRIED = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest weight that scales may end at
+
+
+class ChannelCodes(NamedTuple):
+    """Weights as int8 with a scale for each channel."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+
+def channel_codes(weights: np.ndarray, axis: int) -> ChannelCodes:
+    """Weights as int8 between -127 and 127 with one scale for each index of ``axis``. Of a few
+    scales that with the least squared error is taken."""
+    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1)
+    scales = _least_error(rows, 127)
+    shape = [1] * weights.ndim
+    shape[axis] = -1
+    codes = np.clip(np.rint(weights / scales.reshape(shape)), -127, 127).astype(np.int8)
+    return ChannelCodes(codes, scales)
+
+
+def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
+    """For each row the scale, among a few, whose codes up to ``most`` have the least error."""
+    top = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(most)
+    # Rows of zeros, and of denormal numbers, whose quotients are no numbers.
+    top = np.where(top > np.float32(1e-30), top, np.float32(1))
+    best, least = top, np.full(top.shape, np.inf, np.float32)
+    for share in _TRIED:
+        scale = top * np.float32(share)
+        codes = np.clip(np.rint(rows / scale), -most, most)
+        error = np.square(codes * scale - rows).sum(axis=-1, keepdims=True)
+        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+    return best[..., 0].astype(np.float32)
+
+
+class BlockCodes(NamedTuple):
+    """Weights [columns, inner] as MatMulNBits takes them: packed codes and scales by block."""
+
+    packed: np.ndarray
+    scales: np.ndarray
+
+
+def block_codes(rows: np.ndarray, bits: int) -> BlockCodes:
+    """Weights [columns, inner] as unsigned codes of ``bits`` bits, whose middle stands for 0, with
+    a scale for each ``BLOCK`` of the inner dim."""
+    columns, inner = rows.shape
+    blocks = rows.reshape(columns, inner // BLOCK, BLOCK)
+    half = 1 << (bits - 1)
+    scales = _least_error(blocks, half - 1)
+    codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half
+    return BlockCodes(packed_blocks(codes.astype(np.uint8), bits), scales)
+
+
+def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [columns, blocks, BLOCK] in bytes, the first in the lowest bits."""
+    if bits == 8:
+        return codes
+    packed: np.ndarray = codes[..., ::2] | codes[..., 1::2] << 4
+    return packed
