@@ -1,13 +1,15 @@
 """What of a graph can be quantized: layers, and the operations between them that work on codes.
 
-A *layer* is a convolution or a product with constant weights. It has one of these types:
+A *layer* is a node with large constant weights: a convolution or a product, or another operation
+whose weights can only be stored as codes. It has one of these types:
 
 ========  ==================================================================================
 float32   as it was
 static    input and weights are 8-bit codes, the range of the input is that of the samples
 dynamic   the same, and the range of the input is that of each run (products alone)
-blocks8   weights are codes of 8 bits in blocks along the inner dim, the input is float32
-blocks4   weights are codes of 4 bits in blocks
+blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
+blocks4   the same with weights of 4 bits
+weights8  weights are stored as codes of 8 bits, and are float32 when the model is loaded
 ========  ==================================================================================
 """
 
@@ -22,30 +24,48 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 
-LayerType: TypeAlias = Literal["float32", "static", "dynamic", "blocks8", "blocks4"]
-TYPES: tuple[LayerType, ...] = ("float32", "static", "dynamic", "blocks8", "blocks4")
+LayerType: TypeAlias = Literal["float32", "static", "dynamic", "blocks8", "blocks4", "weights8"]
 Choice: TypeAlias = Mapping[str, LayerType]
 """The type of each layer by the name of its node; float32 for those that are not in it"""
 
 BLOCK = 32  # weights that share a scale
 _LEAST_WEIGHTS = 64  # of a layer that is worth a look
+_LEAST_STORED = 1024  # of another node
+# The axis of the weights of these that scales are along; of others the first.
+_STORED_AXIS = {"ConvTranspose": 1, "GRU": 1, "LSTM": 1, "RNN": 1, "MatMul": 1}
+
+
+class Stored(NamedTuple):
+    """Constant weights that may be stored as codes: the input ``index`` of a node, and the axis
+    that scales are along."""
+
+    index: int
+    weights: np.ndarray
+    axis: int
 
 
 class Layer(NamedTuple):
-    """A convolution or product ``node`` of ``x`` with constant ``weights``, whose results have an
-    index of ``axis`` of the weights each; ``types`` are those that it can have. ``bias`` is a
+    """A node with ``types`` that it can have, and its weights. Of a convolution or product ``x`` is
+    the input, and the results have an index of ``axis`` of the ``weights`` each; ``bias`` is a
     constant, or None."""
 
     node: Node
-    x: Value
-    weights: np.ndarray
-    axis: int
-    bias: np.ndarray | None
+    stored: Sequence[Stored]
     types: Sequence[LayerType]
+    x: Value | None = None
+    bias: np.ndarray | None = None
 
     @property
     def name(self) -> str:
         return self.node.name
+
+    @property
+    def weights(self) -> np.ndarray:
+        return self.stored[0].weights
+
+    @property
+    def axis(self) -> int:
+        return self.stored[0].axis
 
     @property
     def output(self) -> Value:
@@ -53,20 +73,56 @@ class Layer(NamedTuple):
         assert value is not None
         return value
 
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it is a product, not a convolution."""
-        return self.node.op.name != "Conv"
+    def nbytes(self, type_: LayerType) -> int:
+        """Bytes of the weights as a type, with their scales."""
+        count = sum(own.weights.size for own in self.stored)
+        if type_ == "float32":
+            return 4 * count
+        if type_ in ("blocks8", "blocks4"):
+            return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
+        return count + 4 * sum(own.weights.shape[own.axis] for own in self.stored)
 
 
 def layers_of(graph: Graph) -> list[Layer]:
-    """The layers among the nodes of a graph, without those of nested graphs."""
-    return [layer for layer in map(_layer, graph.nodes) if layer is not None]
+    """The layers among the nodes of a graph and of nested graphs, of which ranges of values are not
+    known."""
+    outer = set(graph.nodes)
+    layers = []
+    for node in graph.walk():
+        layer = None if node.control_inputs else _layer(node)
+        if layer is not None and node not in outer:
+            layer = layer._replace(types=[t for t in layer.types if t != "static"])
+        layers += [layer] if layer is not None else []
+    return layers
 
 
 def _layer(node: Node) -> Layer | None:
-    if node.op.domain or node.op.name not in ("Conv", "Gemm", "MatMul") or node.control_inputs:
+    """The layer that a node is, if it is one."""
+    if node.op.domain:
         return None
+    if node.op.name in ("Conv", "Gemm", "MatMul"):
+        layer = _computing(node)
+        if layer is not None:
+            return layer
+    axis = _STORED_AXIS.get(node.op.name, 0)
+    stored = []
+    for i, value in enumerate(node.inputs):
+        weights = None if value is None or not value.is_constant else value.const
+        if weights is not None and weights.dtype == FLOAT32 and _is_matrix(weights):
+            own = axis if axis < weights.ndim and weights.shape[axis] > 1 else 0
+            stored.append(Stored(i, weights, own))
+    return Layer(node, stored, ("float32", "weights8")) if stored else None
+
+
+def _is_matrix(weights: np.ndarray) -> bool:
+    """Whether an array is large, finite, and no vector."""
+    if weights.size < _LEAST_STORED or weights.size == max(weights.shape):
+        return False
+    return bool(np.isfinite(weights).all())
+
+
+def _computing(node: Node) -> Layer | None:
+    """The layer of a convolution or product of integers."""
     x, weights, third = node.inputs[0], node.const(1), node.input(2)
     if x is None or x.is_constant or weights is None or weights.dtype != FLOAT32:
         return None
@@ -80,11 +136,7 @@ def _layer(node: Node) -> Layer | None:
     if node.op.name == "Conv":
         if weights.ndim < 3:
             return None
-        return Layer(node, x, weights, 0, bias, ("float32", "static"))
-    return _product(node, x, weights, bias)
-
-
-def _product(node: Node, x: Value, weights: np.ndarray, bias: np.ndarray | None) -> Layer | None:
+        return Layer(node, [Stored(1, weights, 0)], ("float32", "static", "weights8"), x, bias)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None
@@ -92,10 +144,10 @@ def _product(node: Node, x: Value, weights: np.ndarray, bias: np.ndarray | None)
     columns, inner = weights.shape[axis], weights.shape[1 - axis]
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
-    types: list[LayerType] = ["float32", "static", "dynamic"]
+    types: list[LayerType] = ["float32", "static", "dynamic", "weights8"]
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]
-    return Layer(node, x, weights, axis, bias, types)
+    return Layer(node, [Stored(1, weights, axis)], types, x, bias)
 
 
 # Values that are codes.
@@ -144,7 +196,7 @@ def codes_of(graph: Graph, layers: Sequence[Layer], choice: Choice) -> Codes:
     there backwards what elementwise operations, pooling and moves between static layers read."""
     static = {layer.node for layer in layers if choice.get(layer.name) == "static"}
     readers = readers_of(graph)
-    coded = dict.fromkeys(layer.x for layer in layers if layer.node in static)
+    coded = dict.fromkeys([own.x for own in layers if own.node in static and own.x is not None])
     changed = bool(coded)
     while changed:
         changed = False

@@ -22,7 +22,7 @@ from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.quantizing.layers import BLOCK, Choice, Layer, codes_of, layers_of
+from penstock.quantizing.layers import BLOCK, Choice, Layer, Stored, codes_of, layers_of
 from penstock.quantizing.weights import block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
@@ -61,9 +61,18 @@ Biases = Mapping[str, np.ndarray]
 """Corrections of biases, one number for each channel, by the names of layers"""
 
 
-def quantized(
+class Rewritten(NamedTuple):
+    """A graph with layers of chosen types. ``layer_of``: the layer that each new node belongs to;
+    ``value_of``: the value that each conversion of one that is codes belongs to; all by names."""
+
+    graph: Graph
+    layer_of: Mapping[str, str]
+    value_of: Mapping[str, str]
+
+
+def rewritten(
     graph: Graph, choice: Choice, ranges: ValueRanges, biases: Biases | None = None
-) -> Graph:
+) -> Rewritten:
     """A copy of ``graph`` whose layers have the types of ``choice``. ``ranges`` has those of all
     values that become codes; ``biases`` what is added to the biases of layers, by name."""
     return _Rewriting(clone(graph), choice, ranges, biases or {}).run()
@@ -71,52 +80,76 @@ def quantized(
 
 @dataclass
 class _Rewriting:
-    """The copy while it is rewritten: ``added`` has new nodes by the node that they stand before,
-    None for the end."""
+    """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
+    ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
+    their ranges in a run; ``nodes``: those of the graph at hand, so far;
+    ``owner``: the name of the layer at hand."""
 
     graph: Graph
     choice: Choice
     ranges: ValueRanges
     biases: Biases
+    layers: dict[Node, Layer] = field(default_factory=dict)
+    scale_of: dict[Value, ValueRange] = field(default_factory=dict)
+    dequantized: dict[Value, Value] = field(default_factory=dict)
     dynamic: dict[Value, tuple[Value, Value, Value]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    owner: str = ""
+    layer_of: dict[str, str] = field(default_factory=dict)
+    value_of: dict[str, str] = field(default_factory=dict)
 
-    def run(self) -> Graph:
+    def run(self) -> Rewritten:
         graph = self.graph
         layers = layers_of(graph)
         codes = codes_of(graph, layers, self.choice)
-        by_node = {layer.node: layer for layer in layers}
-        scale_of: dict[Value, ValueRange] = {}
+        self.layers = {layer.node: layer for layer in layers}
         for value, group in codes.group_of.items():
             own = self.ranges[value.name]
-            scale_of[group] = own if group not in scale_of else scale_of[group] | own
-        dequantized: dict[Value | None, Value] = {}
+            self.scale_of[group] = own | self.scale_of.get(group, own)
+        self.scale_of = {v: self.scale_of[group] for v, group in codes.group_of.items()}
+        for inner in graph.graphs():
+            self.rewrite(inner)
+        return Rewritten(graph, self.layer_of, self.value_of)
 
-        def convert(value: Value) -> None:
-            dequantized[value] = self.converted(value, scale_of[codes.group_of[value]])
-
-        nodes = list(graph.nodes)
-        for value in graph.inputs:
-            if value in codes.values:
-                convert(value)
-        for node in nodes:
-            layer = by_node.get(node)
-            for inner in [node, *node.inner]:
-                inner.inputs = [dequantized.get(v, v) for v in inner.inputs]  # type: ignore[misc]
-            type_ = "float32" if layer is None else self.choice.get(layer.name, "float32")
-            if layer is None or type_ == "float32":
-                self.nodes.append(node)
-            elif type_ == "static":
-                self.static(layer, scale_of[codes.group_of[layer.x]])
-            elif type_ == "dynamic":
-                self.dynamic_product(layer)
-            else:
-                self.blocks(layer, int(type_.removeprefix("blocks")))
-            for output in node.outputs:
-                if output is not None and output in codes.values:
-                    convert(output)
+    def rewrite(self, graph: Graph) -> None:
+        """Rewrite the nodes of one graph."""
+        nodes, self.nodes = graph.nodes, []
         graph.nodes = self.nodes
-        return graph
+        # Values of a graph around it are known there, but what is added here is not.
+        outer, self.dynamic = self.dynamic, {}
+        for value in graph.inputs:
+            self.convert(value)
+        for node in nodes:
+            for reader in [node, *node.inner]:
+                reader.inputs = [v and self.dequantized.get(v, v) for v in reader.inputs]
+            self.layer(node)
+            for output in node.outputs:
+                if output is not None:
+                    self.convert(output)
+        self.dynamic = outer
+
+    def layer(self, node: Node) -> None:
+        """Write a node, as a layer of its type if it is one."""
+        layer = self.layers.get(node)
+        self.owner = "" if layer is None else layer.name
+        type_ = "float32" if layer is None else self.choice.get(layer.name, "float32")
+        if layer is None or type_ == "float32":
+            self.nodes.append(node)
+        elif type_ == "static":
+            assert layer.x is not None
+            self.static(layer, self.scale_of[layer.x])
+        elif type_ == "dynamic":
+            self.dynamic_product(layer)
+        elif type_ == "weights8":
+            self.stored_as_codes(layer)
+        else:
+            self.blocks(layer, int(type_.removeprefix("blocks")))
+
+    def convert(self, value: Value) -> None:
+        """Add the conversions of a value that is codes."""
+        self.owner = ""
+        if value in self.scale_of:
+            self.dequantized[value] = self.converted(value, self.scale_of[value])
 
     def add(
         self,
@@ -127,9 +160,15 @@ class _Rewriting:
         domain: str = "",
     ) -> Value:
         node = Node(standard(op, domain), inputs, [output], attrs, name=f"{output.name}/{op}")
-        node.origin = node.name
-        self.nodes.append(node)
+        self.append(node)
         return output
+
+    def append(self, node: Node) -> None:
+        """Add a new node, which belongs to the layer or the value at hand."""
+        node.origin = node.name
+        if self.owner:
+            self.layer_of[node.name] = self.owner
+        self.nodes.append(node)
 
     def converted(self, value: Value, range_: ValueRange) -> Value:
         """The value as codes, and from these as real numbers again."""
@@ -140,7 +179,9 @@ class _Rewriting:
         codes = Value(f"{name}/codes", TensorType(_UINT8, shape))
         self.add("QuantizeLinear", [value, scale, zero], codes)
         result = Value(f"{name}/dequantized", TensorType(FLOAT32, shape))
-        return self.add("DequantizeLinear", [codes, scale, zero], result)
+        self.add("DequantizeLinear", [codes, scale, zero], result)
+        self.value_of.update((node.name, name) for node in self.nodes[-2:])
+        return result
 
     def bias(self, layer: Layer) -> np.ndarray | None:
         extra, own = self.biases.get(layer.name), layer.bias
@@ -151,13 +192,7 @@ class _Rewriting:
     def static(self, layer: Layer, x: ValueRange) -> None:
         """The layer, of dequantized weights and bias."""
         node, name = layer.node, layer.name
-        codes, scales = channel_codes(layer.weights, layer.axis)
-        stored = Value(f"{name}/weights", const=codes)
-        scale = Value(f"{name}/weights/scale", const=scales)
-        zero = Value(f"{name}/weights/zero", const=np.zeros(scales.shape, _INT8))
-        real = Value(f"{name}/weights/dequantized", TensorType(FLOAT32, codes.shape))
-        attrs = {"axis": layer.axis}
-        node.inputs[1] = self.add("DequantizeLinear", [stored, scale, zero], real, attrs)
+        node.inputs[1], scales = self.stored(layer, layer.stored[0])
         bias = self.bias(layer)
         if bias is not None and node.op.name != "MatMul":
             steps = (x.scale * scales).astype(FLOAT32)
@@ -167,6 +202,38 @@ class _Rewriting:
             real = Value(f"{name}/bias/dequantized", TensorType(FLOAT32, bias.reshape(-1).shape))
             node.inputs[2:] = [self.add("DequantizeLinear", [stored, scale], real, {"axis": 0})]
         self.nodes.append(node)
+
+    def stored(self, layer: Layer, own: Stored) -> tuple[Value, np.ndarray]:
+        """Weights that are stored as codes, and their scales."""
+        name = f"{layer.name}/weights" if own.index == 1 else f"{layer.name}/weights{own.index}"
+        codes, scales = channel_codes(own.weights, own.axis)
+        stored = Value(name, const=codes)
+        scale = Value(f"{name}/scale", const=scales)
+        zero = Value(f"{name}/zero", const=np.zeros(scales.shape, _INT8))
+        real = Value(f"{name}/dequantized", TensorType(FLOAT32, codes.shape))
+        attrs = {"axis": own.axis}
+        return self.add("DequantizeLinear", [stored, scale, zero], real, attrs), scales
+
+    def stored_as_codes(self, layer: Layer) -> None:
+        """The node, with weights that are dequantized when the model is loaded; of a Gather of rows
+        those that it reads are, since the whole may be large."""
+        node, own = layer.node, layer.stored[0]
+        if node.op.name != "Gather" or own.index or node.attrs.get("axis", 0) or own.axis:
+            for stored in layer.stored:
+                node.inputs[stored.index] = self.stored(layer, stored)[0]
+            self.nodes.append(node)
+            return
+        name, indices, output = layer.name, node.inputs[1], layer.output
+        codes, scales = channel_codes(own.weights, 0)
+        by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
+        shape = output.type.shape if isinstance(output.type, TensorType) else None
+        table = Value(f"{name}/weights", const=codes)
+        rows = self.add("Gather", [table, indices], Value(f"{name}/rows", TensorType(_INT8, shape)))
+        real = Value(f"{name}/real", TensorType(FLOAT32, shape))
+        self.add("Cast", [rows], real, {"to": 1})
+        scale = Value(f"{name}/scale", TensorType(FLOAT32))
+        self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
+        self.add("Mul", [real, scale], output)
 
     def dynamic_product(self, layer: Layer) -> None:
         """A product of integers, with the range of its input as it is in the run."""
@@ -205,8 +272,7 @@ class _Rewriting:
             zero = Value(f"{x.name}/run_zero", TensorType(_UINT8, ()))
             op = standard("DynamicQuantizeLinear")
             node = Node(op, [x], [codes, scale, zero], name=f"{x.name}/{op.name}")
-            node.origin = node.name
-            self.nodes.append(node)
+            self.append(node)
             self.dynamic[x] = codes, scale, zero
         return self.dynamic[x]
 

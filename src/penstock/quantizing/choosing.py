@@ -1,0 +1,131 @@
+"""The choice of a type for each layer: a minimal sum over measured times and errors.
+
+The time of a plan is the sum of the times of its layers, and of what lies between two layers, which
+depends on the types of both: elementwise operations between codes move fewer bytes, and values that
+no layer of codes produces must be converted. Errors of layers are small, and their squares nearly
+add up. So the least of ``time + weight * error`` is a minimal sum (``algorithms.min_sum``); the
+larger the weight, the smaller the error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from penstock.algorithms.min_sum import Pair, eliminate
+from penstock.core.records import NamedTuple, dataclass
+from penstock.quantizing.layers import Choice, Layer, LayerType
+
+_ENTRIES = 2**14  # of the largest table
+_SWEEPS = 8
+_HALVINGS = 40
+
+
+class LayerCost(NamedTuple):
+    """What a layer costs as one type: the seconds of a run, the squared error of the model's
+    outputs, and the bytes of its weights."""
+
+    seconds: float
+    error: float
+    nbytes: int
+
+
+class Between(NamedTuple):
+    """What lies between two layers, by their places: seconds with codes on both sides, seconds
+    otherwise, and those of the conversion to codes for the second layer."""
+
+    first: int
+    second: int
+    coded: float
+    real: float
+    conversion: float
+
+    def seconds(self, first: LayerType, second: LayerType) -> float:
+        if first == second == "static":
+            return self.coded
+        return self.real + (self.conversion if second == "static" else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """All that a choice depends on: the costs of each layer by type, and between layers."""
+
+    layers: Sequence[Layer]
+    table: Sequence[Mapping[LayerType, LayerCost]]
+    between: Sequence[Between]
+
+    def choose(self, error: float, size: float = 0.0, time: float = 1.0) -> Choice:
+        """The types with the least sum of seconds times ``time``, errors times ``error`` and bytes
+        times ``size``."""
+        types = [list(own) for own in self.table]
+        own = [
+            [c.seconds * time + c.error * error + c.nbytes * size for c in costs.values()]
+            for costs in self.table
+        ]
+        pairs = [
+            Pair(
+                b.first,
+                b.second,
+                [b.seconds(s, t) * time for s in types[b.first] for t in types[b.second]],
+            )
+            for b in self.between
+        ]
+        states = eliminate(own, pairs, _ENTRIES)
+        if states is None:
+            states = _descended(own, pairs, [len(each) for each in types])
+        return {
+            layer.name: names[state]
+            for layer, names, state in zip(self.layers, types, states, strict=True)
+        }
+
+    def total(self, choice: Choice) -> LayerCost:
+        """The sums for a choice."""
+        chosen = [choice.get(layer.name, "float32") for layer in self.layers]
+        costs = [own[type_] for own, type_ in zip(self.table, chosen, strict=True)]
+        seconds = math.fsum(c.seconds for c in costs)
+        seconds += math.fsum(b.seconds(chosen[b.first], chosen[b.second]) for b in self.between)
+        error = math.fsum(c.error for c in costs)
+        return LayerCost(seconds, error, sum(c.nbytes for c in costs))
+
+    def fastest_within(self, error: float, size: float = 0.0) -> Choice:
+        """The fastest choice whose errors add up to at most ``error``, as far as weighted sums can
+        find it: by bisection of the weight. Without any error it is float32 everywhere."""
+        low, high = 1e-9, 1e9  # seconds for an error of one spread
+        best: Choice = {layer.name: "float32" for layer in self.layers}
+        if self.total(self.choose(0.0, size)).error <= error:
+            return self.choose(0.0, size)
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            choice = self.choose(middle, size)
+            if self.total(choice).error <= error:
+                best, high = choice, middle
+            else:
+                low = middle
+        return best
+
+
+def _descended(
+    own: Sequence[Sequence[float]], pairs: Sequence[Pair], sizes: Sequence[int]
+) -> list[int]:
+    """States of a low sum for graphs too wide to eliminate: from the best of each variable alone,
+    one variable after the other is changed as long as that helps."""
+    states = [list(table).index(min(table)) for table in own]
+    around: list[list[Pair]] = [[] for _ in own]
+    for pair in pairs:
+        around[pair.first].append(pair)
+        around[pair.second].append(pair)
+    for _ in range(_SWEEPS):
+        before = list(states)
+        for v, table in enumerate(own):
+
+            def total(s: int, v: int = v, table: Sequence[float] = table) -> float:
+                sums = table[s]
+                for a, b, costs in around[v]:
+                    i, j = (s, states[b]) if a == v else (states[a], s)
+                    sums += costs[i * sizes[b] + j]
+                return sums
+
+            states[v] = min(range(sizes[v]), key=total)
+        if states == before:
+            break
+    return states

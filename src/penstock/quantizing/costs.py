@@ -1,0 +1,141 @@
+"""The costs by which types are chosen, from runs of the model with each type wherever it can be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from penstock.core.records import NamedTuple, dataclass
+from penstock.ir.graph import Graph, Node, Value
+from penstock.quantizing.choosing import Between, Costs, LayerCost
+from penstock.quantizing.layers import Layer, LayerType, works_on_codes
+from penstock.quantizing.rewriting import Rewritten
+
+StepSeconds: TypeAlias = Mapping[tuple[str, ...], float]
+"""seconds of each step by the names of the nodes in it"""
+
+
+class NodeSeconds(NamedTuple):
+    """The seconds of one form of a model, by the names of layers, of other nodes of the float
+    graph, and of values that are converted to codes in steps of their own."""
+
+    layers: Mapping[str, float]
+    others: Mapping[str, float]
+    conversions: Mapping[str, float]
+
+
+def by_node(graph: Graph, layers: Iterable[Layer], form: Rewritten | None, steps: StepSeconds) -> NodeSeconds:
+    """Divide the seconds of steps: a step with a layer in it is the layer's, another the first
+    node's of the float graph, and one of conversions alone belongs to the value."""
+    of_layers, of_others, conversions = (defaultdict[str, float](float) for _ in range(3))
+    own = {layer.name for layer in layers}
+    known = {node.name for node in graph.walk()}
+    layer_of = {} if form is None else form.layer_of
+    value_of = {} if form is None else form.value_of
+    for names, seconds in steps.items():
+        layer = next((n for n in names if n in own), None)
+        layer = layer or next((layer_of[n] for n in names if n in layer_of), None)
+        other = next((n for n in names if n in known), None)
+        value = next((value_of[n] for n in names if n in value_of), None)
+        if layer is not None:
+            of_layers[layer] += seconds
+        elif other is not None:
+            of_others[other] += seconds
+        elif value is not None:
+            conversions[value] += seconds
+    return NodeSeconds(of_layers, of_others, conversions)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """The nodes between two layers, by their places."""
+
+    first: int
+    second: int
+    nodes: Sequence[Node]
+
+
+def _ways(layers: Sequence[Layer]) -> list[_Way]:
+    """For each pair of layers with nothing but nodes that work on codes between them, these."""
+    place = {layer.node: i for i, layer in enumerate(layers)}
+    ways: dict[tuple[int, int], dict[Node, None]] = {}
+    for j, layer in enumerate(layers):
+        # A node may be on several ways: all that are behind it from the layer on are taken.
+        stack: list[tuple[Value, tuple[Node, ...]]] = [] if layer.x is None else [(layer.x, ())]
+        seen: set[Value] = set()
+        while stack:
+            value, behind = stack.pop()
+            node = value.producer
+            if node is None:
+                continue
+            i = place.get(node)
+            if i is not None and "static" in layers[i].types:
+                if i != j:
+                    ways.setdefault((i, j), {}).update(dict.fromkeys(behind))
+            elif value not in seen and works_on_codes(node):
+                seen.add(value)
+                stack += [(v, (*behind, node)) for v in node.inputs if v is not None]
+    return [_Way(i, j, list(nodes)) for (i, j), nodes in ways.items()]
+
+
+def costs_of(
+    graph: Graph,
+    layers: Sequence[Layer],
+    seconds: Mapping[LayerType, NodeSeconds],
+    errors: Mapping[str, Mapping[LayerType, float]],
+) -> Costs:
+    """The costs of all types that were measured; errors that were not are 0."""
+    ways = _ways(layers)
+    real, coded = seconds["float32"], seconds.get("static", seconds["float32"])
+    shares: dict[str, int] = defaultdict(int)
+    behind: dict[int, set[str]] = defaultdict(set)
+    for way in ways:
+        for node in way.nodes:
+            shares[node.name] += 1
+            behind[way.first].add(node.name)
+    between = []
+    for way in ways:
+        names = [node.name for node in way.nodes]
+        x = layers[way.second].x
+        assert x is not None
+        between.append(
+            Between(
+                way.first,
+                way.second,
+                sum(coded.others.get(name, 0.0) / shares[name] for name in names),
+                sum(real.others.get(name, 0.0) / shares[name] for name in names),
+                _conversion(x, coded) / sum(1 for w in ways if w.second == way.second),
+            )
+        )
+    table, entered = [], {way.second for way in ways}
+    for i, layer in enumerate(layers):
+        own: dict[LayerType, LayerCost] = {}
+        for type_ in layer.types:
+            measured = seconds.get(type_)
+            if measured is None:
+                continue
+            taken = measured.layers.get(layer.name, 0.0)
+            if type_ == "weights8" and taken <= _SAME * own["float32"].seconds:
+                taken = own["float32"].seconds  # it is the same once it is loaded
+            if type_ == "static" and layer.x is not None and i not in entered:
+                taken += _conversion(layer.x, coded)
+            if type_ in ("dynamic", "blocks8", "blocks4"):
+                # Nodes that are part of a step of the float layer may be steps behind this one.
+                for name in behind[i]:
+                    more = measured.others.get(name, 0.0) - real.others.get(name, 0.0)
+                    taken += more / shares[name]
+            error = errors.get(layer.name, {}).get(type_, 0.0)
+            own[type_] = LayerCost(taken, error, layer.nbytes(type_))
+        table.append(own)
+    return Costs(layers, table, between)
+
+
+_SAME = 1.1  # times as long as another may a step take that does the same
+_BYTE_S = 1e-10  # seconds to convert an element, where no conversion was measured
+
+
+def _conversion(x: Value, coded: NodeSeconds) -> float:
+    """Seconds to convert a value to codes, of which conversions of others tell."""
+    elements = getattr(x.type, "elements", -1)
+    return coded.conversions.get(x.name, max(elements, 0) * _BYTE_S)

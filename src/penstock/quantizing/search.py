@@ -1,0 +1,314 @@
+"""The search for the types of layers: what is tried, what is measured, and what is chosen.
+
+::
+
+    ranges of values        observed in the samples to choose by
+    clipping, biases        those with the least error where all layers are static
+    seconds of each layer   with each type, in runs of the model with this type wherever it can be
+    the fastest choice      by a minimal sum over these; if its error is within the bound, that is it
+    errors of each layer    of the outputs, with this layer alone as codes
+    choices in between      by minimal sums of seconds and weighted errors, bisected
+    the check               of the best choices in turn, on the samples held out
+
+What was measured is kept in a ``Record``, which can be saved and read again: a search that was
+stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.core.checkpoints import checkpoint, report_progress
+from penstock.core.records import dataclass, field, replace
+from penstock.ir.graph import Model
+from penstock.quantizing.calibration import CLIPPINGS, clipped, observe
+from penstock.quantizing.choosing import Costs, LayerCost
+from penstock.quantizing.costs import NodeSeconds, by_node, costs_of
+from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
+from penstock.quantizing.measuring import Metric, Reference, seconds_in_turns, step_seconds_of
+from penstock.quantizing.record import FLOAT, Point, Record
+from penstock.quantizing.rewriting import Rewritten, ValueRange, rewritten
+from penstock.quantizing.samples import Samples
+from penstock.session.session import Session
+
+UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
+"""types that are tried everywhere, at first"""
+_FEW = 4  # samples for the error of one layer, or of one way to clip
+_BISECTIONS = 8
+_SIZE_S = 1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
+_CLOSE = 1.3  # budgets of errors between which nothing more is tried
+_DOUBLINGS = 40
+_TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
+# Times that differ by less are the same.
+_SAME, _NOISE_S = 1.05, 2e-5
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted: an error of at most ``max_error``; a run that takes at most ``time`` of the
+    original's; weights with at most ``size`` of its bytes. None if it does not matter."""
+
+    max_error: float | None = None
+    time: float | None = None
+    size: float | None = None
+
+
+Compile = Callable[[Model], Session]
+
+
+@dataclass(eq=False)
+class Search:
+    """A search for one model. ``original`` is its session; ``model`` has the folded graph."""
+
+    original: Session
+    model: Model
+    samples: Samples
+    goal: Goal
+    compile: Compile
+    metric: Metric | None = None
+    record: Record = field(default_factory=Record)
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.graph
+        self.layers = layers_of(self.graph)
+        self.chosen_by, self.held = self.samples.divided()
+        few = range(min(_FEW, len(self.chosen_by)))
+        self.few = self.chosen_by.subset([len(self.chosen_by) * i // len(few) for i in few])
+        self.sample = next(iter(self.chosen_by))
+        self.ranges: Mapping[str, ValueRange] = {}
+        self.base = sum(layer.nbytes("float32") for layer in self.layers)
+        self.seconds: dict[LayerType, NodeSeconds] = {}
+        self.sessions: dict[str, Session] = {}
+
+    # Forms of the model.
+
+    def form(self, choice: Choice, ranges: Mapping[str, ValueRange] | None = None) -> Rewritten:
+        """The graph with these types of layers."""
+        return rewritten(
+            self.graph, choice, self.ranges if ranges is None else ranges, self.record.biases
+        )
+
+    def with_graph(self, form: Rewritten) -> Model:
+        return replace(self.model, graphs={self.model.entry: form.graph})
+
+    def session(self, choice: Choice) -> Session:
+        return self.compile(self.with_graph(self.form(choice)))
+
+    def uniform(self, type_: LayerType) -> dict[str, LayerType]:
+        """This type for all layers that can have it."""
+        return {layer.name: type_ for layer in self.layers if type_ in layer.types}
+
+    # The steps of the search.
+
+    def run(self) -> Point:
+        """The best choice that meets the goal, as far as any does."""
+        checkpoint()
+        report_progress("run the float model", 0, 1)
+        self.folded = self.compile(self.model)
+        self.reference = Reference.of(self.original, self.chosen_by)
+        self.reference_of_few = Reference.of(self.original, self.few)
+        self.reference_held = Reference.of(self.original, self.held)
+        self.choose_ranges()
+        self.measure_seconds()
+        return self.choose()
+
+    def choose_ranges(self) -> None:
+        """Observe the values that may be codes, and choose the way to clip their ranges."""
+        static = self.uniform("static")
+        names = [value.name for value in codes_of(self.graph, self.layers, static).values]
+        record = self.record
+        if not names:
+            return
+        if not record.ranges:
+            statistics = observe(self.folded, names, self.chosen_by)
+            best, least = {}, math.inf
+            for i, clipping in enumerate(CLIPPINGS):
+                report_progress("choose ranges", i, len(CLIPPINGS))
+                ranges = clipped(statistics, clipping)
+                session = self.compile(self.with_graph(self.form(static, ranges)))
+                error = self.reference_of_few.mean_square(session)
+                record.clippings[clipping] = math.sqrt(error)
+                if error < least:
+                    best, least, record.clipping = ranges, error, clipping
+            record.ranges = {name: tuple(own) for name, own in best.items()}
+            record.changed()
+        self.ranges = {name: ValueRange(*own) for name, own in record.ranges.items()}
+
+    def measure_seconds(self) -> None:
+        """Measure the seconds of layers with each type."""
+        steps = step_seconds_of(self.folded, self.sample)
+        self.seconds["float32"] = by_node(self.graph, self.layers, None, steps)
+        types = (*UNIFORM, "blocks4") if self.goal.size is not None else UNIFORM
+        for i, type_ in enumerate(types):
+            report_progress("measure layers", i, len(types))
+            choice = self.uniform(type_)
+            if choice:
+                form = self.form(choice)
+                steps = step_seconds_of(self.compile(self.with_graph(form)), self.sample)
+                self.seconds[type_] = by_node(self.graph, self.layers, form, steps)
+
+    def costs(self) -> Costs:
+        """The costs of all types; of storing weights alone only where their size is wanted."""
+        seconds = dict(self.seconds)
+        if self.goal.size is None:
+            seconds.pop("weights8", None)
+        return costs_of(self.graph, self.layers, seconds, self.record.errors)
+
+    def point(self, choice: Choice, note: str) -> Point:
+        """Measure a choice, unless that was done: its error, its time, its size."""
+        key = {name: type_ for name, type_ in sorted(choice.items()) if type_ != "float32"}
+        known = next((p for p in self.record.points if p.choice == key), None)
+        if known is not None:
+            return known
+        checkpoint()
+        report_progress(f"try {note}", len(self.record.points), len(self.record.points) + 1)
+        session = self.session(key)
+        error = self.reference.error(session, self.metric)
+        held_out = self.reference_held.error(session, self.metric)
+        own, original = seconds_in_turns([session, self.original], self.sample)
+        size = sum(layer.nbytes(key.get(layer.name, "float32")) for layer in self.layers)
+        ratio = size / self.base if self.base else 1.0
+        point = Point(key, own / original, error, held_out, ratio, note)
+        self.record.points.append(point)
+        self.record.changed()
+        return point
+
+    def measure_errors(self) -> None:
+        """The error of the outputs with each layer alone as codes."""
+        errors, costs = self.record.errors, self.costs()
+        wanted = [
+            (layer, type_)
+            for layer, own in zip(self.layers, costs.table, strict=True)
+            for type_, cost in own.items()
+            if type_ not in errors.get(layer.name, {}) and self.may_matter(type_, cost, own)
+        ]
+        for i, (layer, type_) in enumerate(wanted):
+            report_progress("measure errors of layers", i, len(wanted))
+            checkpoint()
+            session = self.session({layer.name: type_})
+            own_error = self.reference_of_few.mean_square(session)
+            errors.setdefault(layer.name, {})[type_] = own_error
+            self.record.changed()
+
+    def may_matter(
+        self, type_: LayerType, cost: LayerCost, others: Mapping[LayerType, LayerCost]
+    ) -> bool:
+        """Whether a layer may have this type: it is faster than float32, or smaller."""
+        if type_ == "float32":
+            return False
+        return self.goal.size is not None or cost.seconds < others["float32"].seconds
+
+    # The choice.
+
+    def choose(self) -> Point:
+        """The best choice that meets the goal; of several points near it those that were tried."""
+        if self.goal.max_error is not None:
+            return self.fastest_within(self.goal.max_error)
+        self.measure_errors()
+        if self.goal.size is not None:
+            return self.least_error_of_size(self.goal.size)
+        assert self.goal.time is not None
+        return self.least_error_in_time(self.goal.time)
+
+    def meets(self, point: Point) -> bool:
+        """Whether a point meets the goal, on all samples."""
+        goal = self.goal
+        if goal.max_error is not None and max(point.error, point.held_out) > goal.max_error:
+            return False
+        return point.size <= (goal.size or math.inf) and point.time <= (goal.time or math.inf)
+
+    def within(self, point: Point, bound: float) -> bool:
+        return max(point.error, point.held_out) <= bound
+
+    def fastest_within(self, bound: float) -> Point:
+        """The fastest choice with errors of at most ``bound``."""
+        weight = self.size_weight()
+        fastest = self.point(self.costs().choose(0.0, weight), "the fastest")
+        if not self.within(fastest, bound):
+            self.measure_errors()
+            costs = self.costs()
+            low, high = 0.0, costs.total(fastest.choice).error
+            budget = min(bound * bound if self.metric is None else high / 4, high / 2)
+            for _ in range(_BISECTIONS):
+                point = self.point(costs.fastest_within(budget, weight), f"errors up to {budget:.2g}")
+                if self.within(point, bound):
+                    low = budget
+                else:
+                    high = budget
+                if low and high / low < _CLOSE:
+                    break
+                budget = math.sqrt(low * high) if low else high / 4
+        return self.smaller(self.best(bound), bound)
+
+    def best(self, bound: float) -> Point:
+        """The fastest of the points with errors of at most ``bound`` that are no slower than the
+        original: at least the float model itself."""
+        points = [p for p in self.record.points if self.within(p, bound) and p.time <= 1]
+        if self.goal.size is not None:
+            points = [p for p in points if p.size <= self.goal.size] or points
+        return min(points, key=lambda p: p.time) if points else self.unchanged()
+
+    def unchanged(self) -> Point:
+        """The float model."""
+        return next((p for p in self.record.points if not p.choice), FLOAT)
+
+    def smaller(self, point: Point, bound: float) -> Point:
+        """The point, with the weights of its float32 layers stored as codes if the error allows
+        it; of these at least the layers with most weights."""
+        rest = [
+            own
+            for own in self.layers
+            if "weights8" in own.types and point.choice.get(own.name, "float32") == "float32"
+        ]
+        rest.sort(key=lambda own: own.nbytes("float32"), reverse=True)
+        slow = self.seconds.get("weights8", self.seconds["float32"]).layers
+        before = self.seconds["float32"].layers
+        rest = [own for own in rest if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0) + _NOISE_S]
+        while rest:
+            choice = {**point.choice, **{own.name: "weights8" for own in rest}}
+            tried = self.point(choice, "with stored weights")
+            if self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0):
+                return tried
+            rest = rest[: len(rest) // 2]
+        return point
+
+    def size_weight(self) -> float:
+        """What a byte counts: as much as makes the choice meet the size, if one is wanted."""
+        if self.goal.size is None:
+            return _SIZE_S
+        weight, costs = _SIZE_S, self.costs()
+        for _ in range(_DOUBLINGS):
+            if costs.total(costs.choose(0.0, weight)).nbytes <= self.goal.size * self.base:
+                break
+            weight *= 4
+        return weight
+
+    def least_error_in_time(self, share: float) -> Point:
+        """The choice of least error that takes at most ``share`` of the original's time."""
+        costs, fastest = self.costs(), self.point(self.costs().choose(0.0, _SIZE_S), "the fastest")
+        low, high = 1e-9, 1e9
+        best = fastest
+        for _ in range(_BISECTIONS):
+            weight = math.sqrt(low * high)
+            point = self.point(costs.choose(weight, _SIZE_S), f"{weight:.2g} s for an error of 1")
+            if point.time <= share:
+                best = point if point.error < best.error or best.time > share else best
+                low = weight
+            else:
+                high = weight
+        return best
+
+    def least_error_of_size(self, share: float) -> Point:
+        """The choice of least error whose weights have at most ``share`` of the bytes."""
+        costs = self.costs()
+        low, high = 1e-20, 1.0  # squared error for a byte
+        choice = costs.choose(1.0, high, _TIME_SHARE)
+        for _ in range(_DOUBLINGS):
+            weight = math.sqrt(low * high)
+            tried = costs.choose(1.0, weight, _TIME_SHARE)
+            if costs.total(tried).nbytes <= share * self.base:
+                choice, high = tried, weight
+            else:
+                low = weight
+        return self.point(choice, "the least error of this size")
