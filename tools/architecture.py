@@ -42,7 +42,7 @@ ORDER = (
     *("host", "ir", "ops", "analysis", "textual", "artifact", "frontends", "build"),
     *("passes",),
     *("backends", "plan", "observers", "codegen", "executors", "inspect"),
-    *("tuning", "compiler", "session"),
+    *("tuning", "compiler", "session", "quantizing"),
     *("cluster", "stepping", "generation", "serving", "compat", "peers", "extend", "testing"),
     *("__init__", "cli", "onnx_backend"),
 )

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.observers.ranges import Ranges
     from penstock.observers.trace import Trace
     from penstock.peers.comparison import Comparison, compare
+    from penstock.quantizing.quantize import Quantized, quantize
     from penstock.serving.ray_serve import ray_deployment
     from penstock.serving.replicas import Replicas
     from penstock.session.facts import Stats
@@ -68,6 +69,7 @@ _HOMES = {
     "Replicas": "penstock.serving.replicas",
     **dict.fromkeys(("Session", "compile", "open"), "penstock.session.session"),
     **dict.fromkeys(("Comparison", "compare"), "penstock.peers.comparison"),
+    **dict.fromkeys(("Quantized", "quantize"), "penstock.quantizing.quantize"),
     "Stats": "penstock.session.facts",
     **dict.fromkeys(("Signal", "Stream"), "penstock.session.stream"),
     "SimulatedCluster": "penstock.cluster.simulated",
@@ -97,6 +99,7 @@ __all__ = [
     "Observer",
     "PenstockError",
     "Profile",
+    "Quantized",
     "QueueFull",
     "Ranges",
     "Replicas",
@@ -115,6 +118,7 @@ __all__ = [
     "compile",
     "load",
     "open",
+    "quantize",
     "ray_deployment",
 ]
 

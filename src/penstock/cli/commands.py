@@ -22,6 +22,7 @@ COMMANDS = {
     "info": ("info", "What a model is made of; with --plan, its work and memory."),
     "plan": ("inspect", "How a model will run: its steps and their memory."),
     "profile": ("profile", "Measure every node on every backend."),
+    "quantize": ("quantize", "Make a model smaller and faster within a stated error."),
     "report": ("report", "Write a page that shows where time and memory of a model go."),
     "run": ("run", "Run a model once, and show or save its outputs."),
     "serve": ("serve", "Answer requests for models over HTTP."),

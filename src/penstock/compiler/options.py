@@ -68,7 +68,8 @@ _FLOAT16 = (
     'operation; "bf16" is faster on processors that support it'
 )
 _INT8 = (
-    "a quantized model runs as it is: quantize the file first, with onnxruntime.quantization, say"
+    "a quantized model runs as it is: penstock.quantize makes one, of samples, as does "
+    "onnxruntime.quantization"
 )
 _PRECISIONS_ELSEWHERE = {
     **dict.fromkeys(("fp16", "float16", "half"), _FLOAT16),

@@ -25,7 +25,9 @@ class NodeSeconds(NamedTuple):
     conversions: Mapping[str, float]
 
 
-def by_node(graph: Graph, layers: Iterable[Layer], form: Rewritten | None, steps: StepSeconds) -> NodeSeconds:
+def by_node(
+    graph: Graph, layers: Iterable[Layer], form: Rewritten | None, steps: StepSeconds
+) -> NodeSeconds:
     """Divide the seconds of steps: a step with a layer in it is the layer's, another the first
     node's of the float graph, and one of conversions alone belongs to the value."""
     of_layers, of_others, conversions = (defaultdict[str, float](float) for _ in range(3))

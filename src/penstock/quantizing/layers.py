@@ -36,10 +36,10 @@ _STORED_AXIS = {"ConvTranspose": 1, "GRU": 1, "LSTM": 1, "RNN": 1, "MatMul": 1}
 
 
 class Stored(NamedTuple):
-    """Constant weights that may be stored as codes: the input ``index`` of a node, and the axis
+    """Constant weights that may be stored as codes: the input ``place`` of a node, and the axis
     that scales are along."""
 
-    index: int
+    place: int
     weights: np.ndarray
     axis: int
 

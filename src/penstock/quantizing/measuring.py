@@ -134,7 +134,9 @@ def seconds_in_turns(
     return [median(own) for own in taken]
 
 
-def step_seconds_of(session: Session, sample: Sample, runs: int = 5) -> dict[tuple[str, ...], float]:
+def step_seconds_of(
+    session: Session, sample: Sample, runs: int = 5
+) -> dict[tuple[str, ...], float]:
     """The seconds of each step of a session, by the names of the nodes in it: of the fastest of a
     few runs."""
     profile = Profile()

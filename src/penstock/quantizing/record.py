@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from time import monotonic
+from typing import TypeAlias
 
 from penstock.core.errors import InvalidInput
 from penstock.core.records import dataclass, field
+from penstock.core.types import JsonObject
 from penstock.host.replace_file import replacing
 from penstock.quantizing.layers import Choice, LayerType
 
 _FORMAT = "penstock quantize 1"
+_SAVE_EVERY_S = 2.0
+_FIELDS = ("ranges", "clipping", "clippings", "errors", "points")
+
+Errors: TypeAlias = dict[str, dict[LayerType, float]]
+"""squared errors of the outputs by layer and type"""
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,54 @@ FLOAT = Point({}, 1.0, 0.0, 0.0, 1.0, "float32")
 
 @dataclass(eq=False)
 class Record:
-    """What was measured so far. ``errors``: squared errors of the outputs by layer and type;
-    ``biases``: corrections of biases; ``clippings``: errors by the way to clip; ``changed`` is
-    called when there is more."""
+    """What was measured so far: the ``ranges`` of values that codes cover, the way to clip them
+    (``clipping``), chosen by the errors of each way (``clippings``), the ``errors`` of layers, and
+    the ``points`` that were tried. ``key`` stands for the model, the samples and the options; with
+    a ``path`` all of it is in a file, too."""
 
     key: str = ""
+    path: Path | None = None
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     clipping: str = ""
     clippings: dict[str, float] = field(default_factory=dict)
-    errors: dict[str, dict[LayerType, float]] = field(default_factory=dict)
-    biases: dict[str, np.ndarray] = field(default_factory=dict)
+    errors: Errors = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
-    changed: Callable[[], None] = lambda: None
+    saved: float = 0.0
+
+    @classmethod
+    def at(cls, path: Path, key: str) -> Record:
+        """The record in a file, or a new one that goes there. Raises ``InvalidInput`` for a file
+        of another model, of other samples, or of other options."""
+        record = cls(key, path)
+        if not path.exists() or not path.stat().st_size:
+            return record
+        try:
+            content = json.loads(path.read_bytes())
+            written = content["format"], content["key"]
+            values = {name: content[name] for name in _FIELDS}
+            points = [Point(**point) for point in values.pop("points")]
+        except (ValueError, LookupError, TypeError) as error:
+            raise InvalidInput(
+                f"{path} holds no measurements of penstock quantize: name another file, or remove "
+                "it"
+            ) from error
+        if written != (_FORMAT, key):
+            raise InvalidInput(
+                f"{path} holds what was measured of another model, of other samples, on another "
+                "machine, or with other options: name another file, or remove it"
+            )
+        for name, value in values.items():
+            setattr(record, name, value)
+        record.points = points
+        return record
+
+    def changed(self, at_once: bool = False) -> None:
+        """Write the file, unless that was done a moment ago."""
+        if self.path is None or (not at_once and monotonic() - self.saved < _SAVE_EVERY_S):
+            return
+        content: JsonObject = {"format": _FORMAT, "key": self.key}
+        content |= {name: getattr(self, name) for name in _FIELDS}
+        content["points"] = [asdict(point) for point in self.points]
+        with replacing(self.path) as file:
+            file.write(json.dumps(content, indent=1).encode())
+        self.saved = monotonic()

@@ -40,7 +40,7 @@ class ValueRange(NamedTuple):
         """The range, with 0, which padding has."""
         return cls(min(low, 0.0), max(high, 0.0))
 
-    def __or__(self, other: ValueRange) -> ValueRange:  # type: ignore[override]
+    def __or__(self, other: ValueRange) -> ValueRange:
         return ValueRange(min(self.low, other.low), max(self.high, other.high))
 
     @property
@@ -205,7 +205,7 @@ class _Rewriting:
 
     def stored(self, layer: Layer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
-        name = f"{layer.name}/weights" if own.index == 1 else f"{layer.name}/weights{own.index}"
+        name = f"{layer.name}/weights" if own.place == 1 else f"{layer.name}/weights{own.place}"
         codes, scales = channel_codes(own.weights, own.axis)
         stored = Value(name, const=codes)
         scale = Value(f"{name}/scale", const=scales)
@@ -218,9 +218,9 @@ class _Rewriting:
         """The node, with weights that are dequantized when the model is loaded; of a Gather of rows
         those that it reads are, since the whole may be large."""
         node, own = layer.node, layer.stored[0]
-        if node.op.name != "Gather" or own.index or node.attrs.get("axis", 0) or own.axis:
+        if node.op.name != "Gather" or own.place or node.attrs.get("axis", 0) or own.axis:
             for stored in layer.stored:
-                node.inputs[stored.index] = self.stored(layer, stored)[0]
+                node.inputs[stored.place] = self.stored(layer, stored)[0]
             self.nodes.append(node)
             return
         name, indices, output = layer.name, node.inputs[1], layer.output

@@ -17,9 +17,7 @@ from penstock.core.records import dataclass
 from penstock.core.types import NamedValues
 
 Sample: TypeAlias = NamedValues
-Source: TypeAlias = (
-    "str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]] | Samples"
-)
+Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]] | Samples"
 """a folder or file of arrays, samples, or a function that returns an iterator of them"""
 
 _SUFFIXES = (".npz", ".npy")
@@ -114,7 +112,9 @@ def _sample(item: Any, names: Sequence[str], where: str) -> Sample:
     """One sample: arrays by the names of inputs."""
     if not isinstance(item, Mapping):
         if len(names) != 1:
-            raise InvalidInput(f"{where} is no mapping, and the model has inputs {', '.join(names)}")
+            raise InvalidInput(
+                f"{where} is no mapping, and the model has inputs {', '.join(names)}"
+            )
         return {names[0]: np.asarray(item)}
     missing = [name for name in names if name not in item]
     if missing:

@@ -3,12 +3,15 @@
 ::
 
     ranges of values        observed in the samples to choose by
-    clipping, biases        those with the least error where all layers are static
+    clipping                that with the least error where all layers are static
     seconds of each layer   with each type, in runs of the model with this type wherever it can be
-    the fastest choice      by a minimal sum over these; if its error is within the bound, that is it
+    the fastest choice      by a minimal sum over these; if its error is within the bound, it is it
     errors of each layer    of the outputs, with this layer alone as codes
     choices in between      by minimal sums of seconds and weighted errors, bisected
-    the check               of the best choices in turn, on the samples held out
+    stored weights          of layers that are float32, as far as the error allows
+
+Each choice that is tried is measured on the samples to choose by and on those held out, and both
+errors must be within the bound.
 
 What was measured is kept in a ``Record``, which can be saved and read again: a search that was
 stopped goes on from there.
@@ -17,7 +20,7 @@ stopped goes on from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from penstock.core.checkpoints import checkpoint, report_progress
 from penstock.core.records import dataclass, field, replace
@@ -36,7 +39,9 @@ UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
 _FEW = 4  # samples for the error of one layer, or of one way to clip
 _BISECTIONS = 8
-_SIZE_S = 1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
+_SIZE_S = (
+    1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
+)
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
@@ -85,9 +90,7 @@ class Search:
 
     def form(self, choice: Choice, ranges: Mapping[str, ValueRange] | None = None) -> Rewritten:
         """The graph with these types of layers."""
-        return rewritten(
-            self.graph, choice, self.ranges if ranges is None else ranges, self.record.biases
-        )
+        return rewritten(self.graph, choice, self.ranges if ranges is None else ranges)
 
     def with_graph(self, form: Rewritten) -> Model:
         return replace(self.model, graphs={self.model.entry: form.graph})
@@ -131,7 +134,7 @@ class Search:
                 record.clippings[clipping] = math.sqrt(error)
                 if error < least:
                     best, least, record.clipping = ranges, error, clipping
-            record.ranges = {name: tuple(own) for name, own in best.items()}
+            record.ranges = {name: (own.low, own.high) for name, own in best.items()}
             record.changed()
         self.ranges = {name: ValueRange(*own) for name, own in record.ranges.items()}
 
@@ -231,7 +234,9 @@ class Search:
             low, high = 0.0, costs.total(fastest.choice).error
             budget = min(bound * bound if self.metric is None else high / 4, high / 2)
             for _ in range(_BISECTIONS):
-                point = self.point(costs.fastest_within(budget, weight), f"errors up to {budget:.2g}")
+                point = self.point(
+                    costs.fastest_within(budget, weight), f"errors up to {budget:.2g}"
+                )
                 if self.within(point, bound):
                     low = budget
                 else:
@@ -264,9 +269,14 @@ class Search:
         rest.sort(key=lambda own: own.nbytes("float32"), reverse=True)
         slow = self.seconds.get("weights8", self.seconds["float32"]).layers
         before = self.seconds["float32"].layers
-        rest = [own for own in rest if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0) + _NOISE_S]
+        rest = [
+            own
+            for own in rest
+            if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0) + _NOISE_S
+        ]
         while rest:
-            choice = {**point.choice, **{own.name: "weights8" for own in rest}}
+            stored: Choice = {own.name: "weights8" for own in rest}
+            choice = {**point.choice, **stored}
             tried = self.point(choice, "with stored weights")
             if self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0):
                 return tried

@@ -26,7 +26,9 @@ def float_model(model: Model) -> Model:
     """A model whose graph is that of ``model``, folded; weights that are quantized already stay
     so. Raises ``Unsupported`` for graphs that only frames can run."""
     if model.functions:
-        nodes = [(name, "quantize takes no functions that nodes call", name) for name in model.functions]
+        nodes = [
+            (name, "quantize takes no functions that nodes call", name) for name in model.functions
+        ]
         raise Unsupported.of(nodes)
     graph = clone(model.graph)
     names = [value.name for value in graph.outputs]
@@ -42,7 +44,8 @@ def float_model(model: Model) -> Model:
 
 
 def _modernize(node: Node) -> None:
-    """Old operations that flatten their input first, as those of one axis where that is the same."""
+    """Write an old operation that flattens its input first as one of an axis, where that is the
+    same."""
     if node.op.name not in _FLATTENING or node.op.domain or node.op.version > 12:
         return
     value = node.inputs[0]

@@ -197,7 +197,7 @@ class _GraphWriter:
         items = list(value) if isinstance(value, list | tuple) else [value]
         if kind == 0:
             kind = _kind_of(value, items)
-        proto.type = kind
+        proto.type = kind  # type: ignore[assignment]
         match kind:
             case AttributeKind.INT:
                 proto.i = int(value)

@@ -1,0 +1,141 @@
+"""``penstock quantize``: a smaller and faster model within a stated error."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from penstock.cli.base import MODEL, SIGNATURE, command, show_table
+from penstock.cli.options import file_option
+from penstock.core.errors import InvalidInput
+from penstock.core.option_records import help_of
+from penstock.core.types import JsonObject, NamedValues
+from penstock.frontends.load import load
+from penstock.quantizing.measuring import Metric
+from penstock.quantizing.quantize import QuantizeOptions
+from penstock.quantizing.quantize import quantize as quantized
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_MOST_ROWS = 30
+
+
+def _show(result: JsonObject) -> None:
+    shares = f"time {result['time']:.3f} and weights {result['size']:.3f} of the original's"
+    click.echo(f"{result['output']}: {shares}, error {result['error']:.3g} on samples held out")
+    rows = [
+        (
+            own["name"],
+            own["operation"],
+            own["type"],
+            f"{own['ms_before']:.3f}",
+            f"{own['ms_after']:.3f}",
+            own["why"],
+        )
+        for own in result["layers"]
+    ]
+    show_table(("layer", "operation", "type", "ms before", "ms after", "why"), rows, _MOST_ROWS)
+    points = [
+        (
+            p["note"],
+            f"{p['time']:.3f}",
+            f"{p['size']:.3f}",
+            f"{p['error']:.3g}",
+            f"{p['error_held_out']:.3g}",
+            "chosen" if p["chosen"] else "",
+        )
+        for p in result["points"]
+    ]
+    show_table(("tried", "time", "size", "error", "held out", ""), points)
+
+
+def metric_of(program: str) -> Metric:
+    """A metric that a program computes: it is called with two folders more, of the float model's
+    outputs and of the candidate's, each with a file ``0.npz``, ``1.npz`` ... for each sample, and
+    prints a number, 0 for no error."""
+    words = shlex.split(program)
+
+    def metric(wanted: Sequence[NamedValues], outputs: Sequence[NamedValues]) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            folders = [Path(folder) / name for name in ("float", "candidate")]
+            for own, samples in zip(folders, (wanted, outputs), strict=True):
+                own.mkdir()
+                for i, sample in enumerate(samples):
+                    np.savez(own / f"{i}.npz", **sample)
+            try:
+                done = subprocess.run(
+                    [*words, *map(str, folders)], capture_output=True, text=True, check=False
+                )
+            except OSError as error:
+                raise InvalidInput(f"--metric {program!r} cannot be run: {error}") from error
+            last = (done.stdout.strip().splitlines() or [""])[-1]
+            try:
+                if done.returncode:
+                    raise ValueError(f"it ended with {done.returncode}")
+                return float(last)
+            except ValueError as error:
+                more = done.stderr.strip()[-500:]
+                raise InvalidInput(
+                    f"--metric {program!r} must print a number last: {error} {more}"
+                ) from error
+
+    return metric
+
+
+def _help(name: str) -> str:
+    return help_of(QuantizeOptions, name)
+
+
+@command(_show)
+@MODEL
+@SIGNATURE
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(exists=True),
+    help="Samples: a folder of .npz files with arrays by the names of inputs (or of .npy files for "
+    "one input), or one such file, whose arrays have the samples along an axis in front.",
+)
+@click.option("--max-error", type=_POSITIVE, metavar="E", help=_help("max_error"))
+@click.option(
+    "--metric",
+    metavar="PROGRAM",
+    help="A program that measures the error in place of that: called with two folders more, of the "
+    "float model's outputs and of a candidate's, each with 0.npz, 1.npz ... for the samples; "
+    "prints a number, of which --max-error is the bound.",
+)
+@click.option("--time", type=_POSITIVE, metavar="SHARE", help=_help("time"))
+@click.option("--size", type=_POSITIVE, metavar="SHARE", help=_help("size"))
+@click.option("--threads", type=click.IntRange(min=1), help=_help("threads"))
+@click.option("--timeout", type=click.FloatRange(min=0), help=_help("timeout"))
+@file_option("--resume", help=_help("resume"))
+@file_option("--report", help="File for a page about what was done, and why.")
+@file_option(
+    "--output",
+    "-o",
+    required=True,
+    help="File to write: a saved session if its name ends in .penstock, else ONNX.",
+)
+def quantize(
+    model: str, signature: str | None, output: Path, report: Path | None, data: str, **given: Any
+) -> JsonObject:
+    """Quantize a model: choose a type for each layer, by measured times and errors, so that it is
+    as fast as the error allows that you state."""
+    program = given.pop("metric")
+    if program is not None:
+        if given["max_error"] is None:
+            raise click.UsageError(
+                "--metric needs --max-error, the largest number that it may print"
+            )
+        given["metric"] = metric_of(program)
+    result = quantized(load(model, signature=signature), data, **given)
+    result.save(output)
+    if report is not None:
+        report.write_text(result.html, encoding="utf-8")
+    return {**result.report, "output": str(output)}

@@ -1,0 +1,237 @@
+"""``penstock.quantize``: a smaller and faster model whose error is bounded."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.compiler.compiler import progress_of
+from penstock.compiler.options import make
+from penstock.core.checkpoints import Progress, cancelled_by, reporting
+from penstock.core.errors import (
+    DeadlineExceeded,
+    OptionError,
+    PenstockError,
+    check_count,
+    wrong_type,
+)
+from penstock.core.option_records import option, takes
+from penstock.core.records import KW_ONLY, cached_property, dataclass
+from penstock.core.types import JsonObject
+from penstock.frontends.load import load
+from penstock.frontends.onnx.writer import onnx_bytes
+from penstock.host.machine import machine_name
+from penstock.host.stop_condition import StopCondition
+from penstock.ir.graph import Model
+from penstock.quantizing.measuring import Metric, seconds_in_turns
+from penstock.quantizing.record import Point, Record
+from penstock.quantizing.report import describe, page
+from penstock.quantizing.samples import Samples, Source, samples_of
+from penstock.quantizing.search import Goal, Search
+from penstock.quantizing.source import float_model
+from penstock.session.session import compile
+
+if TYPE_CHECKING:
+    from penstock.executors.control import CancelToken
+
+DEFAULT_ERROR = 0.01
+"""the bound on the error where no goal is stated: one percent of the spread of an output"""
+ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
+_SESSION = ".penstock"
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What ``quantize`` takes beside the model and the samples."""
+
+    _: KW_ONLY
+    max_error: float | None = option(
+        None,
+        "The largest error of an output in any sample: the root of the mean of its squared "
+        "differences from the float model's, as a share of that output's spread, the largest "
+        "element of all samples less the smallest; or, with ``metric``, what that may return. "
+        f"{DEFAULT_ERROR} if no goal is given. The fastest choice within it is taken.",
+    )
+    time: float | None = option(
+        None,
+        "The share of the original's time that a run may take. Without ``max_error`` the choice of "
+        "least error within it is taken.",
+    )
+    size: float | None = option(
+        None,
+        "The share of its bytes that the weights may have. Without ``max_error`` the choice of "
+        "least error within it is taken.",
+    )
+    metric: Metric | None = option(
+        None,
+        "What measures the error, in place of the outputs' differences: called with the outputs of "
+        "the float model and of a candidate, each a list with a mapping of names to arrays for "
+        "each sample; returns a number, 0 for no error.",
+    )
+    threads: int | None = option(None, "Threads of the runs that are timed, as of ``compile``.")
+    timeout: float | None = option(
+        None,
+        "Seconds after which the search ends with the best choice so far; ``DeadlineExceeded`` if "
+        "none that was tried meets the goal.",
+    )
+    cancel: CancelToken | None = option(None, "A token that ends the search with ``Cancelled``.")
+    resume: str | os.PathLike[str] | None = option(
+        None,
+        "A file for what was measured: a search that was stopped goes on from there. It is "
+        "written as the search goes on.",
+    )
+    progress: bool | Progress = option(
+        False, "Whom to tell how far it has come, as ``compile`` takes it."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_error", "time", "size"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise wrong_type(name, value, "a number")
+            if not value > 0:
+                raise OptionError(f"{name}={value!r} must be above 0")
+        if self.threads is not None:
+            check_count("threads", self.threads)
+        if self.metric is not None and not callable(self.metric):
+            raise wrong_type("metric", self.metric, "a function of two lists of outputs")
+        if self.metric is not None and self.max_error is None:
+            raise OptionError("metric= needs max_error=, the largest value that it may return")
+
+    @property
+    def goal(self) -> Goal:
+        """What is wanted."""
+        no_goal = self.max_error is self.time is self.size is None
+        return Goal(DEFAULT_ERROR if no_goal else self.max_error, self.time, self.size)
+
+
+class Quantized:
+    """What ``quantize`` returns: ``model`` is the quantized model, ``report`` says what was done
+    and measured, as JSON can have it."""
+
+    def __init__(self, model: Model, report: JsonObject, threads: int | None) -> None:
+        self.model = model
+        self.report = report
+        self._threads = threads
+
+    @cached_property
+    def onnx(self) -> bytes:
+        """The model as the bytes of an ONNX file, of standard operations, and of
+        ``com.microsoft.MatMulNBits`` for weights in blocks."""
+        return onnx_bytes(self.model)
+
+    @property
+    def html(self) -> str:
+        """The report as a page that needs no other file and no network."""
+        return page(self.report)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model: as a saved session if the name ends in ``.penstock``, else as ONNX.
+        Raises ``OSError``."""
+        target = Path(path)
+        if target.suffix == _SESSION:
+            with compile(self.model, threads=self._threads, cache=False) as session:
+                session.save(target)
+            return
+        target.write_bytes(self.onnx)
+
+    def __repr__(self) -> str:
+        own = self.report
+        return (
+            f"Quantized({own['model']!r}: time {own['time']:.2f}, size {own['size']:.2f}, "
+            f"error {own['error']:.3g} on samples held out)"
+        )
+
+
+@takes(QuantizeOptions, after=(object,))
+def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
+    """Choose a type for each layer of a model, by measured times and errors, so that it becomes as
+    fast as the stated error allows; what is no faster as codes stays as it is.
+
+    A quarter of the samples is held out: choices whose error is too large on them are rejected.
+    Raises ``InvalidInput`` for samples that do not fit, ``Unsupported`` for models that cannot be
+    written as ONNX, ``PenstockError`` if no choice meets the goal, with what would be possible.
+
+    Args:
+        model: What ``penstock.load`` takes, or a model that it returned.
+        data: Samples: the path of a folder of ``.npz`` files with arrays by the names of inputs (of
+            ``.npy`` files for a model with one input), or of one such file, whose arrays have the
+            samples along an axis in front; or an iterable of mappings, or of arrays for one input;
+            or a function that returns such an iterator.
+    """
+    own = make(QuantizeOptions, "quantize", **options)
+    stop = StopCondition(None, own.cancel, "quantizing")
+    with cancelled_by(stop), reporting(progress_of(own.progress)):
+        loaded = model if isinstance(model, Model) else load(model)
+        folded = float_model(loaded)
+        onnx_bytes(folded)  # before anything is measured: it must be possible
+        names = [value.name for value in folded.graph.inputs]
+        samples = samples_of(data, names)
+        run = partial(compile, threads=own.threads, cache=False)
+        search = Search(run(loaded), folded, samples, own.goal, run, own.metric)
+        if own.resume is not None:
+            search.record = Record.at(Path(own.resume), _key(folded, samples, own))
+        point = _found(search, own.timeout)
+        return _result(search, point, own)
+
+
+def _found(search: Search, timeout: float | None) -> Point:
+    """The best point; if time is over, the best of those that were tried."""
+    try:
+        with cancelled_by(StopCondition(timeout, None, "quantizing")):
+            point = search.run()
+    except DeadlineExceeded:
+        points = [p for p in search.record.points if search.meets(p)]
+        if not points:
+            raise
+        point = min(points, key=lambda p: p.time)
+    finally:
+        search.record.changed(at_once=True)
+    if not search.meets(point):
+        raise PenstockError(_possible(search, point))
+    return point
+
+
+def _possible(search: Search, point: Point) -> str:
+    """What is possible, where the goal is not."""
+    goal = search.goal
+    wanted = [
+        f"{name} {value:g}"
+        for name, value in (("error", goal.max_error), ("time", goal.time), ("size", goal.size))
+        if value is not None
+    ]
+    tried = sorted(search.record.points, key=lambda p: p.largest)
+    others = [point, *[p for p in tried if p is not point]]
+    lines = [
+        f"error {p.largest:.3g} with time {p.time:.2f} and size {p.size:.2f}"
+        for p in others
+    ]
+    return (
+        f"no choice that was tried has {' and '.join(wanted)}; possible are: {'; '.join(lines[:6])}"
+    )
+
+
+def _key(model: Model, samples: Samples, options: QuantizeOptions) -> str:
+    """What measurements depend on, as a digest."""
+    digest = hashlib.blake2b(onnx_bytes(model), digest_size=16)
+    for name, array in next(iter(samples)).items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    digest.update(repr((len(samples), options.goal, options.threads, machine_name())).encode())
+    return digest.hexdigest()
+
+
+def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized:
+    """The model of a point, read again as it is written, and what is measured of it."""
+    form = search.form(point.choice)
+    model = search.with_graph(form)
+    written = load(onnx_bytes(model))
+    session = search.compile(written)
+    errors = search.reference_held.errors(session)
+    seconds = seconds_in_turns([session, search.original], search.sample)
+    report = describe(search, point, session, errors, seconds)
+    return Quantized(written, report, options.threads)
