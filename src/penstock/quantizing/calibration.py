@@ -28,10 +28,12 @@ _LEVELS = 256
 
 @dataclass
 class ValueStatistics:
-    """What is known of a value: its range, and some of its elements of each sample."""
+    """What is known of a value: its range, some of its elements of each sample, and the means along
+    an axis of each sample, if that was asked for."""
 
     range: Range = field(default_factory=Range)
     parts: list[np.ndarray] = field(default_factory=list)
+    means: list[np.ndarray] = field(default_factory=list)
 
     @property
     def elements(self) -> np.ndarray:
@@ -41,17 +43,22 @@ class ValueStatistics:
 Statistics = Mapping[str, ValueStatistics]
 
 
-def observe(session: Session, names: Sequence[str], samples: Samples) -> Statistics:
-    """The statistics of values over samples; one sample's values are in memory at a time. Raises
-    ``InvalidInput`` if one of them is not finite."""
+def observe(
+    session: Session, names: Sequence[str], samples: Samples, axes: Mapping[str, int]
+) -> Statistics:
+    """The statistics of values over samples; one sample's values are in memory at a time. ``axes``
+    are those that means are wanted along. Raises ``InvalidInput`` if a value is not finite."""
     found = {name: ValueStatistics() for name in names}
     most = max(_MOST_ELEMENTS // len(samples), _LEAST_ELEMENTS)
     for i, sample in enumerate(samples):
         report_progress("record ranges", i, len(samples))
         values = session.run(sample, fetches=list(names))
         for name in names:
-            flat = np.asarray(values.pop(name), FLOAT32).reshape(-1)
-            own = found[name]
+            array, own = np.asarray(values.pop(name), FLOAT32), found[name]
+            if name in axes:
+                others = tuple(a for a in range(array.ndim) if a != axes[name] % array.ndim)
+                own.means.append(array.mean(axis=others))
+            flat = array.reshape(-1)
             own.range |= range_of(flat)
             # An odd step, which no dim of a model repeats itself by.
             step = max(flat.size // most, 1) | 1

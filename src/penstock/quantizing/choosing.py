@@ -32,7 +32,8 @@ class LayerCost(NamedTuple):
 
 class Between(NamedTuple):
     """What lies between two layers, by their places: seconds with codes on both sides, seconds
-    otherwise, and those of the conversion to codes for the second layer."""
+    otherwise, and those of the conversion where one side alone has codes: to them or back, with the
+    change of the order of dims in memory that goes with it."""
 
     first: int
     second: int
@@ -43,7 +44,7 @@ class Between(NamedTuple):
     def seconds(self, first: LayerType, second: LayerType) -> float:
         if first == second == "static":
             return self.coded
-        return self.real + (self.conversion if second == "static" else 0.0)
+        return self.real + (self.conversion if "static" in (first, second) else 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,12 @@ class Costs:
         seconds += math.fsum(b.seconds(chosen[b.first], chosen[b.second]) for b in self.between)
         error = math.fsum(c.error for c in costs)
         return LayerCost(seconds, error, sum(c.nbytes for c in costs))
+
+    def conversions(self, choice: Choice) -> float:
+        """The seconds of conversions in a choice."""
+        chosen = [choice.get(layer.name, "float32") for layer in self.layers]
+        pairs = [(b, chosen[b.first], chosen[b.second]) for b in self.between]
+        return math.fsum(b.conversion for b, s, t in pairs if (s == "static") != (t == "static"))
 
     def fastest_within(self, error: float, size: float = 0.0) -> Choice:
         """The fastest choice whose errors add up to at most ``error``, as far as weighted sums can

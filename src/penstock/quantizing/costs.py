@@ -86,8 +86,10 @@ def costs_of(
     layers: Sequence[Layer],
     seconds: Mapping[LayerType, NodeSeconds],
     errors: Mapping[str, Mapping[LayerType, float]],
+    scale: float = 1.0,
 ) -> Costs:
-    """The costs of all types that were measured; errors that were not are 0."""
+    """The costs of all types that were measured; errors that were not are 0. ``scale``: how many
+    times as long conversions take as they were measured or guessed."""
     ways = _ways(layers)
     real, coded = seconds["float32"], seconds.get("static", seconds["float32"])
     shares: dict[str, int] = defaultdict(int)
@@ -107,7 +109,7 @@ def costs_of(
                 way.second,
                 sum(coded.others.get(name, 0.0) / shares[name] for name in names),
                 sum(real.others.get(name, 0.0) / shares[name] for name in names),
-                _conversion(x, coded) / sum(1 for w in ways if w.second == way.second),
+                scale * _conversion(x, coded) / sum(1 for w in ways if w.second == way.second),
             )
         )
     table, entered = [], {way.second for way in ways}

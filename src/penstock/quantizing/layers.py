@@ -6,7 +6,7 @@ whose weights can only be stored as codes. It has one of these types:
 ========  ==================================================================================
 float32   as it was
 static    input and weights are 8-bit codes, the range of the input is that of the samples
-dynamic   the same, and the range of the input is that of each run (products alone)
+dynamic   the same, and the range of the input is that of each run
 blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
 blocks4   the same with weights of 4 bits
 weights8  weights are stored as codes of 8 bits, and are float32 when the model is loaded
@@ -136,7 +136,8 @@ def _computing(node: Node) -> Layer | None:
     if node.op.name == "Conv":
         if weights.ndim < 3:
             return None
-        return Layer(node, [Stored(1, weights, 0)], ("float32", "static", "weights8"), x, bias)
+        every: tuple[LayerType, ...] = ("float32", "static", "dynamic", "weights8")
+        return Layer(node, [Stored(1, weights, 0)], every, x, bias)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None
@@ -153,9 +154,6 @@ def _computing(node: Node) -> Layer | None:
 # Values that are codes.
 
 _BOUNDING = ("Clip", "Relu")
-# Operations that compute with few elements of each input for each result, in float32 while these
-# are in registers: their results may become codes at once.
-_POOLING = ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "Resize")
 
 
 def moves_elements(node: Node) -> bool:
@@ -170,10 +168,11 @@ def moved_inputs(node: Node) -> list[Value]:
 
 
 def works_on_codes(node: Node) -> bool:
-    """Whether a node may stand between codes: it moves elements, or computes each from few."""
+    """Whether a node may stand between codes: it moves elements, or computes each of its results
+    from one element of each input, in float32 while these are in registers."""
     if node.op.domain or len(node.outputs) != 1 or node.control_inputs:
         return False
-    return moves_elements(node) or node.op.elementwise or node.op.name in _POOLING
+    return moves_elements(node) or node.op.elementwise
 
 
 def is_bound(node: Node) -> bool:
@@ -193,26 +192,44 @@ class Codes(NamedTuple):
 
 def codes_of(graph: Graph, layers: Sequence[Layer], choice: Choice) -> Codes:
     """The values that are codes if layers have these types: the inputs of static layers, and from
-    there backwards what elementwise operations, pooling and moves between static layers read."""
+    there backwards what elementwise operations and moves between static layers read. Elementwise
+    operations of which each alone reads the one before are one step, with no codes within it."""
     static = {layer.node for layer in layers if choice.get(layer.name) == "static"}
     readers = readers_of(graph)
     coded = dict.fromkeys([own.x for own in layers if own.node in static and own.x is not None])
+    within: set[Value] = set()
     changed = bool(coded)
     while changed:
         changed = False
         for node in reversed(graph.nodes):
             output = node.outputs[0] if node.outputs else None
-            if output not in coded or node in static or not works_on_codes(node):
+            if node in static or not (output in coded or output in within):
+                continue
+            if not works_on_codes(node):
                 continue
             inputs = moved_inputs(node) if moves_elements(node) else _operands(node)
-            inputs = [v for v in inputs if not v.is_constant]
-            if is_bound(node) and _ends_chain(inputs[0], static, readers):
+            inputs = [v for v in inputs if not v.is_constant and v not in coded]
+            if is_bound(node) and inputs and _ends_chain(inputs[0], static, readers):
                 continue  # the layer before it has bounds
-            if inputs and all(v in coded or _is_codable(v, static) for v in inputs):
-                added = [v for v in inputs if v not in coded]
-                coded.update(dict.fromkeys(added))
-                changed |= bool(added)
+            if not all(v in within or _is_codable(v, static) for v in inputs):
+                continue
+            for value in inputs:
+                if value in within:
+                    continue
+                changed = True
+                if not moves_elements(node) and _continues(value, readers):
+                    within.add(value)
+                else:
+                    coded[value] = None
     return Codes(coded, _groups(graph, coded))
+
+
+def _continues(value: Value, readers: Mapping[Value, Sequence[object]]) -> bool:
+    """Whether an elementwise node, which one node alone reads, produces a value."""
+    node = value.producer
+    if node is None or not works_on_codes(node) or moves_elements(node):
+        return False
+    return len(readers.get(value, ())) == 1
 
 
 def _operands(node: Node) -> list[Value]:

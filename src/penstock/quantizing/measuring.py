@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from time import perf_counter
 from typing import TypeAlias
 
@@ -115,8 +114,8 @@ def _difference(wanted: np.ndarray, array: np.ndarray, spread: float) -> OutputE
 def seconds_in_turns(
     sessions: Sequence[Session], sample: Sample, seconds: float = _TURNS_S
 ) -> list[float]:
-    """The median seconds of a run of each of several sessions, which take turns, so that what slows
-    the machine down slows all of them down."""
+    """The seconds of a run of each of several sessions, which take turns, so that what slows the
+    machine down slows all of them down: those of the fastest, since other processes only add."""
     taken: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
         for _ in range(3):
@@ -131,7 +130,7 @@ def seconds_in_turns(
             start = perf_counter()
             sessions[i].run(sample)
             taken[i].append(perf_counter() - start)
-    return [median(own) for own in taken]
+    return list(map(min, taken))
 
 
 def step_seconds_of(

@@ -207,10 +207,7 @@ def _possible(search: Search, point: Point) -> str:
     ]
     tried = sorted(search.record.points, key=lambda p: p.largest)
     others = [point, *[p for p in tried if p is not point]]
-    lines = [
-        f"error {p.largest:.3g} with time {p.time:.2f} and size {p.size:.2f}"
-        for p in others
-    ]
+    lines = [f"error {p.largest:.3g} with time {p.time:.2f} and size {p.size:.2f}" for p in others]
     return (
         f"no choice that was tried has {' and '.join(wanted)}; possible are: {'; '.join(lines[:6])}"
     )

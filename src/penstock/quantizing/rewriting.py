@@ -139,7 +139,7 @@ class _Rewriting:
             assert layer.x is not None
             self.static(layer, self.scale_of[layer.x])
         elif type_ == "dynamic":
-            self.dynamic_product(layer)
+            self.dynamic_layer(layer)
         elif type_ == "weights8":
             self.stored_as_codes(layer)
         else:
@@ -183,9 +183,11 @@ class _Rewriting:
         self.value_of.update((node.name, name) for node in self.nodes[-2:])
         return result
 
-    def bias(self, layer: Layer) -> np.ndarray | None:
+    def bias(self, layer: Layer, codes: bool = True) -> np.ndarray | None:
+        """The bias of a layer, with its correction if its weights are ``codes`` of 8 bits by
+        channel. A MatMul without a bias gets none: it would be a step more."""
         extra, own = self.biases.get(layer.name), layer.bias
-        if extra is None:
+        if extra is None or not codes or (own is None and layer.node.op.name == "MatMul"):
             return own
         return (extra if own is None else own.reshape(-1) + extra).astype(FLOAT32)
 
@@ -221,6 +223,9 @@ class _Rewriting:
         if node.op.name != "Gather" or own.place or node.attrs.get("axis", 0) or own.axis:
             for stored in layer.stored:
                 node.inputs[stored.place] = self.stored(layer, stored)[0]
+            bias = None if layer.x is None else self.bias(layer)
+            if bias is not None:
+                node.inputs[2:] = [Value(f"{layer.name}/bias", const=bias)]
             self.nodes.append(node)
             return
         name, indices, output = layer.name, node.inputs[1], layer.output
@@ -235,32 +240,33 @@ class _Rewriting:
         self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
         self.add("Mul", [real, scale], output)
 
-    def dynamic_product(self, layer: Layer) -> None:
-        """A product of integers, with the range of its input as it is in the run."""
+    def dynamic_layer(self, layer: Layer) -> None:
+        """A convolution or product of integers, with the range of its input as it is in the run."""
         node, name, output = layer.node, layer.name, layer.output
         shape = output.type.shape if isinstance(output.type, TensorType) else None
         x, x_scale, x_zero = self.run_codes(node.inputs[0])
         codes, scales = channel_codes(layer.weights, layer.axis)
-        matrix = codes if layer.axis == 1 else np.ascontiguousarray(codes.T)
-        stored = Value(f"{name}/weights", const=matrix)
+        is_conv = node.op.name == "Conv"
+        if layer.axis == 0 and not is_conv:
+            codes = np.ascontiguousarray(codes.T)
+        # Behind the channels of a convolution come the axes of images.
+        channels = (-1, *[1] * (codes.ndim - 2)) if is_conv else (-1,)
+        stored = Value(f"{name}/weights", const=codes)
         sums = Value(f"{name}/sums", TensorType(_INT32, shape))
-        self.add("MatMulInteger", [x, stored, x_zero], sums)
+        op, attrs = ("ConvInteger", node.attrs) if is_conv else ("MatMulInteger", None)
+        self.add(op, [x, stored, x_zero], sums, attrs)
         real = Value(f"{name}/real", TensorType(FLOAT32, shape))
         self.add("Cast", [sums], real, {"to": 1})
-        weight_scale = Value(f"{name}/weights/scale", const=scales)
-        scale = Value(f"{name}/scale", TensorType(FLOAT32, scales.shape))
+        weight_scale = Value(f"{name}/weights/scale", const=scales.reshape(channels))
+        scale = Value(f"{name}/scale", TensorType(FLOAT32, weight_scale.shape))
         self.add("Mul", [x_scale, weight_scale], scale)
-        self.scaled(layer, real, scale)
-
-    def scaled(self, layer: Layer, real: Value, scale: Value) -> None:
-        """The product with the scales, and its bias."""
-        bias, name, output = self.bias(layer), layer.name, layer.output
+        bias = self.bias(layer)
         if bias is None:
             self.add("Mul", [real, scale], output)
             return
         product = Value(f"{name}/product", output.type)
         self.add("Mul", [real, scale], product)
-        self.add("Add", [product, Value(f"{name}/bias", const=bias.reshape(-1))], output)
+        self.add("Add", [product, Value(f"{name}/bias", const=bias.reshape(channels))], output)
 
     def run_codes(self, x: Value | None) -> tuple[Value, Value, Value]:
         """The codes of a value over its range in the run; the same for all layers that read it."""
@@ -284,7 +290,7 @@ class _Rewriting:
         name = layer.name
         stored = Value(f"{name}/weights", const=packed)
         scale = Value(f"{name}/weights/scale", const=scales.reshape(-1))
-        bias = self.bias(layer)
+        bias = self.bias(layer, codes=False)
         product = layer.output if bias is None else Value(f"{name}/product", layer.output.type)
         # By codes: the input becomes int8 over the range of each block.
         attrs = {"K": inner, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": 4}

@@ -22,28 +22,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from penstock.core.checkpoints import checkpoint, report_progress
 from penstock.core.records import dataclass, field, replace
 from penstock.ir.graph import Model
-from penstock.quantizing.calibration import CLIPPINGS, clipped, observe
+from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import NodeSeconds, by_node, costs_of
 from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
 from penstock.quantizing.measuring import Metric, Reference, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
-from penstock.quantizing.rewriting import Rewritten, ValueRange, rewritten
+from penstock.quantizing.rewriting import Biases, Rewritten, ValueRange, ValueRanges, rewritten
 from penstock.quantizing.samples import Samples
+from penstock.quantizing.weights import bias_correction
 from penstock.session.session import Session
 
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
-_FEW = 4  # samples for the error of one layer, or of one way to clip
+_FEW, _SOME = 4, 12  # samples for the error of one layer, and of one way to clip
 _BISECTIONS = 8
 _SIZE_S = (
     1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
 )
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
+_ROUNDS = 4  # in which the seconds of conversions are learned
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
 # Times that differ by less are the same.
 _SAME, _NOISE_S = 1.05, 2e-5
@@ -78,19 +82,27 @@ class Search:
         self.graph = self.model.graph
         self.layers = layers_of(self.graph)
         self.chosen_by, self.held = self.samples.divided()
-        few = range(min(_FEW, len(self.chosen_by)))
-        self.few = self.chosen_by.subset([len(self.chosen_by) * i // len(few) for i in few])
+        self.few, self.some = [self.spread_out(count) for count in (_FEW, _SOME)]
         self.sample = next(iter(self.chosen_by))
-        self.ranges: Mapping[str, ValueRange] = {}
+        self.ranges: ValueRanges = {}
+        self.biases: Biases = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
         self.seconds: dict[LayerType, NodeSeconds] = {}
         self.sessions: dict[str, Session] = {}
 
+    def spread_out(self, count: int) -> Samples:
+        """So many of the samples to choose by."""
+        own = len(self.chosen_by)
+        return self.chosen_by.subset([own * i // min(count, own) for i in range(min(count, own))])
+
     # Forms of the model.
 
-    def form(self, choice: Choice, ranges: Mapping[str, ValueRange] | None = None) -> Rewritten:
+    def form(
+        self, choice: Choice, ranges: ValueRanges | None = None, biases: Biases | None = None
+    ) -> Rewritten:
         """The graph with these types of layers."""
-        return rewritten(self.graph, choice, self.ranges if ranges is None else ranges)
+        ranges = self.ranges if ranges is None else ranges
+        return rewritten(self.graph, choice, ranges, self.biases if biases is None else biases)
 
     def with_graph(self, form: Rewritten) -> Model:
         return replace(self.model, graphs={self.model.entry: form.graph})
@@ -111,32 +123,57 @@ class Search:
         self.folded = self.compile(self.model)
         self.reference = Reference.of(self.original, self.chosen_by)
         self.reference_of_few = Reference.of(self.original, self.few)
+        self.reference_of_some = Reference.of(self.original, self.some)
         self.reference_held = Reference.of(self.original, self.held)
         self.choose_ranges()
         self.measure_seconds()
         return self.choose()
 
     def choose_ranges(self) -> None:
-        """Observe the values that may be codes, and choose the way to clip their ranges."""
+        """Observe the values that may be codes, choose the way to clip their ranges, and whether to
+        correct biases."""
         static = self.uniform("static")
         names = [value.name for value in codes_of(self.graph, self.layers, static).values]
         record = self.record
-        if not names:
-            return
-        if not record.ranges:
-            statistics = observe(self.folded, names, self.chosen_by)
-            best, least = {}, math.inf
-            for i, clipping in enumerate(CLIPPINGS):
-                report_progress("choose ranges", i, len(CLIPPINGS))
+        if names and not record.ranges:
+            axes = {
+                layer.x.name: 1 if layer.node.op.name == "Conv" else -1
+                for layer in self.layers
+                if layer.name in static and layer.x is not None
+            }
+            statistics = observe(self.folded, names, self.chosen_by, axes)
+            corrections = self.corrections(statistics)
+            best: ValueRanges = {}
+            chosen: Biases = {}
+            least = math.inf
+            ways = [(name, own) for own in ({}, corrections) for name in CLIPPINGS]
+            for i, (clipping, biases) in enumerate(ways):
+                report_progress("choose ranges", i, len(ways))
                 ranges = clipped(statistics, clipping)
-                session = self.compile(self.with_graph(self.form(static, ranges)))
-                error = self.reference_of_few.mean_square(session)
-                record.clippings[clipping] = math.sqrt(error)
+                session = self.compile(self.with_graph(self.form(static, ranges, biases)))
+                error = self.reference_of_some.mean_square(session)
+                label = f"{clipping}, biases corrected" if biases else clipping
+                record.clippings[label] = math.sqrt(error)
                 if error < least:
-                    best, least, record.clipping = ranges, error, clipping
+                    best, least, record.clipping, chosen = ranges, error, label, biases
             record.ranges = {name: (own.low, own.high) for name, own in best.items()}
+            record.biases = {name: own.tolist() for name, own in chosen.items()}
             record.changed()
         self.ranges = {name: ValueRange(*own) for name, own in record.ranges.items()}
+        self.biases = {name: np.array(own, np.float32) for name, own in record.biases.items()}
+
+    def corrections(self, statistics: Statistics) -> dict[str, np.ndarray]:
+        """The corrections of the biases of layers whose inputs were observed."""
+        found = {}
+        for layer in self.layers:
+            own = None if layer.x is None else statistics.get(layer.x.name)
+            if own is None or not own.means:
+                continue
+            means, groups = np.mean(own.means, axis=0), layer.node.attrs.get("group", 1)
+            correction = bias_correction(layer.weights, layer.axis, groups, means)
+            if correction is not None:
+                found[layer.name] = correction
+        return found
 
     def measure_seconds(self) -> None:
         """Measure the seconds of layers with each type."""
@@ -156,7 +193,9 @@ class Search:
         seconds = dict(self.seconds)
         if self.goal.size is None:
             seconds.pop("weights8", None)
-        return costs_of(self.graph, self.layers, seconds, self.record.errors)
+        return costs_of(
+            self.graph, self.layers, seconds, self.record.errors, self.record.conversion_scale
+        )
 
     def point(self, choice: Choice, note: str) -> Point:
         """Measure a choice, unless that was done: its error, its time, its size."""
@@ -226,8 +265,7 @@ class Search:
 
     def fastest_within(self, bound: float) -> Point:
         """The fastest choice with errors of at most ``bound``."""
-        weight = self.size_weight()
-        fastest = self.point(self.costs().choose(0.0, weight), "the fastest")
+        fastest, weight = self.fastest(), self.size_weight()
         if not self.within(fastest, bound):
             self.measure_errors()
             costs = self.costs()
@@ -245,6 +283,28 @@ class Search:
                     break
                 budget = math.sqrt(low * high) if low else high / 4
         return self.smaller(self.best(bound), bound)
+
+    def fastest(self) -> Point:
+        """The fastest choice, whatever its errors. What conversions take is learned meanwhile: the
+        model is as slow as they were guessed too fast."""
+        codes = self.point(
+            {**self.uniform("dynamic"), **self.uniform("static")}, "codes everywhere"
+        )
+        tried = [codes]
+        for _ in range(_ROUNDS):
+            costs = self.costs()
+            point = self.point(costs.choose(0.0, self.size_weight()), "the fastest by costs")
+            if point in tried:
+                break
+            tried.append(point)
+            # In seconds of the costs, of which all are off by about the same factor.
+            unit = costs.total(codes.choice).seconds / codes.time
+            conversions = costs.conversions(point.choice)
+            missing = point.time * unit - costs.total(point.choice).seconds
+            if missing <= 0 or not conversions:
+                break
+            self.record.conversion_scale *= 1 + missing / conversions
+        return min(tried, key=lambda p: p.time)
 
     def best(self, bound: float) -> Point:
         """The fastest of the points with errors of at most ``bound`` that are no slower than the
@@ -296,7 +356,7 @@ class Search:
 
     def least_error_in_time(self, share: float) -> Point:
         """The choice of least error that takes at most ``share`` of the original's time."""
-        costs, fastest = self.costs(), self.point(self.costs().choose(0.0, _SIZE_S), "the fastest")
+        fastest, costs = self.fastest(), self.costs()
         low, high = 1e-9, 1e9
         best = fastest
         for _ in range(_BISECTIONS):

@@ -16,7 +16,9 @@ from penstock.passes.pipeline import PASSES, run_passes
 # Those after which a model is still one of standard operations, as exporters would have written it.
 _FOLDING = tuple(
     PASSES[name]
-    for name in ("dead_code", "fold_constants", "simplify", "fold_padding", "fold_affine")
+    for name in (
+        *("dead_code", "fold_constants", "simplify", "recompose", "fold_padding", "fold_affine"),
+    )
 )
 _ROUNDS = 4
 _FLATTENING = ("Softmax", "LogSoftmax", "Hardmax")

@@ -42,6 +42,24 @@ def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
     return best[..., 0].astype(np.float32)
 
 
+def bias_correction(
+    weights: np.ndarray, axis: int, groups: int, means: np.ndarray
+) -> np.ndarray | None:
+    """What codes of weights change in the mean of the results, for each index of ``axis``: the
+    product of the means of the input, one for each channel, with the errors of the weights, to be
+    added to the bias (Nagel et al. 2019, "Data-free quantization"). None if sizes do not fit."""
+    codes, scales = channel_codes(weights, axis)
+    rows = np.moveaxis(weights, axis, 0)
+    errors = rows - np.moveaxis(codes, axis, 0) * scales.reshape(-1, *[1] * (weights.ndim - 1))
+    sums = errors.reshape(*errors.shape[:2], -1).sum(axis=-1)
+    count, inner = sums.shape
+    if means.size != inner * groups or count % groups:
+        return None
+    by_group = sums.reshape(groups, count // groups, inner)
+    result: np.ndarray = np.einsum("goi,gi->go", by_group, means.reshape(groups, inner))
+    return result.reshape(-1).astype(np.float32)
+
+
 class BlockCodes(NamedTuple):
     """Weights [columns, inner] as MatMulNBits takes them: packed codes and scales by block."""
 
