@@ -50,8 +50,9 @@ class Record:
 
     These are the ``ranges`` of values that codes cover, the way to clip them (``clipping``), chosen
     by the errors of each way (``clippings``), the corrections of ``biases`` by the names of layers,
-    how many times as long conversions take as they were guessed, the ``errors`` of layers, and the ``points`` that were tried. ``key`` stands for the model, the
-    samples and the options; with a ``path`` all of it is in a file, too.
+    how many times as long conversions take as they were guessed, the ``errors`` of layers, and the
+    ``points`` that were tried. ``key`` stands for the model, the samples and the options; with a
+    ``path`` all of it is in a file, too.
     """
 
     key: str = ""

@@ -40,7 +40,10 @@ from penstock.session.session import Session
 
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
-_FEW, _SOME = 4, 12  # samples for the error of one layer, and of one way to clip
+# Samples for the error of one layer, at least, and of one way to clip; with more of them for
+# layers, while they take less than so many seconds.
+_FEW, _SOME = 4, 12
+_BRIEF_S = 0.05
 _BISECTIONS = 8
 _SIZE_S = (
     1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
@@ -82,7 +85,7 @@ class Search:
         self.graph = self.model.graph
         self.layers = layers_of(self.graph)
         self.chosen_by, self.held = self.samples.divided()
-        self.few, self.some = [self.spread_out(count) for count in (_FEW, _SOME)]
+        self.few, self.some = self.spread_out(_FEW), self.spread_out(_SOME)
         self.sample = next(iter(self.chosen_by))
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
@@ -121,6 +124,8 @@ class Search:
         checkpoint()
         report_progress("run the float model", 0, 1)
         self.folded = self.compile(self.model)
+        (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF_S)
+        self.few = self.spread_out(max(_FEW, min(_SOME, int(_BRIEF_S / seconds))))
         self.reference = Reference.of(self.original, self.chosen_by)
         self.reference_of_few = Reference.of(self.original, self.few)
         self.reference_of_some = Reference.of(self.original, self.some)
@@ -267,6 +272,8 @@ class Search:
         """The fastest choice with errors of at most ``bound``."""
         fastest, weight = self.fastest(), self.size_weight()
         if not self.within(fastest, bound):
+            static, dynamic = self.uniform("static"), self.uniform("dynamic")
+            self.point({**static, **dynamic}, "codes over the range of each run")
             self.measure_errors()
             costs = self.costs()
             low, high = 0.0, costs.total(fastest.choice).error
@@ -287,9 +294,8 @@ class Search:
     def fastest(self) -> Point:
         """The fastest choice, whatever its errors. What conversions take is learned meanwhile: the
         model is as slow as they were guessed too fast."""
-        codes = self.point(
-            {**self.uniform("dynamic"), **self.uniform("static")}, "codes everywhere"
-        )
+        static, dynamic = self.uniform("static"), self.uniform("dynamic")
+        codes = self.point({**dynamic, **static}, "codes everywhere")
         tried = [codes]
         for _ in range(_ROUNDS):
             costs = self.costs()
