@@ -14,11 +14,68 @@ import penstock as ps
 
 Sample = dict[str, np.ndarray]
 RATE = 16_000
-WORDS = (
-    "the of and to in is was for that with as his on be at by had not are but from or have an they "
-    "which one you were her all she there would their we him been has when who will more no if out "
-    "invoice total amount date table figure page 2024 1,250.00 42 price item number street"
-).split()
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "was",
+    "for",
+    "that",
+    "with",
+    "as",
+    "his",
+    "on",
+    "be",
+    "at",
+    "by",
+    "had",
+    "not",
+    "are",
+    "but",
+    "from",
+    "or",
+    "have",
+    "an",
+    "they",
+    "which",
+    "one",
+    "you",
+    "were",
+    "her",
+    "all",
+    "she",
+    "there",
+    "would",
+    "their",
+    "we",
+    "him",
+    "been",
+    "has",
+    "when",
+    "who",
+    "will",
+    "more",
+    "no",
+    "if",
+    "out",
+    "invoice",
+    "total",
+    "amount",
+    "date",
+    "table",
+    "figure",
+    "page",
+    "2024",
+    "1,250.00",
+    "42",
+    "price",
+    "item",
+    "number",
+    "street",
+]
 
 
 def picture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -100,7 +157,9 @@ def mel_spectrum(power: np.ndarray, bands: int) -> np.ndarray:
 
 
 def _planes(image: np.ndarray, mean: float | tuple[float, ...], std: float | tuple[float, ...]):
-    return ((image - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)[None].astype(np.float32)
+    return (
+        ((image - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)[None].astype(np.float32)
+    )
 
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

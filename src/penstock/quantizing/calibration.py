@@ -29,11 +29,12 @@ _LEVELS = 256
 @dataclass
 class ValueStatistics:
     """What is known of a value: its range, some of its elements of each sample, and the means along
-    an axis of each sample, if that was asked for."""
+    an axis of each sample, if that was asked for, and the number of its elements."""
 
     range: Range = field(default_factory=Range)
     parts: list[np.ndarray] = field(default_factory=list)
     means: list[np.ndarray] = field(default_factory=list)
+    size: int = 0
 
     @property
     def elements(self) -> np.ndarray:
@@ -58,7 +59,7 @@ def observe(
             if name in axes:
                 others = tuple(a for a in range(array.ndim) if a != axes[name] % array.ndim)
                 own.means.append(array.mean(axis=others))
-            flat = array.reshape(-1)
+            flat, own.size = array.reshape(-1), array.size
             own.range |= range_of(flat)
             # An odd step, which no dim of a model repeats itself by.
             step = max(flat.size // most, 1) | 1

@@ -12,6 +12,9 @@ from penstock.quantizing.choosing import Between, Costs, LayerCost
 from penstock.quantizing.layers import Layer, LayerType, works_on_codes
 from penstock.quantizing.rewriting import Rewritten
 
+_SAME = 1.1  # times as long as another may a step take that does the same
+_ELEMENT_S = 1e-10  # to convert an element, where no conversion of the value was measured
+
 StepSeconds: TypeAlias = Mapping[tuple[str, ...], float]
 """seconds of each step by the names of the nodes in it"""
 
@@ -47,6 +50,19 @@ def by_node(
         elif value is not None:
             conversions[value] += seconds
     return NodeSeconds(of_layers, of_others, conversions)
+
+
+class Conversions(NamedTuple):
+    """What conversions of values take: ``sizes`` are the numbers of their elements by name; they
+    take ``scale`` times as long as they were measured or guessed."""
+
+    sizes: Mapping[str, int]
+    scale: float
+
+    def seconds(self, value: Value, coded: NodeSeconds) -> float:
+        """Seconds to convert a value to codes, or back."""
+        guess = self.sizes.get(value.name, 0) * _ELEMENT_S
+        return self.scale * coded.conversions.get(value.name, guess)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +102,9 @@ def costs_of(
     layers: Sequence[Layer],
     seconds: Mapping[LayerType, NodeSeconds],
     errors: Mapping[str, Mapping[LayerType, float]],
-    scale: float = 1.0,
+    conversions: Conversions,
 ) -> Costs:
-    """The costs of all types that were measured; errors that were not are 0. ``scale``: how many
-    times as long conversions take as they were measured or guessed."""
+    """The costs of all types that were measured; errors that were not are 0."""
     ways = _ways(layers)
     real, coded = seconds["float32"], seconds.get("static", seconds["float32"])
     shares: dict[str, int] = defaultdict(int)
@@ -109,7 +124,7 @@ def costs_of(
                 way.second,
                 sum(coded.others.get(name, 0.0) / shares[name] for name in names),
                 sum(real.others.get(name, 0.0) / shares[name] for name in names),
-                scale * _conversion(x, coded) / sum(1 for w in ways if w.second == way.second),
+                conversions.seconds(x, coded) / sum(1 for w in ways if w.second == way.second),
             )
         )
     table, entered = [], {way.second for way in ways}
@@ -123,7 +138,7 @@ def costs_of(
             if type_ == "weights8" and taken <= _SAME * own["float32"].seconds:
                 taken = own["float32"].seconds  # it is the same once it is loaded
             if type_ == "static" and layer.x is not None and i not in entered:
-                taken += _conversion(layer.x, coded)
+                taken += conversions.seconds(layer.x, coded)
             if type_ in ("dynamic", "blocks8", "blocks4"):
                 # Nodes that are part of a step of the float layer may be steps behind this one.
                 for name in behind[i]:
@@ -133,13 +148,3 @@ def costs_of(
             own[type_] = LayerCost(taken, error, layer.nbytes(type_))
         table.append(own)
     return Costs(layers, table, between)
-
-
-_SAME = 1.1  # times as long as another may a step take that does the same
-_BYTE_S = 1e-10  # seconds to convert an element, where no conversion was measured
-
-
-def _conversion(x: Value, coded: NodeSeconds) -> float:
-    """Seconds to convert a value to codes, of which conversions of others tell."""
-    elements = getattr(x.type, "elements", -1)
-    return coded.conversions.get(x.name, max(elements, 0) * _BYTE_S)

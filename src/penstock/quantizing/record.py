@@ -16,7 +16,16 @@ from penstock.quantizing.layers import Choice, LayerType
 
 _FORMAT = "penstock quantize 1"
 _SAVE_EVERY_S = 2.0
-_FIELDS = ("ranges", "clipping", "biases", "conversion_scale", "clippings", "errors", "points")
+_FIELDS = (
+    "ranges",
+    "sizes",
+    "clipping",
+    "biases",
+    "conversion_scale",
+    "clippings",
+    "errors",
+    "points",
+)
 
 Errors: TypeAlias = dict[str, dict[LayerType, float]]
 """squared errors of the outputs by layer and type"""
@@ -48,16 +57,17 @@ FLOAT = Point({}, 1.0, 0.0, 0.0, 1.0, "float32")
 class Record:
     """What was measured so far.
 
-    These are the ``ranges`` of values that codes cover, the way to clip them (``clipping``), chosen
-    by the errors of each way (``clippings``), the corrections of ``biases`` by the names of layers,
-    how many times as long conversions take as they were guessed, the ``errors`` of layers, and the
-    ``points`` that were tried. ``key`` stands for the model, the samples and the options; with a
-    ``path`` all of it is in a file, too.
+    These are the ``ranges`` of values that codes cover, the ``sizes`` of these values, the way to
+    clip them (``clipping``), chosen by the errors of each way (``clippings``), the corrections of
+    ``biases`` by the names of layers, how many times as long conversions take as they were guessed,
+    the ``errors`` of layers, and the ``points`` that were tried. ``key`` stands for the model, the
+    samples and the options; with a ``path`` all of it is in a file, too.
     """
 
     key: str = ""
     path: Path | None = None
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     clipping: str = ""
     clippings: dict[str, float] = field(default_factory=dict)
     biases: dict[str, list[float]] = field(default_factory=dict)

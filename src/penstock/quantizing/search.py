@@ -29,7 +29,7 @@ from penstock.core.records import dataclass, field, replace
 from penstock.ir.graph import Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
-from penstock.quantizing.costs import NodeSeconds, by_node, costs_of
+from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, costs_of
 from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
 from penstock.quantizing.measuring import Metric, Reference, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
@@ -161,6 +161,7 @@ class Search:
                 record.clippings[label] = math.sqrt(error)
                 if error < least:
                     best, least, record.clipping, chosen = ranges, error, label, biases
+            record.sizes = {name: own.size for name, own in statistics.items()}
             record.ranges = {name: (own.low, own.high) for name, own in best.items()}
             record.biases = {name: own.tolist() for name, own in chosen.items()}
             record.changed()
@@ -198,9 +199,8 @@ class Search:
         seconds = dict(self.seconds)
         if self.goal.size is None:
             seconds.pop("weights8", None)
-        return costs_of(
-            self.graph, self.layers, seconds, self.record.errors, self.record.conversion_scale
-        )
+        conversions = Conversions(self.record.sizes, self.record.conversion_scale)
+        return costs_of(self.graph, self.layers, seconds, self.record.errors, conversions)
 
     def point(self, choice: Choice, note: str) -> Point:
         """Measure a choice, unless that was done: its error, its time, its size."""

@@ -115,9 +115,11 @@ class _Names(dict[Value, str]):
     def __init__(self, graph: Graph) -> None:
         super().__init__({value: value.name for value in graph.inputs})
         self.taken = Counter(self.values())
+        self.reserved: dict[Value, str] = {}
+        """names of outputs that are constants, which have others"""
         for value in graph.outputs:
-            if value not in self and value.producer is not None:
-                self[value] = value.name
+            if value not in self and value not in self.reserved:
+                (self.reserved if value.producer is None else self)[value] = value.name
                 self.taken[value.name] += 1
 
     def __missing__(self, value: Value) -> str:
@@ -160,7 +162,7 @@ class _GraphWriter:
         name, node = self.names[value], value.producer
         repeated = name in [info.name for info in proto.output]
         if repeated or node is None or node not in graph.nodes:
-            name = self.names[Value(f"{name}/output")]
+            name = self.names.reserved.pop(value, "") or self.names[Value(f"{name}/output")]
             proto.node.add(op_type="Identity", input=[self.read(value)], output=[name])
         info = proto.output.add(name=name)
         _set_type(info.type, value.type)

@@ -1,0 +1,130 @@
+"""``penstock.quantize``."""
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import penstock as ps
+from tests.support.onnx_text import model_from_text
+from tests.support.quantizable import convolutional, feed_forward, images, rows
+
+
+def test_written_model_keeps_the_error_on_samples_held_out(tmp_path):
+    data = images(12)
+    quantized = ps.quantize(convolutional(), [*data], max_error=0.02, threads=1)
+    quantized.save(tmp_path / "q.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "q.onnx")
+    original = ps.compile(convolutional())
+    held = data[3::4]
+    wanted = np.stack([original(x) for x in held])
+    theirs = np.stack([session.run(None, {"x": x})[0] for x in held])
+    ours = np.stack([ps.compile(tmp_path / "q.onnx")(x) for x in held])
+    for outputs in (ours, theirs):
+        rms = np.sqrt(np.square(outputs - wanted).mean(axis=(1, 2))).max() / np.ptp(wanted)
+        assert rms <= 0.025
+    report = quantized.report
+    assert report["error"] <= 0.02
+    assert report["samples"] == {"chosen_by": 9, "held_out": 3}
+    json.dumps(report, allow_nan=False)
+    assert {own["name"] for own in report["layers"]} >= {"first", "dense"}
+    assert all(own["why"] for own in report["layers"])
+    assert "<svg" in quantized.html and "error" in repr(quantized)
+
+
+def test_any_batch_can_be_run(tmp_path):
+    quantized = ps.quantize(feed_forward(), [*rows()], max_error=0.05)
+    session = ps.compile(quantized.model)
+    x = rows(1)[0]
+    one, many = session(x[:1]), session(np.concatenate([x, x, x]))
+    assert many.shape == (12, 64)
+    np.testing.assert_allclose(one, ps.compile(feed_forward())(x[:1]), atol=0.2)
+
+
+def test_saved_session(tmp_path):
+    quantized = ps.quantize(feed_forward(), [*rows()], max_error=0.05)
+    quantized.save(tmp_path / "q.penstock")
+    x = rows()[0]
+    np.testing.assert_allclose(
+        ps.open(tmp_path / "q.penstock")(x), ps.compile(quantized.model)(x), atol=1e-5
+    )
+
+
+def test_goal_that_cannot_be_met_says_what_is_possible():
+    with pytest.raises(ps.PenstockError, match=r"possible are: error .* with time .* and size"):
+        ps.quantize(feed_forward(), [*rows()], size=0.01)
+
+
+def test_metric_bounds_the_error():
+    calls = []
+
+    def metric(wanted, outputs):
+        calls.append(len(wanted))
+        return float(
+            max(np.abs(a["y"] - b["y"]).max() for a, b in zip(wanted, outputs, strict=True))
+        )
+
+    quantized = ps.quantize(feed_forward(), [*rows()], max_error=0.3, metric=metric)
+    assert calls and quantized.report["error"] <= 0.3
+
+
+def test_search_that_was_stopped_is_resumed(tmp_path):
+    path = tmp_path / "measured.json"
+    first = ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=path)
+    measured = json.loads(path.read_bytes())
+    again = ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=path)
+    assert json.loads(path.read_bytes())["points"] == measured["points"]
+    assert [own["type"] for own in first.report["layers"]] == [
+        own["type"] for own in again.report["layers"]
+    ]
+    with pytest.raises(ps.InvalidInput, match="another model"):
+        ps.quantize(feed_forward(), [*rows(4)], max_error=0.05, resume=path)
+
+
+def test_deadline_and_cancel():
+    with pytest.raises(ps.DeadlineExceeded):
+        ps.quantize(convolutional(), [*images()], timeout=0)
+    token = ps.CancelToken()
+    token.cancel()
+    with pytest.raises(ps.Cancelled):
+        ps.quantize(convolutional(), [*images()], cancel=token)
+
+
+def test_progress_is_told():
+    steps = []
+    ps.quantize(feed_forward(), [*rows()], progress=lambda step, done, total: steps.append(step))
+    assert {"record ranges", "choose ranges", "measure layers"} <= {*steps}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"max_error": 0}, ValueError, "above 0"),
+        ({"time": "fast"}, TypeError, "time"),
+        ({"metric": len}, ValueError, "max_error="),
+        ({"metric": 3, "max_error": 1}, TypeError, "metric"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"maxerror": 1}, TypeError, "max_error"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        ps.quantize(feed_forward(), [*rows()], **options)
+
+
+def test_operations_that_onnx_lacks_are_refused_before_anything_is_measured():
+    from penstock.build import GraphBuilder
+
+    b = GraphBuilder()
+    x = b.input("x", np.float32, [4, 4])
+    b.output("y", b.op("Cross", x[:, :3], x[:, 1:], domain="tensorflow"))
+    with pytest.raises(ps.Unsupported, match=r"tensorflow.Cross.*cannot express"):
+        ps.quantize(b.model(), [np.zeros((4, 4), np.float32)])
+
+
+def test_model_without_layers_stays_as_it_is():
+    quantized = ps.quantize(
+        model_from_text("g (float[4] x) => (float[4] y) { y = Exp(x) }"), [np.ones(4, np.float32)]
+    )
+    assert quantized.report["layers"] == [] and quantized.report["size"] == 1.0

@@ -1,0 +1,122 @@
+"""The search: what it tries, and what it chooses. Times are made up, so that nothing depends on the
+machine."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.quantizing import search as searching
+from penstock.quantizing.record import FLOAT
+from penstock.quantizing.samples import samples_of
+from penstock.quantizing.search import Goal, Search
+from penstock.quantizing.source import float_model
+from tests.support.quantizable import convolutional, images
+
+SPEED = {"float32": 1.0, "static": 0.3, "dynamic": 0.5, "blocks8": 0.8, "weights8": 1.0}
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """A search whose layers take made-up times."""
+    model = ps.load(convolutional())
+    folded = float_model(model)
+    compile_ = partial(ps.compile, threads=1, cache=False)
+    own = Search(compile_(model), folded, samples_of([*images(8)], ["x"]), Goal(0.02), compile_)
+
+    def measure_seconds(self):
+        from penstock.quantizing.costs import NodeSeconds
+
+        for type_, share in SPEED.items():
+            layers = {layer.name: share for layer in self.layers}
+            self.seconds[type_] = NodeSeconds(layers, {}, {})
+
+    def seconds(sessions, sample, *_):
+        shares = []
+        for session in sessions:
+            names = [node.op.name for node in session.model.graph.nodes]
+            codes = names.count("QuantizeLinear") + names.count("DynamicQuantizeLinear")
+            shares.append(1.0 - 0.05 * codes)
+        return shares
+
+    monkeypatch.setattr(Search, "measure_seconds", measure_seconds)
+    monkeypatch.setattr(searching, "seconds_in_turns", seconds)
+    return own
+
+
+def test_fastest_choice_is_taken_if_its_error_is_small(search):
+    point = search.run()
+    assert {*point.choice.values()} == {"static"}
+    assert point.largest <= 0.02
+    assert search.record.errors == {}  # no layer had to be looked at alone
+
+
+def test_layers_stay_float_until_the_error_is_within_the_bound(search):
+    search.goal = Goal(0.001)
+    point = search.run()
+    assert point.largest <= 0.001
+    tried = search.record.points
+    assert max(p.largest for p in tried) > 0.001
+    assert point.time == min(p.time for p in tried if p.largest <= 0.001)
+    assert search.record.errors.keys() == {layer.name for layer in search.layers}
+
+
+def test_float_model_is_kept_if_no_choice_is_within_the_bound(search):
+    search.goal = Goal(1e-9)
+    assert search.run() is FLOAT or search.run().choice == {}
+
+
+def test_choices_slower_than_the_original_are_not_taken(search, monkeypatch):
+    monkeypatch.setattr(
+        searching, "seconds_in_turns", lambda sessions, *_: [2.0, 1.0][-len(sessions) :]
+    )
+    assert search.run().choice == {}
+
+
+def test_least_error_in_a_time(search):
+    search.goal = Goal(time=0.85)
+    point = search.run()
+    assert point.time <= 0.85
+    assert point.error <= min(p.error for p in search.record.points if p.time <= 0.85)
+
+
+def test_least_error_of_a_size(search):
+    search.goal = Goal(size=0.5)
+    point = search.run()
+    assert point.size <= 0.5
+    whole = search.uniform("weights8")
+    assert point.error > 0
+    assert len(point.choice) <= len(whole)
+
+
+def test_ranges_and_biases_are_chosen_by_error(search):
+    search.run()
+    record = search.record
+    assert len(record.clippings) == 8
+    assert record.clippings[record.clipping] == min(record.clippings.values())
+
+
+def test_search_goes_on_from_a_record(search):
+    search.goal = Goal(0.001)
+    first = search.run()
+    calls = []
+    session = Search.session
+    again = Search(
+        search.original,
+        search.model,
+        search.samples,
+        search.goal,
+        search.compile,
+        record=search.record,
+    )
+    again.session = lambda choice: calls.append(choice) or session(again, choice)
+    assert again.run() == first
+    assert calls == []
+
+
+def test_samples_are_spread_out(search):
+    assert len(search.chosen_by) == 6 and len(search.held) == 2
+    assert len(search.spread_out(4)) == 4
+    assert len(search.spread_out(100)) == 6
+    np.testing.assert_array_equal(next(iter(search.few))["x"], search.sample["x"])

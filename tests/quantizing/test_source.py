@@ -1,0 +1,63 @@
+"""The graph that is quantized."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.core.errors import Unsupported
+from penstock.ir.graph import Graph, Model
+from penstock.quantizing.source import float_model
+from tests.support.onnx_text import model_from_text
+from tests.support.quantizable import convolutional, images
+
+
+def test_normalization_goes_into_the_weights_before_it():
+    text = """g (float[1,2,4,4] x) => (float[1,3,4,4] y)
+        <float[3,2,1,1] w = {1,2,3,4,5,6}, float[3] s = {2,2,2}, float[3] b = {1,0,1},
+         float[3] m = {0,1,0}, float[3] v = {1,1,4}>
+        { c = Conv(x, w) y = BatchNormalization(c, s, b, m, v) }"""
+    model = ps.load(model_from_text(text))
+    folded = float_model(model)
+    assert [node.op.name for node in folded.graph.nodes] == ["Conv"]
+    assert [value.name for value in folded.graph.outputs] == ["y"]
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 4)).astype(np.float32)
+    np.testing.assert_allclose(ps.compile(folded)(x), ps.compile(model)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_model_that_is_given_stays_as_it_was():
+    model = ps.load(convolutional())
+    before = [repr(node) for node in model.graph.nodes]
+    float_model(model)
+    assert [repr(node) for node in model.graph.nodes] == before
+
+
+def test_output_that_is_an_input_keeps_its_name():
+    model = float_model(
+        ps.load(model_from_text("g (float[2] x) => (float[2] y) { y = Identity(x) }"))
+    )
+    assert [value.name for value in model.graph.outputs] == ["y"]
+    assert ps.compile(model).run({"x": [1, 2]})["y"].tolist() == [1, 2]
+
+
+def test_names_of_nodes_are_unique():
+    model = float_model(ps.load(convolutional()))
+    names = [node.name for node in model.graph.walk()]
+    assert len(names) == len({*names})
+    x = images()[0]
+    np.testing.assert_allclose(ps.compile(model)(x), ps.compile(convolutional())(x), atol=1e-5)
+
+
+def test_softmax_of_old_opsets_becomes_one_of_an_axis():
+    text = """<ir_version: 6, opset_import: ["": 11]>
+        g (float[2,3] x) => (float[2,3] y) { y = Softmax<axis=1>(x) }"""
+    import onnx
+
+    node = float_model(ps.load(onnx.parser.parse_model(text))).graph.nodes[0]
+    assert (node.op.name, node.attrs) == ("Softmax", {"axis": 1})
+    assert node.op.version > 12
+
+
+def test_functions_that_nodes_call_are_refused():
+    model = Model({"main": Graph([], [], [])}, "main", functions={"f": Graph([], [], [])})
+    with pytest.raises(Unsupported, match="functions"):
+        float_model(model)

@@ -1,0 +1,51 @@
+"""Weights as codes."""
+
+import numpy as np
+import pytest
+
+from penstock.quantizing.weights import bias_correction, block_codes, channel_codes
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_channel_codes_are_within_half_a_step_of_the_largest_scale(axis):
+    weights = RNG.standard_normal((6, 50)).astype(np.float32)
+    weights[2] *= 100
+    codes, scales = channel_codes(weights, axis)
+    by_channel = scales.reshape((-1, 1) if axis == 0 else (1, -1))
+    error = np.abs(codes * by_channel - weights)
+    assert codes.dtype == np.int8 and codes.min() >= -127
+    # Largest weights may be clipped where that makes the sum of squares less.
+    assert np.square(error).mean() <= np.square(by_channel).mean() / 12 * 1.2
+
+
+def test_channels_of_zeros_have_a_scale():
+    codes, scales = channel_codes(np.zeros((2, 4), np.float32), 0)
+    assert not codes.any() and (scales > 0).all()
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (4, 0.35)])
+def test_block_codes_give_weights_back(bits, most):
+    rows = RNG.standard_normal((3, 64)).astype(np.float32)
+    packed, scales = block_codes(rows, bits)
+    codes = packed
+    if bits == 4:
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(3, 2, 32)
+    real = (codes.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]
+    assert packed.dtype == np.uint8
+    assert np.abs(real.reshape(3, 64) - rows).max() < most
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_bias_correction_is_the_mean_change_of_results(groups):
+    weights = RNG.standard_normal((8, 8 // groups, 3, 3)).astype(np.float32)
+    codes, scales = channel_codes(weights, 0)
+    errors = weights - codes * scales.reshape(-1, 1, 1, 1)
+    means = RNG.standard_normal(8).astype(np.float32)
+    wanted = [
+        (errors[o] * means.reshape(groups, -1)[o * groups // 8].reshape(-1, 1, 1)).sum()
+        for o in range(8)
+    ]
+    np.testing.assert_allclose(bias_correction(weights, 0, groups, means), wanted, rtol=1e-4)
+    assert bias_correction(weights, 0, groups, means[:-1]) is None
