@@ -117,6 +117,6 @@ def test_search_goes_on_from_a_record(search):
 
 def test_samples_are_spread_out(search):
     assert len(search.chosen_by) == 6 and len(search.held) == 2
-    assert len(search.spread_out(4)) == 4
-    assert len(search.spread_out(100)) == 6
-    np.testing.assert_array_equal(next(iter(search.few))["x"], search.sample["x"])
+    few = search.chosen_by.spread_out(4)
+    assert len(few) == 4 and len(search.chosen_by.spread_out(100)) == 6
+    np.testing.assert_array_equal(next(iter(few))["x"], search.sample["x"])

@@ -15,7 +15,7 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import NamedValues
 from penstock.observers.profile import Profile
 from penstock.ops.internal.fused import parts
-from penstock.quantizing.samples import Sample, Samples
+from penstock.quantizing.samples import Sample, Samples, spread
 from penstock.session.session import Session
 
 Outputs: TypeAlias = NamedValues
@@ -62,6 +62,12 @@ class Reference:
                 "measured; give a metric of your own (metric=)"
             )
         return cls(samples, outputs, spreads)
+
+    def spread_out(self, count: int) -> Reference:
+        """The reference for at most ``count`` of the samples."""
+        indices = spread(len(self.samples), count)
+        outputs = [self.outputs[i] for i in indices]
+        return Reference(self.samples.subset(indices), outputs, self.spreads)
 
     def errors(self, session: Session) -> dict[str, OutputError]:
         """The error of each output."""

@@ -43,6 +43,10 @@ class Samples:
         """The samples of some indices."""
         return Samples(self.names, lambda i: self.read(indices[i]), len(indices))
 
+    def spread_out(self, count: int) -> Samples:
+        """At most ``count`` of the samples, from the first on at equal distances."""
+        return self.subset(spread(len(self), count))
+
     def divided(self) -> tuple[Samples, Samples]:
         """The samples to choose by, and those held out: every fourth, at least one. A single sample
         is both."""
@@ -50,6 +54,12 @@ class Samples:
         held = [i for i in every if i % _HELD_OUT == _HELD_OUT - 1] or [self.count - 1]
         others = [i for i in every if i not in held] or held
         return self.subset(others), self.subset(held)
+
+
+def spread(size: int, count: int) -> list[int]:
+    """At most ``count`` of ``size`` indices, from 0 on at equal distances."""
+    count = min(count, size)
+    return [size * i // count for i in range(count)]
 
 
 def samples_of(source: Source, names: Sequence[str]) -> Samples:

@@ -40,9 +40,9 @@ from penstock.session.session import Session
 
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
-# Samples for the error of one layer, at least, and of one way to clip; with more of them for
-# layers, while they take less than so many seconds.
-_FEW, _SOME = 4, 12
+# Samples for the error of one layer, at least, of one way to clip, and of a choice, beside those
+# held out; with more of them for layers, while they take less than so many seconds.
+_FEW, _SOME, _MANY = 4, 12, 24
 _BRIEF_S = 0.05
 _BISECTIONS = 8
 _SIZE_S = (
@@ -50,7 +50,8 @@ _SIZE_S = (
 )
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
-_ROUNDS = 4  # in which the seconds of conversions are learned
+# Rounds in which the seconds of conversions are learned, and by how much each may change them.
+_ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
 # Times that differ by less are the same.
 _SAME, _NOISE_S = 1.05, 2e-5
@@ -85,18 +86,12 @@ class Search:
         self.graph = self.model.graph
         self.layers = layers_of(self.graph)
         self.chosen_by, self.held = self.samples.divided()
-        self.few, self.some = self.spread_out(_FEW), self.spread_out(_SOME)
         self.sample = next(iter(self.chosen_by))
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
         self.seconds: dict[LayerType, NodeSeconds] = {}
         self.sessions: dict[str, Session] = {}
-
-    def spread_out(self, count: int) -> Samples:
-        """So many of the samples to choose by."""
-        own = len(self.chosen_by)
-        return self.chosen_by.subset([own * i // min(count, own) for i in range(min(count, own))])
 
     # Forms of the model.
 
@@ -124,12 +119,12 @@ class Search:
         checkpoint()
         report_progress("run the float model", 0, 1)
         self.folded = self.compile(self.model)
-        (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF_S)
-        self.few = self.spread_out(max(_FEW, min(_SOME, int(_BRIEF_S / seconds))))
-        self.reference = Reference.of(self.original, self.chosen_by)
-        self.reference_of_few = Reference.of(self.original, self.few)
-        self.reference_of_some = Reference.of(self.original, self.some)
+        self.reference = Reference.of(self.original, self.chosen_by.spread_out(_MANY))
         self.reference_held = Reference.of(self.original, self.held)
+        (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF_S)
+        count = max(_FEW, min(_SOME, int(_BRIEF_S / seconds)))
+        self.reference_of_some = self.reference.spread_out(_SOME)
+        self.reference_of_few = self.reference.spread_out(count)
         self.choose_ranges()
         self.measure_seconds()
         return self.choose()
@@ -194,12 +189,13 @@ class Search:
                 steps = step_seconds_of(self.compile(self.with_graph(form)), self.sample)
                 self.seconds[type_] = by_node(self.graph, self.layers, form, steps)
 
-    def costs(self) -> Costs:
+    def costs(self, conversion_scale: float | None = None) -> Costs:
         """The costs of all types; of storing weights alone only where their size is wanted."""
+        scale = self.record.conversion_scale if conversion_scale is None else conversion_scale
         seconds = dict(self.seconds)
         if self.goal.size is None:
             seconds.pop("weights8", None)
-        conversions = Conversions(self.record.sizes, self.record.conversion_scale)
+        conversions = Conversions(self.record.sizes, scale)
         return costs_of(self.graph, self.layers, seconds, self.record.errors, conversions)
 
     def point(self, choice: Choice, note: str) -> Point:
@@ -289,6 +285,10 @@ class Search:
                 if low and high / low < _CLOSE:
                     break
                 budget = math.sqrt(low * high) if low else high / 4
+            if low:
+                # What was learned of conversions may be wrong for some of them.
+                guessed = self.costs(conversion_scale=1.0)
+                self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
         return self.smaller(self.best(bound), bound)
 
     def fastest(self) -> Point:
@@ -309,7 +309,7 @@ class Search:
             missing = point.time * unit - costs.total(point.choice).seconds
             if missing <= 0 or not conversions:
                 break
-            self.record.conversion_scale *= 1 + missing / conversions
+            self.record.conversion_scale *= min(1 + missing / conversions, _MOST_SCALE)
         return min(tried, key=lambda p: p.time)
 
     def best(self, bound: float) -> Point:
