@@ -39,7 +39,7 @@ from penstock.quantizing.samples import samples_of
 
 HERE = Path(__file__).parent
 COUNT, UNSEEN = 24, 12
-MAX_ERROR = 0.01
+MAX_ERROR, TIMEOUT = 0.01, 150.0
 TARGETS = {"slower": 0, "time": 0.65, "kept": 1.0, "size": 0.3}
 _SLOWER = 1.03  # times as long as the original from which on a model counts as slower
 
@@ -66,7 +66,9 @@ def measure(name: str, path: Path, feeds: Mapping[str, np.ndarray]) -> dict:
     every = list(samples(name, path, feeds, COUNT + UNSEEN))
     begin = time.perf_counter()
     try:
-        quantized = ps.quantize(str(path), every[:COUNT], max_error=MAX_ERROR, threads=1)
+        quantized = ps.quantize(
+            str(path), every[:COUNT], max_error=MAX_ERROR, threads=1, timeout=TIMEOUT
+        )
     except ps.PenstockError as error:
         return {"model": name, "refused": str(error).splitlines()[-1].strip()}
     seconds = time.perf_counter() - begin
@@ -103,7 +105,8 @@ def markdown(rows: list[dict], beside: str) -> list[str]:
         "Written by `python -m bench.quantize` on "
         f"{date.today().isoformat()}: {machine()}. Other processes shared the two cores.",
         f"`penstock.quantize` with {COUNT} samples, of which a quarter is held out, a largest "
-        f"error of {MAX_ERROR:g} of the outputs' spread, and one thread. Samples resemble what "
+        f"error of {MAX_ERROR:g} of the outputs' spread, one thread, and a deadline of "
+        f"{TIMEOUT:.0f} s. Samples resemble what "
         "the models are made for; networks with random weights, and those whose names begin with "
         "`ts-`, get smooth pictures and random words. Times are shares of the float model's on "
         "Penstock, runs in turn, the fastest of each.",

@@ -37,8 +37,9 @@ OWN = {  # options that a command has in another form, or that would do nothing 
     "serve": {"--timeout"},  # of requests
     "profile": {"--autotune"},  # which is what it does
 }
-COMPILING = [name for name in COMMANDS if name not in ("cache", "chat")]
-"""but for "chat", which compiles decoders alone: tests/cli/test_chat.py"""
+COMPILING = [name for name in COMMANDS if name not in ("cache", "chat", "quantize")]
+"""but for "chat", which compiles decoders alone: tests/cli/test_chat.py, and for "quantize", which
+compiles candidates to measure them: tests/cli/test_quantize.py"""
 VALUES = {
     "executor": ("dataflow", "dataflow"),
     "memory_planner": ("bump", "bump"),

@@ -75,8 +75,8 @@ class Reference:
         for sample, wanted in zip(self.samples, self.outputs, strict=True):
             checkpoint()
             outputs = session.run(sample)
-            for name, spread in self.spreads.items():
-                own = _difference(wanted[name], outputs[name], spread)
+            for name, whole in self.spreads.items():
+                own = _difference(wanted[name], outputs[name], whole)
                 worst[name] = OutputError(*map(max, zip(worst[name], own, strict=True)))
         return worst
 
