@@ -57,6 +57,14 @@ def test_softmax_of_old_opsets_becomes_one_of_an_axis():
     assert node.op.version > 12
 
 
+def test_guard_against_nan_is_of_standard_operations():
+    text = """g (float[3] x) => (float[3] y) <float z = {0}>
+        { n = IsNaN(x) w = Where(n, z, x) y = Abs(w) }"""
+    model = float_model(ps.load(model_from_text(text)))
+    assert [node.op.full_name for node in model.graph.nodes] == ["IsNaN", "Where", "Abs"]
+    assert ps.compile(model)(np.float32([1, np.nan, -2])).tolist() == [1, 0, 2]
+
+
 def test_functions_that_nodes_call_are_refused():
     model = Model({"main": Graph([], [], [])}, "main", functions={"f": Graph([], [], [])})
     with pytest.raises(Unsupported, match="functions"):

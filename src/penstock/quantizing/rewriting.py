@@ -14,7 +14,7 @@ Runtimes recognize this form, and compute with the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -61,6 +61,10 @@ Biases = Mapping[str, np.ndarray]
 """Corrections of biases, one number for each channel, by the names of layers"""
 
 
+CodeCache: TypeAlias = dict[tuple[str, int, str], tuple[np.ndarray, np.ndarray]]
+"""codes and scales of weights, by layer, input and kind, which rewritings of one graph share"""
+
+
 class Rewritten(NamedTuple):
     """A graph with layers of chosen types. ``layer_of``: the layer that each new node belongs to;
     ``value_of``: the value that each conversion of one that is codes belongs to; all by names."""
@@ -71,11 +75,16 @@ class Rewritten(NamedTuple):
 
 
 def rewritten(
-    graph: Graph, choice: Choice, ranges: ValueRanges, biases: Biases | None = None
+    graph: Graph,
+    choice: Choice,
+    ranges: ValueRanges,
+    biases: Biases | None = None,
+    cache: CodeCache | None = None,
 ) -> Rewritten:
     """A copy of ``graph`` whose layers have the types of ``choice``. ``ranges`` has those of all
     values that become codes; ``biases`` what is added to the biases of layers, by name."""
-    return _Rewriting(clone(graph), choice, ranges, biases or {}).run()
+    cache = {} if cache is None else cache
+    return _Rewriting(clone(graph), choice, ranges, biases or {}, cache).run()
 
 
 @dataclass
@@ -83,12 +92,13 @@ class _Rewriting:
     """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
     ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
     their ranges in a run; ``nodes``: those of the graph at hand, so far;
-    ``owner``: the name of the layer at hand."""
+    ``owner``: the name of the layer at hand; ``cache``: codes of weights."""
 
     graph: Graph
     choice: Choice
     ranges: ValueRanges
     biases: Biases
+    cache: CodeCache
     layers: dict[Node, Layer] = field(default_factory=dict)
     scale_of: dict[Value, ValueRange] = field(default_factory=dict)
     dequantized: dict[Value, Value] = field(default_factory=dict)
@@ -205,10 +215,17 @@ class _Rewriting:
             node.inputs[2:] = [self.add("DequantizeLinear", [stored, scale], real, {"axis": 0})]
         self.nodes.append(node)
 
+    def codes(self, layer: Layer, own: Stored) -> tuple[np.ndarray, np.ndarray]:
+        """Weights as int8 with their scales."""
+        key = layer.name, own.place, "channels"
+        if key not in self.cache:
+            self.cache[key] = channel_codes(own.weights, own.axis)
+        return self.cache[key]
+
     def stored(self, layer: Layer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
         name = f"{layer.name}/weights" if own.place == 1 else f"{layer.name}/weights{own.place}"
-        codes, scales = channel_codes(own.weights, own.axis)
+        codes, scales = self.codes(layer, own)
         stored = Value(name, const=codes)
         scale = Value(f"{name}/scale", const=scales)
         zero = Value(f"{name}/zero", const=np.zeros(scales.shape, _INT8))
@@ -229,7 +246,7 @@ class _Rewriting:
             self.nodes.append(node)
             return
         name, indices, output = layer.name, node.inputs[1], layer.output
-        codes, scales = channel_codes(own.weights, 0)
+        codes, scales = self.codes(layer, own)
         by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
         shape = output.type.shape if isinstance(output.type, TensorType) else None
         table = Value(f"{name}/weights", const=codes)
@@ -245,7 +262,7 @@ class _Rewriting:
         node, name, output = layer.node, layer.name, layer.output
         shape = output.type.shape if isinstance(output.type, TensorType) else None
         x, x_scale, x_zero = self.run_codes(node.inputs[0])
-        codes, scales = channel_codes(layer.weights, layer.axis)
+        codes, scales = self.codes(layer, layer.stored[0])
         is_conv = node.op.name == "Conv"
         if layer.axis == 0 and not is_conv:
             codes = np.ascontiguousarray(codes.T)
@@ -285,7 +302,10 @@ class _Rewriting:
     def blocks(self, layer: Layer, bits: int) -> None:
         """A product with weights in blocks."""
         rows = layer.weights if layer.axis == 0 else layer.weights.T
-        packed, scales = block_codes(np.ascontiguousarray(rows), bits)
+        key = layer.name, 1, f"blocks{bits}"
+        if key not in self.cache:
+            self.cache[key] = block_codes(np.ascontiguousarray(rows), bits)
+        packed, scales = self.cache[key]
         columns, inner = rows.shape
         name = layer.name
         stored = Value(f"{name}/weights", const=packed)

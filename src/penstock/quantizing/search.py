@@ -33,7 +33,14 @@ from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, costs_o
 from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
 from penstock.quantizing.measuring import Metric, Reference, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
-from penstock.quantizing.rewriting import Biases, Rewritten, ValueRange, ValueRanges, rewritten
+from penstock.quantizing.rewriting import (
+    Biases,
+    CodeCache,
+    Rewritten,
+    ValueRange,
+    ValueRanges,
+    rewritten,
+)
 from penstock.quantizing.samples import Samples
 from penstock.quantizing.weights import bias_correction
 from penstock.session.session import Session
@@ -89,6 +96,7 @@ class Search:
         self.sample = next(iter(self.chosen_by))
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
+        self.cache: CodeCache = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
         self.seconds: dict[LayerType, NodeSeconds] = {}
         self.sessions: dict[str, Session] = {}
@@ -100,7 +108,8 @@ class Search:
     ) -> Rewritten:
         """The graph with these types of layers."""
         ranges = self.ranges if ranges is None else ranges
-        return rewritten(self.graph, choice, ranges, self.biases if biases is None else biases)
+        biases = self.biases if biases is None else biases
+        return rewritten(self.graph, choice, ranges, biases, self.cache)
 
     def with_graph(self, form: Rewritten) -> Model:
         return replace(self.model, graphs={self.model.entry: form.graph})

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from penstock.core.errors import Unsupported
 from penstock.core.records import replace
-from penstock.core.types import TensorType
+from penstock.core.types import BOOL, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value, clone
+from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import PASSES, run_passes
@@ -36,6 +39,8 @@ def float_model(model: Model) -> Model:
     names = [value.name for value in graph.outputs]
     context = PassContext(fold_quantized_weights=False)
     run_passes(_FOLDING * _ROUNDS, graph, context, len(_FOLDING))
+    for inner in graph.graphs():
+        inner.nodes = [part for node in inner.nodes for part in _spelled_out(node)]
     for node in graph.walk():
         _modernize(node)
     _keep_outputs(graph, names)
@@ -43,6 +48,22 @@ def float_model(model: Model) -> Model:
     return replace(
         model, graphs={model.entry: graph}, aliases={}, artifact=None, check_types=None, path=None
     )
+
+
+def _spelled_out(node: Node) -> list[Node]:
+    """The nodes of ONNX that an operation of Penstock's own stands for."""
+    if node.op is not ZERO_NAN:
+        return [node]
+    x, output = node.inputs[0], node.outputs[0]
+    assert x is not None and output is not None
+    shape = x.type.shape if isinstance(x.type, TensorType) else None
+    is_nan = Value(f"{output.name}/is_nan", TensorType(BOOL, shape))
+    zero = Value(f"{output.name}/zero", const=np.zeros((), x.dtype or np.float32))
+    name = f"{node.name or output.name}/IsNaN"
+    return [
+        node.derived([x], [is_nan], {}, op=standard("IsNaN"), name=name),
+        node.derived([is_nan, zero, x], [output], {}, op=standard("Where")),
+    ]
 
 
 def _modernize(node: Node) -> None:
