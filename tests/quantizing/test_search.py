@@ -93,8 +93,9 @@ def test_least_error_of_a_size(search):
 def test_ranges_and_biases_are_chosen_by_error(search):
     search.run()
     record = search.record
-    assert len(record.clippings) == 8
+    assert len(record.clippings) == 5
     assert record.clippings[record.clipping] == min(record.clippings.values())
+    assert bool(record.biases) == record.clipping.endswith("corrected")
 
 
 def test_search_goes_on_from_a_record(search):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -17,14 +18,8 @@ from penstock.quantizing.layers import Choice, LayerType
 _FORMAT = "penstock quantize 1"
 _SAVE_EVERY_S = 2.0
 _FIELDS = (
-    "ranges",
-    "sizes",
-    "clipping",
-    "biases",
-    "conversion_scale",
-    "clippings",
-    "errors",
-    "points",
+    *("ranges", "sizes", "clipping", "clippings", "biases", "seconds", "conversion_scale"),
+    *("errors", "points"),
 )
 
 Errors: TypeAlias = dict[str, dict[LayerType, float]]
@@ -59,9 +54,10 @@ class Record:
 
     These are the ``ranges`` of values that codes cover, the ``sizes`` of these values, the way to
     clip them (``clipping``), chosen by the errors of each way (``clippings``), the corrections of
-    ``biases`` by the names of layers, how many times as long conversions take as they were guessed,
-    the ``errors`` of layers, and the ``points`` that were tried. ``key`` stands for the model, the
-    samples and the options; with a ``path`` all of it is in a file, too.
+    ``biases`` by the names of layers, the ``seconds`` of nodes by type, how many times as long
+    conversions take as they were guessed, the ``errors`` of layers, and the ``points`` that were
+    tried. ``key`` stands for the model, the samples and the options; with a ``path`` all of it is
+    in a file, too.
     """
 
     key: str = ""
@@ -71,6 +67,7 @@ class Record:
     clipping: str = ""
     clippings: dict[str, float] = field(default_factory=dict)
     biases: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[LayerType, tuple[Mapping[str, float], ...]] = field(default_factory=dict)
     conversion_scale: float = 1.0
     errors: Errors = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)

@@ -131,9 +131,10 @@ class Search:
         self.reference = Reference.of(self.original, self.chosen_by.spread_out(_MANY))
         self.reference_held = Reference.of(self.original, self.held)
         (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF_S)
-        count = max(_FEW, min(_SOME, int(_BRIEF_S / seconds)))
-        self.reference_of_some = self.reference.spread_out(_SOME)
-        self.reference_of_few = self.reference.spread_out(count)
+        self.reference_of_some, self.reference_of_few = [
+            self.reference.spread_out(max(_FEW, min(_SOME, int(most / seconds))))
+            for most in (_SOME * _BRIEF_S, _BRIEF_S)
+        ]
         self.choose_ranges()
         self.measure_seconds()
         return self.choose()
@@ -151,26 +152,28 @@ class Search:
                 if layer.name in static and layer.x is not None
             }
             statistics = observe(self.folded, names, self.chosen_by, axes)
-            corrections = self.corrections(statistics)
-            best: ValueRanges = {}
-            chosen: Biases = {}
-            least = math.inf
-            ways = [(name, own) for own in ({}, corrections) for name in CLIPPINGS]
-            for i, (clipping, biases) in enumerate(ways):
-                report_progress("choose ranges", i, len(ways))
-                ranges = clipped(statistics, clipping)
-                session = self.compile(self.with_graph(self.form(static, ranges, biases)))
-                error = self.reference_of_some.mean_square(session)
-                label = f"{clipping}, biases corrected" if biases else clipping
-                record.clippings[label] = math.sqrt(error)
-                if error < least:
-                    best, least, record.clipping, chosen = ranges, error, label, biases
             record.sizes = {name: own.size for name, own in statistics.items()}
-            record.ranges = {name: (own.low, own.high) for name, own in best.items()}
-            record.biases = {name: own.tolist() for name, own in chosen.items()}
+            corrections = self.corrections(statistics)
+            ways = [(name, clipped(statistics, name)) for name in CLIPPINGS]
+            errors = [self.static_error(name, ranges, {}) for name, ranges in ways]
+            best, ranges = ways[errors.index(min(errors))]
+            corrected = f"{best}, biases corrected"
+            if self.static_error(corrected, ranges, corrections) < min(errors):
+                record.biases = {name: own.tolist() for name, own in corrections.items()}
+                best = corrected
+            record.clipping = best
+            record.ranges = {name: (own.low, own.high) for name, own in ranges.items()}
             record.changed()
         self.ranges = {name: ValueRange(*own) for name, own in record.ranges.items()}
         self.biases = {name: np.array(own, np.float32) for name, own in record.biases.items()}
+
+    def static_error(self, way: str, ranges: ValueRanges, biases: Biases) -> float:
+        """The error of static layers with ranges that were chosen in some ``way``."""
+        report_progress("choose ranges", len(self.record.clippings), len(CLIPPINGS) + 1)
+        session = self.compile(self.with_graph(self.form(self.uniform("static"), ranges, biases)))
+        error = math.sqrt(self.reference_of_some.mean_square(session))
+        self.record.clippings[way] = error
+        return error
 
     def corrections(self, statistics: Statistics) -> dict[str, np.ndarray]:
         """The corrections of the biases of layers whose inputs were observed."""
@@ -187,16 +190,19 @@ class Search:
 
     def measure_seconds(self) -> None:
         """Measure the seconds of layers with each type."""
-        steps = step_seconds_of(self.folded, self.sample)
-        self.seconds["float32"] = by_node(self.graph, self.layers, None, steps)
-        types = (*UNIFORM, "blocks4") if self.goal.size is not None else UNIFORM
+        types: tuple[LayerType, ...] = ("float32", *UNIFORM)
+        if self.goal.size is not None:
+            types = (*types, "blocks4")
+        known = self.record.seconds
         for i, type_ in enumerate(types):
             report_progress("measure layers", i, len(types))
             choice = self.uniform(type_)
-            if choice:
-                form = self.form(choice)
-                steps = step_seconds_of(self.compile(self.with_graph(form)), self.sample)
-                self.seconds[type_] = by_node(self.graph, self.layers, form, steps)
+            if type_ not in known and (choice or type_ == "float32"):
+                form = self.form({} if type_ == "float32" else choice)
+                session = self.compile(self.with_graph(form))
+                steps = step_seconds_of(session, self.sample)
+                known[type_] = by_node(self.graph, self.layers, form, steps)
+        self.seconds = {t: NodeSeconds(*own) for t, own in known.items()}
 
     def costs(self, conversion_scale: float | None = None) -> Costs:
         """The costs of all types; of storing weights alone only where their size is wanted."""
