@@ -237,9 +237,12 @@ def _tokens(rng: np.random.Generator, feeds: Mapping[str, np.ndarray]) -> Sample
 
 
 def _smooth(rng: np.random.Generator, feeds: Mapping[str, np.ndarray]) -> Sample:
-    """Numbers that neighbours have about the same of, along the last axes."""
-    sample = {}
+    """Numbers that neighbours have about the same of, along the last axes; random integers."""
+    sample: Sample = {}
     for name, like in feeds.items():
+        if like.dtype.kind in "iu":
+            sample[name] = rng.integers(0, like.max() + 1, like.shape).astype(like.dtype)
+            continue
         noise = rng.standard_normal(like.shape)
         for axis in range(max(like.ndim - 2, 0), like.ndim):
             noise = (noise + np.roll(noise, 1, axis) + np.roll(noise, 2, axis)) / 3**0.5

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import penstock as ps
 import penstock.cli.bench as bench
 import penstock.cli.inspect as inspect_command
+import penstock.cli.quantize as quantize_command
 import penstock.cli.run as run
 import penstock.cli.serve as serve
 from penstock.cli import main
@@ -126,7 +127,7 @@ def test_every_parameter_of_a_command_is_read_by_it(name):
     [
         *(bench._Trials, inspect_command._Question, run.ModelInputs, run._Wanted),
         *(serve._HttpOptions, serve._ReplicaOptions, serve._StepOptions, TextTrial),
-        GeneratorOptions,
+        *(GeneratorOptions, quantize_command._Options),
     ],
 )
 def test_every_field_of_gathered_options_is_read(record):

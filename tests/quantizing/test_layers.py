@@ -3,7 +3,7 @@
 import numpy as np
 
 import penstock as ps
-from penstock.quantizing.layers import Layer, codes_of, layers_of
+from penstock.quantizing.layers import QuantizableLayer, codes_of, layers_of
 from penstock.quantizing.source import float_model
 from tests.support.quantizable import convolutional, feed_forward, with_weights
 
@@ -65,6 +65,6 @@ def test_other_weights_can_only_be_stored():
 
 def test_bytes_of_blocks():
     layer = next(own for own in layers_of(graph_of(feed_forward())) if own.name == "up")
-    assert isinstance(layer, Layer)
+    assert isinstance(layer, QuantizableLayer)
     assert layer.nbytes("float32") == 4 * 64 * 128
     assert layer.nbytes("blocks4") == 64 * 128 // 2 + 4 * 64 * 128 // 32

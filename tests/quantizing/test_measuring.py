@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.quantizing.measuring import Reference, seconds_in_turns, step_seconds_of
+from penstock.quantizing.measuring import FloatReference, seconds_in_turns, step_seconds_of
 from penstock.quantizing.samples import samples_of
 from tests.support.onnx_text import model_from_text
 
@@ -17,7 +17,7 @@ DATA = [np.float32([0, 1, 2, 3]), np.float32([4, 5, 6, 10])]
 
 @pytest.fixture
 def reference():
-    return Reference.of(ps.compile(model_from_text(FLOAT)), samples_of(DATA, ["x"]))
+    return FloatReference.of(ps.compile(model_from_text(FLOAT)), samples_of(DATA, ["x"]))
 
 
 def test_error_is_a_share_of_the_spread_over_all_samples(reference):
@@ -55,7 +55,7 @@ def test_metric_takes_the_outputs_of_all_samples(reference):
 def test_model_without_real_outputs_is_refused():
     text = "g (float[4] x) => (bool[4] y) { y = IsNaN(x) }"
     with pytest.raises(ps.InvalidInput, match="metric="):
-        Reference.of(ps.compile(model_from_text(text)), samples_of(DATA, ["x"]))
+        FloatReference.of(ps.compile(model_from_text(text)), samples_of(DATA, ["x"]))
 
 
 def test_seconds_are_of_each_session_and_step():

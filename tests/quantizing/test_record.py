@@ -1,7 +1,5 @@
 """What a search has measured, in a file."""
 
-import json
-
 import pytest
 
 import penstock as ps
@@ -13,7 +11,7 @@ def test_record_is_read_back(tmp_path):
     record.ranges = {"x": (-1.0, 2.0)}
     record.errors = {"a": {"static": 0.5}}
     record.points.append(Point({"a": "static"}, 0.5, 0.1, 0.2, 0.3, "tried"))
-    record.changed(at_once=True)
+    record.changed()
     again = Record.at(tmp_path / "r.json", "key")
     assert again.points == record.points
     assert again.errors == record.errors
@@ -21,17 +19,9 @@ def test_record_is_read_back(tmp_path):
     assert again.points[0].largest == 0.2 and FLOAT.largest == 0
 
 
-def test_file_is_written_now_and_then(tmp_path):
-    record = Record.at(tmp_path / "r.json", "key")
-    record.changed()
-    record.points.append(FLOAT)
-    record.changed()
-    assert json.loads((tmp_path / "r.json").read_bytes())["points"] == []
-
-
 def test_records_of_other_searches_are_refused(tmp_path):
     path = tmp_path / "r.json"
-    Record.at(path, "key").changed(at_once=True)
+    Record.at(path, "key").changed()
     with pytest.raises(ps.InvalidInput, match="another model"):
         Record.at(path, "other")
     path.write_text("[]")

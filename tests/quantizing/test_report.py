@@ -4,7 +4,7 @@ import json
 import re
 from xml.etree import ElementTree
 
-from penstock.quantizing.report import curve, page
+from penstock.quantizing.report import curve, report_of_layers
 
 POINT = {"note": "a <b>", "time": 0.5, "size": 0.25, "error": 0.01, "error_held_out": 0.02}
 DOCUMENT = {
@@ -35,7 +35,7 @@ DOCUMENT = {
 
 
 def test_page_shows_layers_and_points_and_escapes_names():
-    text = page(DOCUMENT)
+    text = report_of_layers(DOCUMENT)
     assert "c&lt;1&gt;" in text and "<b>" not in text
     assert "a &lt;b&gt; (chosen)" in text
     assert "8x3x3x3" in text and "default-src 'none'" in text

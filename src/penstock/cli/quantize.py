@@ -7,15 +7,15 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 
 from penstock.cli.base import MODEL, SIGNATURE, command, show_table
-from penstock.cli.options import file_option
+from penstock.cli.options import file_option, gathered
 from penstock.core.errors import InvalidInput
 from penstock.core.option_records import help_of
+from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, NamedValues
 from penstock.frontends.load import load
 from penstock.quantizing.measuring import Metric
@@ -88,6 +88,19 @@ def metric_of(program: str) -> Metric:
     return metric
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The options that ``penstock.quantize`` takes as well."""
+
+    max_error: float | None
+    metric: str | None
+    time: float | None
+    size: float | None
+    threads: int | None
+    timeout: float | None
+    resume: Path | None
+
+
 def _help(name: str) -> str:
     return help_of(QuantizeOptions, name)
 
@@ -122,19 +135,31 @@ def _help(name: str) -> str:
     required=True,
     help="File to write: a saved session if its name ends in .penstock, else ONNX.",
 )
+@gathered("options", _Options)
 def quantize(
-    model: str, signature: str | None, output: Path, report: Path | None, data: str, **given: Any
+    model: str,
+    signature: str | None,
+    data: str,
+    output: Path,
+    report: Path | None,
+    options: _Options,
 ) -> JsonObject:
     """Quantize a model: choose a type for each layer, by measured times and errors, so that it is
     as fast as the error allows that you state."""
-    program = given.pop("metric")
-    if program is not None:
-        if given["max_error"] is None:
-            raise click.UsageError(
-                "--metric needs --max-error, the largest number that it may print"
-            )
-        given["metric"] = metric_of(program)
-    result = quantized(load(model, signature=signature), data, **given)
+    program = options.metric
+    if program is not None and options.max_error is None:
+        raise click.UsageError("--metric needs --max-error, the largest number that it may print")
+    result = quantized(
+        load(model, signature=signature),
+        data,
+        max_error=options.max_error,
+        metric=None if program is None else metric_of(program),
+        time=options.time,
+        size=options.size,
+        threads=options.threads,
+        timeout=options.timeout,
+        resume=options.resume,
+    )
     result.save(output)
     if report is not None:
         report.write_text(result.html, encoding="utf-8")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.algorithms.min_sum import Pair, eliminate
 from penstock.core.records import NamedTuple, dataclass
-from penstock.quantizing.layers import Choice, Layer, LayerType
+from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer
 
 _ENTRIES = 2**14  # of the largest table
 _SWEEPS = 8
@@ -51,7 +51,7 @@ class Between(NamedTuple):
 class Costs:
     """All that a choice depends on: the costs of each layer by type, and between layers."""
 
-    layers: Sequence[Layer]
+    layers: Sequence[QuantizableLayer]
     table: Sequence[Mapping[LayerType, LayerCost]]
     between: Sequence[Between]
 

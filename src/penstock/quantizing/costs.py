@@ -9,11 +9,12 @@ from typing import TypeAlias
 from penstock.core.records import NamedTuple, dataclass
 from penstock.ir.graph import Graph, Node, Value
 from penstock.quantizing.choosing import Between, Costs, LayerCost
-from penstock.quantizing.layers import Layer, LayerType, works_on_codes
+from penstock.quantizing.layers import LayerType, QuantizableLayer, works_on_codes
 from penstock.quantizing.rewriting import Rewritten
 
 _SAME = 1.1  # times as long as another may a step take that does the same
-_ELEMENT_S = 1e-10  # to convert an element, where no conversion of the value was measured
+# Elements that are converted in a second, where no conversion of the value was measured.
+_ELEMENT_RATE = 1e10
 
 StepSeconds: TypeAlias = Mapping[tuple[str, ...], float]
 """seconds of each step by the names of the nodes in it"""
@@ -29,7 +30,7 @@ class NodeSeconds(NamedTuple):
 
 
 def by_node(
-    graph: Graph, layers: Iterable[Layer], form: Rewritten | None, steps: StepSeconds
+    graph: Graph, layers: Iterable[QuantizableLayer], form: Rewritten | None, steps: StepSeconds
 ) -> NodeSeconds:
     """Divide the seconds of steps: a step with a layer in it is the layer's, another the first
     node's of the float graph, and one of conversions alone belongs to the value."""
@@ -61,7 +62,7 @@ class Conversions(NamedTuple):
 
     def seconds(self, value: Value, coded: NodeSeconds) -> float:
         """Seconds to convert a value to codes, or back."""
-        guess = self.sizes.get(value.name, 0) * _ELEMENT_S
+        guess = self.sizes.get(value.name, 0) / _ELEMENT_RATE
         return self.scale * coded.conversions.get(value.name, guess)
 
 
@@ -74,7 +75,7 @@ class _Way:
     nodes: Sequence[Node]
 
 
-def _ways(layers: Sequence[Layer]) -> list[_Way]:
+def _ways(layers: Sequence[QuantizableLayer]) -> list[_Way]:
     """For each pair of layers with nothing but nodes that work on codes between them, these."""
     place = {layer.node: i for i, layer in enumerate(layers)}
     ways: dict[tuple[int, int], dict[Node, None]] = {}
@@ -97,9 +98,9 @@ def _ways(layers: Sequence[Layer]) -> list[_Way]:
     return [_Way(i, j, list(nodes)) for (i, j), nodes in ways.items()]
 
 
-def costs_of(
+def layer_costs(
     graph: Graph,
-    layers: Sequence[Layer],
+    layers: Sequence[QuantizableLayer],
     seconds: Mapping[LayerType, NodeSeconds],
     errors: Mapping[str, Mapping[LayerType, float]],
     conversions: Conversions,

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 
@@ -31,8 +31,7 @@ Choice: TypeAlias = Mapping[str, LayerType]
 BLOCK = 32  # weights that share a scale
 _LEAST_WEIGHTS = 64  # of a layer that is worth a look
 _LEAST_STORED = 1024  # of another node
-# The axis of the weights of these that scales are along; of others the first.
-_STORED_AXIS = {"ConvTranspose": 1, "GRU": 1, "LSTM": 1, "RNN": 1, "MatMul": 1}
+_DIRECTIONS = 2
 
 
 class Stored(NamedTuple):
@@ -44,7 +43,7 @@ class Stored(NamedTuple):
     axis: int
 
 
-class Layer(NamedTuple):
+class QuantizableLayer(NamedTuple):
     """A node with ``types`` that it can have, and its weights. Of a convolution or product ``x`` is
     the input, and the results have an index of ``axis`` of the ``weights`` each; ``bias`` is a
     constant, or None."""
@@ -83,7 +82,7 @@ class Layer(NamedTuple):
         return count + 4 * sum(own.weights.shape[own.axis] for own in self.stored)
 
 
-def layers_of(graph: Graph) -> list[Layer]:
+def layers_of(graph: Graph) -> list[QuantizableLayer]:
     """The layers among the nodes of a graph and of nested graphs, of which ranges of values are not
     known."""
     outer = set(graph.nodes)
@@ -96,7 +95,7 @@ def layers_of(graph: Graph) -> list[Layer]:
     return layers
 
 
-def _layer(node: Node) -> Layer | None:
+def _layer(node: Node) -> QuantizableLayer | None:
     """The layer that a node is, if it is one."""
     if node.op.domain:
         return None
@@ -104,24 +103,24 @@ def _layer(node: Node) -> Layer | None:
         layer = _computing(node)
         if layer is not None:
             return layer
-    axis = _STORED_AXIS.get(node.op.name, 0)
     stored = []
     for i, value in enumerate(node.inputs):
         weights = None if value is None or not value.is_constant else value.const
         if weights is not None and weights.dtype == FLOAT32 and _is_matrix(weights):
-            own = axis if axis < weights.ndim and weights.shape[axis] > 1 else 0
-            stored.append(Stored(i, weights, own))
-    return Layer(node, stored, ("float32", "weights8")) if stored else None
+            # Recurrent operations have their one or two directions in front.
+            axis = next(a for a, size in enumerate(weights.shape) if size > _DIRECTIONS)
+            stored.append(Stored(i, weights, axis))
+    return QuantizableLayer(node, stored, ("float32", "weights8")) if stored else None
 
 
 def _is_matrix(weights: np.ndarray) -> bool:
     """Whether an array is large, finite, and no vector."""
-    if weights.size < _LEAST_STORED or weights.size == max(weights.shape):
+    if weights.ndim < 2 or weights.size < _LEAST_STORED or weights.size == max(weights.shape):
         return False
     return bool(np.isfinite(weights).all())
 
 
-def _computing(node: Node) -> Layer | None:
+def _computing(node: Node) -> QuantizableLayer | None:
     """The layer of a convolution or product of integers."""
     x, weights, third = node.inputs[0], node.const(1), node.input(2)
     if x is None or x.is_constant or weights is None or weights.dtype != FLOAT32:
@@ -137,7 +136,7 @@ def _computing(node: Node) -> Layer | None:
         if weights.ndim < 3:
             return None
         every: tuple[LayerType, ...] = ("float32", "static", "dynamic", "weights8")
-        return Layer(node, [Stored(1, weights, 0)], every, x, bias)
+        return QuantizableLayer(node, [Stored(1, weights, 0)], every, x, bias)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None
@@ -148,7 +147,7 @@ def _computing(node: Node) -> Layer | None:
     types: list[LayerType] = ["float32", "static", "dynamic", "weights8"]
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]
-    return Layer(node, [Stored(1, weights, axis)], types, x, bias)
+    return QuantizableLayer(node, [Stored(1, weights, axis)], types, x, bias)
 
 
 # Values that are codes.
@@ -190,38 +189,55 @@ class Codes(NamedTuple):
     group_of: Mapping[Value, Value]
 
 
-def codes_of(graph: Graph, layers: Sequence[Layer], choice: Choice) -> Codes:
+def codes_of(graph: Graph, layers: Sequence[QuantizableLayer], choice: Choice) -> Codes:
     """The values that are codes if layers have these types: the inputs of static layers, and from
     there backwards what elementwise operations and moves between static layers read. Elementwise
     operations of which each alone reads the one before are one step, with no codes within it."""
     static = {layer.node for layer in layers if choice.get(layer.name) == "static"}
-    readers = readers_of(graph)
-    coded = dict.fromkeys([own.x for own in layers if own.node in static and own.x is not None])
-    within: set[Value] = set()
-    changed = bool(coded)
-    while changed:
-        changed = False
-        for node in reversed(graph.nodes):
-            output = node.outputs[0] if node.outputs else None
-            if node in static or not (output in coded or output in within):
-                continue
-            if not works_on_codes(node):
-                continue
-            inputs = moved_inputs(node) if moves_elements(node) else _operands(node)
-            inputs = [v for v in inputs if not v.is_constant and v not in coded]
-            if is_bound(node) and inputs and _ends_chain(inputs[0], static, readers):
-                continue  # the layer before it has bounds
-            if not all(v in within or _is_codable(v, static) for v in inputs):
-                continue
-            for value in inputs:
-                if value in within:
-                    continue
-                changed = True
-                if not moves_elements(node) and _continues(value, readers):
-                    within.add(value)
-                else:
-                    coded[value] = None
-    return Codes(coded, _groups(graph, coded))
+    search = _CodeSearch(static, readers_of(graph))
+    inputs = [own.x for own in layers if own.node in static and own.x is not None]
+    search.coded.update(dict.fromkeys(inputs))
+    # A value may become codes because of a reader that comes before another one in the graph.
+    while search.coded and sum(map(search.visit, reversed(graph.nodes))):
+        pass
+    return Codes(search.coded, _groups(graph, search.coded))
+
+
+@dataclass
+class _CodeSearch:
+    """The search for values that are codes (``coded``), and for those ``within`` a step between
+    them, given the nodes of ``static`` layers."""
+
+    static: set[Node]
+    readers: Mapping[Value, Sequence[object]]
+    coded: dict[Value, None] = field(default_factory=dict)
+    within: set[Value] = field(default_factory=set)
+
+    def visit(self, node: Node) -> bool:
+        """Go on from the result of a node to its inputs; whether anything is new."""
+        output = node.outputs[0] if node.outputs else None
+        if node in self.static or not (output in self.coded or output in self.within):
+            return False
+        if not works_on_codes(node):
+            return False
+        moves = moves_elements(node)
+        inputs = [v for v in (moved_inputs(node) if moves else _operands(node)) if self.is_open(v)]
+        # The layer before a bound applies it itself.
+        if is_bound(node) and inputs and _ends_chain(inputs[0], self.static, self.readers):
+            return False
+        if not all(value in self.within or _is_codable(value, self.static) for value in inputs):
+            return False
+        new = [value for value in inputs if value not in self.within]
+        for value in new:
+            if not moves and _continues(value, self.readers):
+                self.within.add(value)
+            else:
+                self.coded[value] = None
+        return bool(new)
+
+    def is_open(self, value: Value) -> bool:
+        """Whether a value is neither a constant nor codes."""
+        return not value.is_constant and value not in self.coded
 
 
 def _continues(value: Value, readers: Mapping[Value, Sequence[object]]) -> bool:

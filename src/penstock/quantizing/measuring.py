@@ -24,7 +24,6 @@ Metric: TypeAlias = Callable[[Sequence[Outputs], Sequence[Outputs]], float]
 sample to a number, which is 0 if they are equally good"""
 
 _TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
-_TURNS_S = 1.5  # after which no turn begins
 
 
 class OutputError(NamedTuple):
@@ -37,7 +36,7 @@ class OutputError(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class FloatReference:
     """The outputs of the float model for samples, and the spread of each output."""
 
     samples: Samples
@@ -45,7 +44,7 @@ class Reference:
     spreads: Mapping[str, float]
 
     @classmethod
-    def of(cls, session: Session, samples: Samples) -> Reference:
+    def of(cls, session: Session, samples: Samples) -> FloatReference:
         """Run the float model. Raises ``InvalidInput`` where no output can be compared."""
         outputs = [session.run(sample) for sample in samples]
         spreads = {}
@@ -63,11 +62,11 @@ class Reference:
             )
         return cls(samples, outputs, spreads)
 
-    def spread_out(self, count: int) -> Reference:
+    def spread_out(self, count: int) -> FloatReference:
         """The reference for at most ``count`` of the samples."""
         indices = spread(len(self.samples), count)
         outputs = [self.outputs[i] for i in indices]
-        return Reference(self.samples.subset(indices), outputs, self.spreads)
+        return FloatReference(self.samples.subset(indices), outputs, self.spreads)
 
     def errors(self, session: Session) -> dict[str, OutputError]:
         """The error of each output."""
@@ -118,10 +117,11 @@ def _difference(wanted: np.ndarray, array: np.ndarray, spread: float) -> OutputE
 
 
 def seconds_in_turns(
-    sessions: Sequence[Session], sample: Sample, seconds: float = _TURNS_S
+    sessions: Sequence[Session], sample: Sample, seconds: float = 1.5
 ) -> list[float]:
     """The seconds of a run of each of several sessions, which take turns, so that what slows the
-    machine down slows all of them down: those of the fastest, since other processes only add."""
+    machine down slows all of them down: those of the fastest, since other processes only add. No
+    turn begins after as many ``seconds``."""
     taken: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
         for _ in range(3):

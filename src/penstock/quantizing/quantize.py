@@ -28,7 +28,7 @@ from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.quantizing.measuring import Metric, seconds_in_turns
 from penstock.quantizing.record import Point, Record
-from penstock.quantizing.report import describe, page
+from penstock.quantizing.report import describe_search, report_of_layers
 from penstock.quantizing.samples import Samples, Source, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
@@ -128,7 +128,7 @@ class Quantized:
     @property
     def html(self) -> str:
         """The report as a page that needs no other file and no network."""
-        return page(self.report)
+        return report_of_layers(self.report)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model: as a saved session if the name ends in ``.penstock``, else as ONNX.
@@ -190,8 +190,6 @@ def _found(search: Search, timeout: float | None) -> Point:
         if not points:
             raise
         point = min(points, key=lambda p: p.time)
-    finally:
-        search.record.changed(at_once=True)
     if not search.meets(point):
         raise PenstockError(_possible(search, point))
     return point
@@ -230,5 +228,5 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
     session = search.compile(written)
     errors = search.reference_held.errors(session)
     seconds = seconds_in_turns([session, search.original], search.sample)
-    report = describe(search, point, session, errors, seconds)
+    report = describe_search(search, point, session, errors, seconds)
     return Quantized(written, report, options.threads)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from typing import TypeAlias
 
 from penstock.core.errors import InvalidInput
@@ -16,7 +15,6 @@ from penstock.host.replace_file import replacing
 from penstock.quantizing.layers import Choice, LayerType
 
 _FORMAT = "penstock quantize 1"
-_SAVE_EVERY_S = 2.0
 _FIELDS = (
     *("ranges", "sizes", "clipping", "clippings", "biases", "seconds", "conversion_scale"),
     *("errors", "points"),
@@ -71,7 +69,6 @@ class Record:
     conversion_scale: float = 1.0
     errors: Errors = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
-    saved: float = 0.0
 
     @classmethod
     def at(cls, path: Path, key: str) -> Record:
@@ -100,13 +97,12 @@ class Record:
         record.points = points
         return record
 
-    def changed(self, at_once: bool = False) -> None:
-        """Write the file, unless that was done a moment ago."""
-        if self.path is None or (not at_once and monotonic() - self.saved < _SAVE_EVERY_S):
+    def changed(self) -> None:
+        """Write the file, if there is one."""
+        if self.path is None:
             return
         content: JsonObject = {"format": _FORMAT, "key": self.key}
         content |= {name: getattr(self, name) for name in _FIELDS}
         content["points"] = [asdict(point) for point in self.points]
         with replacing(self.path) as file:
             file.write(json.dumps(content, indent=1).encode())
-        self.saved = monotonic()

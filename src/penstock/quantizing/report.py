@@ -8,7 +8,7 @@ from html import escape
 from penstock.core.types import JsonObject
 from penstock.ops.internal.fused import operation_name
 from penstock.quantizing.costs import by_node
-from penstock.quantizing.layers import Layer, LayerType
+from penstock.quantizing.layers import LayerType, QuantizableLayer
 from penstock.quantizing.measuring import OutputError, step_seconds_of
 from penstock.quantizing.record import Point
 from penstock.quantizing.search import Search
@@ -17,7 +17,7 @@ from penstock.session.session import Session
 _FASTER = 0.97  # of the time, from which on a type is faster
 
 
-def describe(
+def describe_search(
     search: Search,
     point: Point,
     session: Session,
@@ -76,13 +76,13 @@ def describe(
     }
 
 
-def _error(search: Search, layer: Layer, point: Point) -> float | None:
+def _error(search: Search, layer: QuantizableLayer, point: Point) -> float | None:
     """The error of the outputs with this layer alone as its type, if it was measured."""
     squared = search.record.errors.get(layer.name, {}).get(point.choice.get(layer.name, "float32"))
     return None if squared is None else squared**0.5
 
 
-def _reason(search: Search, layer: Layer, point: Point) -> str:
+def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
     """Why a layer has its type."""
     type_: LayerType = point.choice.get(layer.name, "float32")
     before = search.seconds["float32"].layers.get(layer.name, 0.0) if search.seconds else 0.0
@@ -106,68 +106,66 @@ def _reason(search: Search, layer: Layer, point: Point) -> str:
     return "with it the model is no faster, or its error is too large"
 
 
-def page(document: JsonObject) -> str:
+def report_of_layers(document: JsonObject) -> str:
     """The page of a report."""
-    bound = document["goal"]["max_error"]
-    facts = [
-        (
-            "time of a run",
-            f"{document['time']:.3f} of the original's, "
-            f"{document['ms_after']:.3g} ms in place of {document['ms_before']:.3g}",
-        ),
+    title = escape(f"{document['model']}, quantized")
+    facts = [f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in _facts(document)]
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"{_POLICY}<style>{_STYLE}</style><h1>{title}</h1><table>{''.join(facts)}</table>"
+        f"<h2>Error and time</h2>{curve(document)}{_points(document)}"
+        f"<h2>Outputs</h2>{_outputs(document)}<h2>Layers</h2>{_layers(document)}</html>\n"
+    )
+
+
+def _facts(document: JsonObject) -> list[tuple[str, str]]:
+    """The figures of the whole model."""
+    bound, counts = document["goal"]["max_error"], document["samples"]
+    shares = f"{document['time']:.3f} of the original's"
+    milliseconds = f"{document['ms_after']:.3g} ms in place of {document['ms_before']:.3g}"
+    allowed = "" if bound is None else f", allowed are {bound:g}"
+    return [
+        ("time of a run", f"{shares}, {milliseconds}"),
         ("bytes of weights", f"{document['size']:.3f} of the original's"),
-        (
-            "error on samples held out",
-            f"{document['error']:.3g}" + ("" if bound is None else f", allowed are {bound:g}"),
-        ),
-        (
-            "samples",
-            f"{document['samples']['chosen_by']} to choose by, "
-            f"{document['samples']['held_out']} held out",
-        ),
+        ("error on samples held out", f"{document['error']:.3g}{allowed}"),
+        ("samples", f"{counts['chosen_by']} to choose by, {counts['held_out']} held out"),
         ("ranges clipped by", document["clipping"] or "nothing: no layer has static ranges"),
     ]
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
-    outputs = _table(
+
+
+def _outputs(document: JsonObject) -> str:
+    return _table(
         ("output", "root mean square", "largest difference"),
         [(o["name"], f"{o['rms']:.3g}", f"{o['largest']:.3g}") for o in document["outputs"]],
     )
-    layers = _table(
-        ("layer", "operation", "weights", "type", "ms before", "ms after", "error alone", "why"),
-        [
-            (
-                own["name"],
-                own["operation"],
-                "x".join(map(str, own["weights"])),
-                own["type"],
-                f"{own['ms_before']:.3f}",
-                f"{own['ms_after']:.3f}",
-                "" if own["error"] is None else f"{own['error']:.2g}",
-                own["why"],
-            )
-            for own in document["layers"]
-        ],
+
+
+def _layers(document: JsonObject) -> str:
+    titles = (
+        *("layer", "operation", "weights", "type"),
+        *("ms before", "ms after", "error alone", "why"),
     )
-    points = _table(
-        ("what was tried", "time", "size", "error", "error held out"),
-        [
-            (
-                p["note"] + (" (chosen)" if p["chosen"] else ""),
-                f"{p['time']:.3f}",
-                f"{p['size']:.3f}",
-                f"{p['error']:.3g}",
-                f"{p['error_held_out']:.3g}",
-            )
-            for p in document["points"]
-        ],
-    )
-    title = escape(f"{document['model']}, quantized")
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"{_POLICY}<style>{_STYLE}</style><h1>{title}</h1><table>{rows}</table>"
-        f"<h2>Error and time</h2>{curve(document)}{points}"
-        f"<h2>Outputs</h2>{outputs}<h2>Layers</h2>{layers}</html>\n"
-    )
+    rows = [
+        (
+            *(own["name"], own["operation"], "x".join(map(str, own["weights"])), own["type"]),
+            *(f"{own['ms_before']:.3f}", f"{own['ms_after']:.3f}"),
+            *("" if own["error"] is None else f"{own['error']:.2g}", own["why"]),
+        )
+        for own in document["layers"]
+    ]
+    return _table(titles, rows)
+
+
+def _points(document: JsonObject) -> str:
+    rows = [
+        (
+            p["note"] + (" (chosen)" if p["chosen"] else ""),
+            *(f"{p['time']:.3f}", f"{p['size']:.3f}"),
+            *(f"{p['error']:.3g}", f"{p['error_held_out']:.3g}"),
+        )
+        for p in document["points"]
+    ]
+    return _table(("what was tried", "time", "size", "error", "error held out"), rows)
 
 
 _POLICY = (

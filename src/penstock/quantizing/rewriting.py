@@ -14,15 +14,16 @@ Runtimes recognize this form, and compute with the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
+from penstock.ir.op import Attrs
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.quantizing.layers import BLOCK, Choice, Layer, Stored, codes_of, layers_of
+from penstock.quantizing.layers import BLOCK, Choice, QuantizableLayer, Stored, codes_of, layers_of
 from penstock.quantizing.weights import block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
@@ -99,7 +100,7 @@ class _Rewriting:
     ranges: ValueRanges
     biases: Biases
     cache: CodeCache
-    layers: dict[Node, Layer] = field(default_factory=dict)
+    layers: dict[Node, QuantizableLayer] = field(default_factory=dict)
     scale_of: dict[Value, ValueRange] = field(default_factory=dict)
     dequantized: dict[Value, Value] = field(default_factory=dict)
     dynamic: dict[Value, tuple[Value, Value, Value]] = field(default_factory=dict)
@@ -166,7 +167,7 @@ class _Rewriting:
         op: str,
         inputs: Sequence[Value | None],
         output: Value,
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         domain: str = "",
     ) -> Value:
         node = Node(standard(op, domain), inputs, [output], attrs, name=f"{output.name}/{op}")
@@ -193,7 +194,7 @@ class _Rewriting:
         self.value_of.update((node.name, name) for node in self.nodes[-2:])
         return result
 
-    def bias(self, layer: Layer, codes: bool = True) -> np.ndarray | None:
+    def bias(self, layer: QuantizableLayer, codes: bool = True) -> np.ndarray | None:
         """The bias of a layer, with its correction if its weights are ``codes`` of 8 bits by
         channel. A MatMul without a bias gets none: it would be a step more."""
         extra, own = self.biases.get(layer.name), layer.bias
@@ -201,7 +202,7 @@ class _Rewriting:
             return own
         return (extra if own is None else own.reshape(-1) + extra).astype(FLOAT32)
 
-    def static(self, layer: Layer, x: ValueRange) -> None:
+    def static(self, layer: QuantizableLayer, x: ValueRange) -> None:
         """The layer, of dequantized weights and bias."""
         node, name = layer.node, layer.name
         node.inputs[1], scales = self.stored(layer, layer.stored[0])
@@ -215,14 +216,14 @@ class _Rewriting:
             node.inputs[2:] = [self.add("DequantizeLinear", [stored, scale], real, {"axis": 0})]
         self.nodes.append(node)
 
-    def codes(self, layer: Layer, own: Stored) -> tuple[np.ndarray, np.ndarray]:
+    def codes(self, layer: QuantizableLayer, own: Stored) -> tuple[np.ndarray, np.ndarray]:
         """Weights as int8 with their scales."""
         key = layer.name, own.place, "channels"
         if key not in self.cache:
             self.cache[key] = channel_codes(own.weights, own.axis)
         return self.cache[key]
 
-    def stored(self, layer: Layer, own: Stored) -> tuple[Value, np.ndarray]:
+    def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
         name = f"{layer.name}/weights" if own.place == 1 else f"{layer.name}/weights{own.place}"
         codes, scales = self.codes(layer, own)
@@ -233,7 +234,7 @@ class _Rewriting:
         attrs = {"axis": own.axis}
         return self.add("DequantizeLinear", [stored, scale, zero], real, attrs), scales
 
-    def stored_as_codes(self, layer: Layer) -> None:
+    def stored_as_codes(self, layer: QuantizableLayer) -> None:
         """The node, with weights that are dequantized when the model is loaded; of a Gather of rows
         those that it reads are, since the whole may be large."""
         node, own = layer.node, layer.stored[0]
@@ -257,7 +258,7 @@ class _Rewriting:
         self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
         self.add("Mul", [real, scale], output)
 
-    def dynamic_layer(self, layer: Layer) -> None:
+    def dynamic_layer(self, layer: QuantizableLayer) -> None:
         """A convolution or product of integers, with the range of its input as it is in the run."""
         node, name, output = layer.node, layer.name, layer.output
         shape = output.type.shape if isinstance(output.type, TensorType) else None
@@ -299,7 +300,7 @@ class _Rewriting:
             self.dynamic[x] = codes, scale, zero
         return self.dynamic[x]
 
-    def blocks(self, layer: Layer, bits: int) -> None:
+    def blocks(self, layer: QuantizableLayer, bits: int) -> None:
         """A product with weights in blocks."""
         rows = layer.weights if layer.axis == 0 else layer.weights.T
         key = layer.name, 1, f"blocks{bits}"

@@ -95,7 +95,7 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
     if path.suffix not in _SUFFIXES:
         raise InvalidInput(f"{path}: samples are a folder of .npz or .npy files, or one such file")
     loaded = _arrays(path)
-    arrays = loaded if isinstance(loaded, Mapping) else {names[0]: loaded}
+    arrays = {names[0]: loaded} if isinstance(loaded, np.ndarray) else loaded
     whole = _sample(arrays, names, str(path))
     counts = {len(array) if array.ndim else 0 for array in whole.values()}
     if len(counts) != 1:
@@ -107,7 +107,7 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
     return _checked(stacked, str(path))
 
 
-def _arrays(path: Path) -> Any:
+def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -118,7 +118,7 @@ def _arrays(path: Path) -> Any:
         raise InvalidInput(f"{path} cannot be read as arrays of NumPy: {error}") from error
 
 
-def _sample(item: Any, names: Sequence[str], where: str) -> Sample:
+def _sample(item: object, names: Sequence[str], where: str) -> Sample:
     """One sample: arrays by the names of inputs."""
     if not isinstance(item, Mapping):
         if len(names) != 1:

@@ -29,9 +29,9 @@ from penstock.core.records import dataclass, field, replace
 from penstock.ir.graph import Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
-from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, costs_of
+from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
 from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
-from penstock.quantizing.measuring import Metric, Reference, seconds_in_turns, step_seconds_of
+from penstock.quantizing.measuring import FloatReference, Metric, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
 from penstock.quantizing.rewriting import (
     Biases,
@@ -50,9 +50,9 @@ UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 # Samples for the error of one layer, at least, of one way to clip, and of a choice, beside those
 # held out; with more of them for layers, while they take less than so many seconds.
 _FEW, _SOME, _MANY = 4, 12, 24
-_BRIEF_S = 0.05
+_BRIEF = 0.05
 _BISECTIONS = 8
-_SIZE_S = (
+_SIZE_WEIGHT = (
     1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
 )
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
@@ -60,8 +60,7 @@ _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.
 _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
-# Times that differ by less are the same.
-_SAME, _NOISE_S = 1.05, 2e-5
+_SAME = 1.05  # times as long as another may take what is as fast
 
 
 @dataclass(frozen=True)
@@ -128,12 +127,12 @@ class Search:
         checkpoint()
         report_progress("run the float model", 0, 1)
         self.folded = self.compile(self.model)
-        self.reference = Reference.of(self.original, self.chosen_by.spread_out(_MANY))
-        self.reference_held = Reference.of(self.original, self.held)
-        (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF_S)
+        self.reference = FloatReference.of(self.original, self.chosen_by.spread_out(_MANY))
+        self.reference_held = FloatReference.of(self.original, self.held)
+        (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF)
         self.reference_of_some, self.reference_of_few = [
             self.reference.spread_out(max(_FEW, min(_SOME, int(most / seconds))))
-            for most in (_SOME * _BRIEF_S, _BRIEF_S)
+            for most in (_SOME * _BRIEF, _BRIEF)
         ]
         self.choose_ranges()
         self.measure_seconds()
@@ -211,7 +210,7 @@ class Search:
         if self.goal.size is None:
             seconds.pop("weights8", None)
         conversions = Conversions(self.record.sizes, scale)
-        return costs_of(self.graph, self.layers, seconds, self.record.errors, conversions)
+        return layer_costs(self.graph, self.layers, seconds, self.record.errors, conversions)
 
     def point(self, choice: Choice, note: str) -> Point:
         """Measure a choice, unless that was done: its error, its time, its size."""
@@ -350,11 +349,7 @@ class Search:
         rest.sort(key=lambda own: own.nbytes("float32"), reverse=True)
         slow = self.seconds.get("weights8", self.seconds["float32"]).layers
         before = self.seconds["float32"].layers
-        rest = [
-            own
-            for own in rest
-            if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0) + _NOISE_S
-        ]
+        rest = [own for own in rest if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0)]
         while rest:
             stored: Choice = {own.name: "weights8" for own in rest}
             choice = {**point.choice, **stored}
@@ -367,8 +362,8 @@ class Search:
     def size_weight(self) -> float:
         """What a byte counts: as much as makes the choice meet the size, if one is wanted."""
         if self.goal.size is None:
-            return _SIZE_S
-        weight, costs = _SIZE_S, self.costs()
+            return _SIZE_WEIGHT
+        weight, costs = _SIZE_WEIGHT, self.costs()
         for _ in range(_DOUBLINGS):
             if costs.total(costs.choose(0.0, weight)).nbytes <= self.goal.size * self.base:
                 break
@@ -382,7 +377,8 @@ class Search:
         best = fastest
         for _ in range(_BISECTIONS):
             weight = math.sqrt(low * high)
-            point = self.point(costs.choose(weight, _SIZE_S), f"{weight:.2g} s for an error of 1")
+            choice = costs.choose(weight, _SIZE_WEIGHT)
+            point = self.point(choice, f"{weight:.2g} s for an error of 1")
             if point.time <= share:
                 best = point if point.error < best.error or best.time > share else best
                 low = weight

@@ -60,14 +60,14 @@ def bias_correction(
     return result.reshape(-1).astype(np.float32)
 
 
-class BlockCodes(NamedTuple):
+class PackedBlocks(NamedTuple):
     """Weights [columns, inner] as MatMulNBits takes them: packed codes and scales by block."""
 
     packed: np.ndarray
     scales: np.ndarray
 
 
-def block_codes(rows: np.ndarray, bits: int) -> BlockCodes:
+def block_codes(rows: np.ndarray, bits: int) -> PackedBlocks:
     """Weights [columns, inner] as unsigned codes of ``bits`` bits, whose middle stands for 0, with
     a scale for each ``BLOCK`` of the inner dim."""
     columns, inner = rows.shape
@@ -75,7 +75,7 @@ def block_codes(rows: np.ndarray, bits: int) -> BlockCodes:
     half = 1 << (bits - 1)
     scales = _least_error(blocks, half - 1)
     codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half
-    return BlockCodes(packed_blocks(codes.astype(np.uint8), bits), scales)
+    return PackedBlocks(packed_blocks(codes.astype(np.uint8), bits), scales)
 
 
 def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -42,6 +41,7 @@ from penstock.frontends.onnx.messages import (
 from penstock.frontends.onnx.schema_protos import defaults
 from penstock.frontends.onnx.tensors import PACKED_BITS
 from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.op import Attrs
 from penstock.ops.registry import MICROSOFT
 
 DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -192,10 +192,12 @@ class _GraphWriter:
                 continue
             if value is not None and not name.startswith("_"):
                 kind = schema.attributes[name].type if schema is not None else 0
-                self.attribute(proto.attribute.add(name=name), value, kind)
+                self.attribute(proto.attribute.add(name=name), node.attrs, kind)
 
-    def attribute(self, proto: AttributeProto, value: Any, kind: int) -> None:
-        """An attribute of this ``AttributeKind``, or of that which the value has (0)."""
+    def attribute(self, proto: AttributeProto, attrs: Attrs, kind: int) -> None:
+        """The attribute of the message's name, as this ``AttributeKind``, or as that which the
+        value has (0)."""
+        value = attrs[proto.name]
         items = list(value) if isinstance(value, list | tuple) else [value]
         if kind == 0:
             kind = _kind_of(value, items)
@@ -224,7 +226,7 @@ class _GraphWriter:
                 raise Unsupported.of([(proto.name, reason, "")])
 
 
-def _kind_of(value: Any, items: Sequence[Any]) -> int:
+def _kind_of(value: object, items: Sequence[object]) -> int:
     first = items[0] if items else 0
     is_list = isinstance(value, list | tuple)
     if isinstance(value, Graph):
