@@ -17,7 +17,7 @@ SECONDS ?= 60
 .NOTPARALLEL:
 # Bytecode is kept in any case: tests start hundreds of processes, which would compile all they import.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-kernels bench-disturbed bench-start bench-unequal bench-generation proto wheels clean
+.PHONY: help setup kernels demo docs test test-changed test-full lint fuzz bench bench-full bench-tf bench-tflite bench-zoo bench-open bench-sequences bench-kernels bench-disturbed bench-start bench-unequal bench-generation bench-quantize proto wheels clean
 
 # Another Python than the environment's, if it is asked for on the command line, replaces that.
 ifeq ($(origin PYTHON),command line)
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-start  measure processes from start to first answer, write bench/start.md"
 	@echo "make bench-unequal  measure texts of unequal lengths, write bench/unequal.md"
 	@echo "make bench-generation  measure text generation, write bench/generation.md"
+	@echo "make bench-quantize  quantize models and measure what comes of it (an hour), write bench/quantize.md"
 	@echo "make bench-tf  measure control flow against TensorFlow, write bench/frames.md"
 	@echo "make bench-zoo  make models with many exporters and measure them (hours), write bench/zoo.md"
 	@echo "make proto   generate the messages of ONNX's and TensorFlow's files from their declarations"
@@ -109,6 +110,10 @@ bench-unequal: $(VENV)/.installed-bench-full
 
 bench-generation: $(VENV)/.installed-bench-generation
 	$(RUN) -m bench.generation
+
+bench-quantize: $(VENV)/.installed-bench-full
+	$(RUN) -m bench.quantize_exports
+	$(RUN) -m bench.quantize
 
 bench-tflite: $(VENV)/.installed-bench $(VENV)/.installed-bench-tflite
 	$(RUN) -m bench.tflite

@@ -62,6 +62,7 @@ def metric_of(program: str) -> Metric:
     words = shlex.split(program)
 
     def metric(wanted: Sequence[NamedValues], outputs: Sequence[NamedValues]) -> float:
+        # In files: outputs may be larger than what a pipe or a command line takes.
         with tempfile.TemporaryDirectory() as folder:
             folders = [Path(folder) / name for name in ("float", "candidate")]
             for own, samples in zip(folders, (wanted, outputs), strict=True):
@@ -74,6 +75,7 @@ def metric_of(program: str) -> Metric:
                 )
             except OSError as error:
                 raise InvalidInput(f"--metric {program!r} cannot be run: {error}") from error
+            # Programs may tell what they do before.
             last = (done.stdout.strip().splitlines() or [""])[-1]
             try:
                 if done.returncode:

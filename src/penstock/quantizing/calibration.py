@@ -89,6 +89,7 @@ def percentile(range_: Range, elements: np.ndarray, percent: float = 99.99) -> V
     whole = min_max(range_, elements)
     if not elements.size:
         return whole
+    # Of both sides: an activation may have its rare elements on either.
     low, high = np.percentile(elements, [100 - percent, percent])
     return ValueRange.of(max(float(low), whole.low), min(float(high), whole.high))
 

@@ -71,6 +71,7 @@ class Costs:
             )
             for b in self.between
         ]
+        # Exact for chains and residual networks; tables of densely joined graphs are too large.
         states = eliminate(own, pairs, _ENTRIES)
         if states is None:
             states = _descended(own, pairs, [len(each) for each in types])
@@ -101,6 +102,7 @@ class Costs:
         best: Choice = {layer.name: "float32" for layer in self.layers}
         if self.total(self.choose(0.0, size)).error <= error:
             return self.choose(0.0, size)
+        # In logarithms: what an error is worth in seconds may be anything.
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
             choice = self.choose(middle, size)

@@ -117,6 +117,7 @@ def layer_costs(
     between = []
     for way in ways:
         names = [node.name for node in way.nodes]
+        # A conversion that several layers wait for is shared among them.
         x = layers[way.second].x
         assert x is not None
         between.append(
@@ -138,6 +139,7 @@ def layer_costs(
             taken = measured.layers.get(layer.name, 0.0)
             if type_ == "weights8" and taken <= _SAME * own["float32"].seconds:
                 taken = own["float32"].seconds  # it is the same once it is loaded
+            # What enters the model is converted, whatever other layers are.
             if type_ == "static" and layer.x is not None and i not in entered:
                 taken += conversions.seconds(layer.x, coded)
             if type_ in ("dynamic", "blocks8", "blocks4"):

@@ -89,6 +89,7 @@ def layers_of(graph: Graph) -> list[QuantizableLayer]:
     layers = []
     for node in graph.walk():
         layer = None if node.control_inputs else _layer(node)
+        # Fetches name values of the outermost graph alone.
         if layer is not None and node not in outer:
             layer = layer._replace(types=[t for t in layer.types if t != "static"])
         layers += [layer] if layer is not None else []
@@ -125,6 +126,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     x, weights, third = node.inputs[0], node.const(1), node.input(2)
     if x is None or x.is_constant or weights is None or weights.dtype != FLOAT32:
         return None
+    # Halves are widened when a model is compiled: they would be conversions around each layer.
     if not isinstance(x.type, TensorType) or x.type.dtype != FLOAT32:
         return None
     bias = None if third is None else third.const
@@ -145,6 +147,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
     types: list[LayerType] = ["float32", "static", "dynamic", "weights8"]
+    # The last block of a row would be padded, for which kernels have no room.
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]
     return QuantizableLayer(node, [Stored(1, weights, axis)], types, x, bias)
@@ -260,6 +263,7 @@ def _ends_chain(value: Value, static: set[Node], readers: Mapping[Value, Sequenc
 def _is_codable(value: Value, static: set[Node]) -> bool:
     """Whether a value could be codes without a step that makes them: a static layer produces it,
     perhaps with operations behind it that can write codes."""
+    # Long chains of operations before a layer are rare, and most of them end at its input.
     for _ in range(8):
         node = value.producer
         if node is None or value.dtype != FLOAT32:

@@ -53,6 +53,7 @@ class FloatReference:
             if not all(_comparable(a) for a in arrays):
                 continue
             low, high = min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays)
+            # An output that is the same for all samples has no spread: its size stands for it.
             spread = high - low
             spreads[name] = spread if spread > 0 else max(abs(high), 1.0)
         if not spreads:
@@ -107,6 +108,7 @@ def _comparable(array: object) -> bool:
 
 
 def _difference(wanted: np.ndarray, array: np.ndarray, spread: float) -> OutputError:
+    # Such as the boxes of a detector, of which a candidate may find another number.
     if wanted.shape != array.shape:
         return OutputError(math.inf, math.inf)
     difference = np.abs(array.astype(np.float64) - wanted)
@@ -124,6 +126,7 @@ def seconds_in_turns(
     turn begins after as many ``seconds``."""
     taken: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
+        # The number of threads of kernels is chosen in the first runs.
         for _ in range(3):
             session.run(sample)
     begin = perf_counter()
@@ -145,6 +148,7 @@ def step_seconds_of(
     """The seconds of each step of a session, by the names of the nodes in it: of the fastest of a
     few runs."""
     profile = Profile()
+    # The first observed run compiles a program of its own.
     session.run(sample, observers=[Profile()])
     for _ in range(runs):
         session.run(sample, observers=[profile])

@@ -173,6 +173,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         names = [value.name for value in folded.graph.inputs]
         samples = samples_of(data, names)
         run = partial(compile, threads=own.threads, cache=False)
+        # Not from the cache of sessions: a candidate is used once.
         search = Search(run(loaded), folded, samples, own.goal, run, own.metric)
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(folded, samples, own))
@@ -186,6 +187,7 @@ def _found(search: Search, timeout: float | None) -> Point:
         with cancelled_by(StopCondition(timeout, None, "quantizing")):
             point = search.run()
     except DeadlineExceeded:
+        # Each point was measured on all samples, so that any of them may be the answer.
         points = [p for p in search.record.points if search.meets(p)]
         if not points:
             raise
@@ -213,6 +215,7 @@ def _possible(search: Search, point: Point) -> str:
 
 def _key(model: Model, samples: Samples, options: QuantizeOptions) -> str:
     """What measurements depend on, as a digest."""
+    # Of the samples the first: to read all of them would take as long as to begin anew.
     digest = hashlib.blake2b(onnx_bytes(model), digest_size=16)
     for name, array in next(iter(samples)).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
@@ -224,6 +227,7 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
     """The model of a point, read again as it is written, and what is measured of it."""
     form = search.form(point.choice)
     model = search.with_graph(form)
+    # What is measured last is what the file has, not what it was made of.
     written = load(onnx_bytes(model))
     session = search.compile(written)
     errors = search.reference_held.errors(session)

@@ -75,6 +75,7 @@ class Record:
         """The record in a file, or a new one that goes there. Raises ``InvalidInput`` for a file
         of another model, of other samples, or of other options."""
         record = cls(key, path)
+        # The command line opens the file before, to see that it can be written.
         if not path.exists() or not path.stat().st_size:
             return record
         try:
@@ -104,5 +105,6 @@ class Record:
         content: JsonObject = {"format": _FORMAT, "key": self.key}
         content |= {name: getattr(self, name) for name in _FIELDS}
         content["points"] = [asdict(point) for point in self.points]
+        # Whole or not at all: a search may be stopped at any moment.
         with replacing(self.path) as file:
             file.write(json.dumps(content, indent=1).encode())

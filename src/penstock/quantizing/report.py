@@ -97,6 +97,7 @@ def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
         return f"{times.get(type_, 0.0) * 1e3:.3g} ms in place of {before * 1e3:.3g}"
     if not times:
         return "no kernel of codes is available for it"
+    # The reason is that of the form which would have paid most.
     best = min(times, key=times.__getitem__)
     if times[best] > _FASTER * before:
         return f"codes are no faster: {times[best] * 1e3:.3g} ms in place of {before * 1e3:.3g}"
@@ -195,6 +196,7 @@ def curve(document: JsonObject) -> str:
     """The points that were tried, as a picture: time to the right, the larger of the errors up,
     and the bound as a line."""
     points = [(p["time"], max(p["error"], p["error_held_out"]), p) for p in document["points"]]
+    # A choice whose outputs are NaN has no place in the picture.
     points = [(t, e, p) for t, e, p in points if e < float("inf")]
     bound = document["goal"]["max_error"]
     most_error = max([e for _, e, _ in points] + [bound or 0.0, 1e-9]) * 1.1

@@ -118,6 +118,7 @@ class _Rewriting:
             own = self.ranges[value.name]
             self.scale_of[group] = own | self.scale_of.get(group, own)
         self.scale_of = {v: self.scale_of[group] for v, group in codes.group_of.items()}
+        # Outer graphs come first, so that nested ones read what is dequantized there.
         for inner in graph.graphs():
             self.rewrite(inner)
         return Rewritten(graph, self.layer_of, self.value_of)
@@ -191,6 +192,7 @@ class _Rewriting:
         self.add("QuantizeLinear", [value, scale, zero], codes)
         result = Value(f"{name}/dequantized", TensorType(FLOAT32, shape))
         self.add("DequantizeLinear", [codes, scale, zero], result)
+        # Where these are steps of their own, their seconds belong to no layer.
         self.value_of.update((node.name, name) for node in self.nodes[-2:])
         return result
 
@@ -209,6 +211,7 @@ class _Rewriting:
         bias = self.bias(layer)
         if bias is not None and node.op.name != "MatMul":
             steps = (x.scale * scales).astype(FLOAT32)
+            # Of int32, with the scale of the sums: other runtimes take no other bias.
             numbers = np.rint(bias.reshape(-1).astype(np.float64) / steps)
             stored = Value(f"{name}/bias", const=numbers.clip(-(2**31), 2**31 - 1).astype(_INT32))
             scale = Value(f"{name}/bias/scale", const=steps)
@@ -277,6 +280,7 @@ class _Rewriting:
         self.add("Cast", [sums], real, {"to": 1})
         weight_scale = Value(f"{name}/weights/scale", const=scales.reshape(channels))
         scale = Value(f"{name}/scale", TensorType(FLOAT32, weight_scale.shape))
+        # The two scales are multiplied first: one factor for each channel is left for the sums.
         self.add("Mul", [x_scale, weight_scale], scale)
         bias = self.bias(layer)
         if bias is None:
@@ -316,6 +320,7 @@ class _Rewriting:
         # By codes: the input becomes int8 over the range of each block.
         attrs = {"K": inner, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": 4}
         x = layer.node.inputs[0]
+        # A bias of its own is an input that older versions of the operation lack.
         self.add("MatMulNBits", [x, stored, scale], product, attrs, MICROSOFT)
         if bias is not None:
             value = Value(f"{name}/bias", const=bias.reshape(-1))

@@ -80,12 +80,14 @@ def samples_of(source: Source, names: Sequence[str]) -> Samples:
     items: Any = source() if callable(source) else source
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
         raise wrong_type("data", source, "a path, samples, or a function that returns them")
+    # An iterator can be read once, and samples are read for each candidate.
     held = [_sample(item, names, f"sample {i}") for i, item in enumerate(items)]
     return _checked(Samples(names, held.__getitem__, len(held)), "data")
 
 
 def _of_path(path: Path, names: Sequence[str]) -> Samples:
     if path.is_dir():
+        # By name, so that the same ones are held out each time.
         files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
 
         def read(i: int) -> Sample:
@@ -109,6 +111,7 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
 
 def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
+        # A pickle could run anything.
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             return loaded

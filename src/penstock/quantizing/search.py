@@ -89,6 +89,7 @@ class Search:
     record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
+        # The folded graph is rewritten; times and errors are compared with the original.
         self.graph = self.model.graph
         self.layers = layers_of(self.graph)
         self.chosen_by, self.held = self.samples.divided()
@@ -126,6 +127,7 @@ class Search:
         """The best choice that meets the goal, as far as any does."""
         checkpoint()
         report_progress("run the float model", 0, 1)
+        # Values of the original may have other names than those of the graph that is rewritten.
         self.folded = self.compile(self.model)
         self.reference = FloatReference.of(self.original, self.chosen_by.spread_out(_MANY))
         self.reference_held = FloatReference.of(self.original, self.held)
@@ -150,11 +152,13 @@ class Search:
                 for layer in self.layers
                 if layer.name in static and layer.x is not None
             }
+            # Of all samples: the ends of a range may be in any of them.
             statistics = observe(self.folded, names, self.chosen_by, axes)
             record.sizes = {name: own.size for name, own in statistics.items()}
             corrections = self.corrections(statistics)
             ways = [(name, clipped(statistics, name)) for name in CLIPPINGS]
             errors = [self.static_error(name, ranges, {}) for name, ranges in ways]
+            # Biases are corrected with the best ranges alone: the two hardly depend on each other.
             best, ranges = ways[errors.index(min(errors))]
             corrected = f"{best}, biases corrected"
             if self.static_error(corrected, ranges, corrections) < min(errors):
@@ -215,6 +219,7 @@ class Search:
     def point(self, choice: Choice, note: str) -> Point:
         """Measure a choice, unless that was done: its error, its time, its size."""
         key = {name: type_ for name, type_ in sorted(choice.items()) if type_ != "float32"}
+        # Weights differ, and a search that is resumed asks for the same choices again.
         known = next((p for p in self.record.points if p.choice == key), None)
         if known is not None:
             return known
@@ -223,6 +228,7 @@ class Search:
         session = self.session(key)
         error = self.reference.error(session, self.metric)
         held_out = self.reference_held.error(session, self.metric)
+        # In turn with the original each time: its own time drifts with what else the machine does.
         own, original = seconds_in_turns([session, self.original], self.sample)
         size = sum(layer.nbytes(key.get(layer.name, "float32")) for layer in self.layers)
         ratio = size / self.base if self.base else 1.0
@@ -285,6 +291,8 @@ class Search:
             static, dynamic = self.uniform("static"), self.uniform("dynamic")
             self.point({**static, **dynamic}, "codes over the range of each run")
             self.measure_errors()
+            # The error of the model is not the sum of those of its layers, but it grows with it:
+            # the budget for the sum is bisected until the error that is measured fits.
             costs = self.costs()
             low, high = 0.0, costs.total(fastest.choice).error
             budget = min(bound * bound if self.metric is None else high / 4, high / 2)
@@ -329,6 +337,7 @@ class Search:
     def best(self, bound: float) -> Point:
         """The fastest of the points with errors of at most ``bound`` that are no slower than the
         original: at least the float model itself."""
+        # Whatever the sums have promised, only points that were measured count.
         points = [p for p in self.record.points if self.within(p, bound) and p.time <= 1]
         if self.goal.size is not None:
             points = [p for p in points if p.size <= self.goal.size] or points
@@ -350,6 +359,7 @@ class Search:
         slow = self.seconds.get("weights8", self.seconds["float32"]).layers
         before = self.seconds["float32"].layers
         rest = [own for own in rest if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0)]
+        # The largest first: they matter most to the size, and no more than others to the error.
         while rest:
             stored: Choice = {own.name: "weights8" for own in rest}
             choice = {**point.choice, **stored}
@@ -390,6 +400,7 @@ class Search:
         """The choice of least error whose weights have at most ``share`` of the bytes."""
         costs = self.costs()
         low, high = 1e-20, 1.0  # squared error for a byte
+        # The size is known without a run, so that only the last choice has to be measured.
         choice = costs.choose(1.0, high, _TIME_SHARE)
         for _ in range(_DOUBLINGS):
             weight = math.sqrt(low * high)

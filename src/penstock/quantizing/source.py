@@ -37,7 +37,9 @@ def float_model(model: Model) -> Model:
         raise Unsupported.of(nodes)
     graph = clone(model.graph)
     names = [value.name for value in graph.outputs]
+    # Codes that the model has already are not to become float32 again.
     context = PassContext(fold_quantized_weights=False)
+    # The file that is written is for batches of any size: no shapes are given.
     run_passes(_FOLDING * _ROUNDS, graph, context, len(_FOLDING))
     for inner in graph.graphs():
         inner.nodes = [part for node in inner.nodes for part in _spelled_out(node)]

@@ -34,6 +34,7 @@ def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
     # Rows of zeros, and of denormal numbers, whose quotients are no numbers.
     top = np.where(top > np.float32(1e-30), top, np.float32(1))
     best, least = top, np.full(top.shape, np.inf, np.float32)
+    # A scale that leaves out the largest weights has smaller steps for all others.
     for share in _TRIED:
         scale = top * np.float32(share)
         codes = np.clip(np.rint(rows / scale), -most, most)
@@ -72,6 +73,7 @@ def block_codes(rows: np.ndarray, bits: int) -> PackedBlocks:
     a scale for each ``BLOCK`` of the inner dim."""
     columns, inner = rows.shape
     blocks = rows.reshape(columns, inner // BLOCK, BLOCK)
+    # As many codes on either side of the middle: zero points would be one more array to read.
     half = 1 << (bits - 1)
     scales = _least_error(blocks, half - 1)
     codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half

@@ -82,6 +82,7 @@ def _opset(graph: Graph) -> int:
     """The lowest opset in which all nodes mean what they mean here. Raises ``Unsupported``."""
     newest = newest_opset("")
     nodes = list(graph.walk())
+    # ONNX has no edges of control.
     foreign = [n for n in nodes if n.op.domain not in _DOMAINS or n.control_inputs]
     if not foreign:
         for opset in range(LEAST_OPSET, newest + 1):
@@ -180,6 +181,7 @@ class _GraphWriter:
         inputs = [self.read(value) for value in node.inputs]
         outputs = [self.names[value] if value is not None else "" for value in node.outputs]
         for names, field_ in ((inputs, proto.input), (outputs, proto.output)):
+            # Trailing ones that are left out are not written; others have empty names.
             while names and not names[-1]:
                 names.pop()
             field_.extend(names)
@@ -188,6 +190,7 @@ class _GraphWriter:
             schema = find_schema(node.op.name, node.op.domain, newest_opset(node.op.domain) or 1)
         known = defaults(schema) if schema is not None else {}
         for name, value in node.attrs.items():
+            # Importers add defaults of later versions, and passes attributes of their own.
             if schema is not None and (name not in schema.attributes or known.get(name) == value):
                 continue
             if value is not None and not name.startswith("_"):
@@ -263,6 +266,7 @@ def tensor_message(array: np.ndarray, proto: TensorProto) -> None:
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     """Elements of ``bits`` bits, the first in the lowest bits of each byte."""
+    # Elements of less than a byte take one each in NumPy.
     spread = np.unpackbits(codes, bitorder="little").reshape(-1, 8)[:, :bits]
     return np.packbits(spread.reshape(-1), bitorder="little")
 
