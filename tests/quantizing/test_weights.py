@@ -25,6 +25,12 @@ def test_channels_of_zeros_have_a_scale():
     assert not codes.any() and (scales > 0).all()
 
 
+def test_weights_as_large_as_float32_has():
+    weights = np.float32([[0, -3.4e38, 1], [1, 2, 3]])
+    codes, scales = channel_codes(weights, 0)
+    np.testing.assert_allclose(codes[0] * scales[0], weights[0], rtol=0.01, atol=2)
+
+
 @pytest.mark.parametrize(("bits", "most"), [(8, 0.02), (4, 0.35)])
 def test_block_codes_give_weights_back(bits, most):
     rows = RNG.standard_normal((3, 64)).astype(np.float32)

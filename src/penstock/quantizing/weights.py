@@ -38,7 +38,9 @@ def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
     for share in _TRIED:
         scale = top * np.float32(share)
         codes = np.clip(np.rint(rows / scale), -most, most)
-        error = np.square(codes * scale - rows).sum(axis=-1, keepdims=True)
+        # Masks have the largest number of float32 in them.
+        with np.errstate(over="ignore"):
+            error = np.square(codes * scale - rows).sum(axis=-1, keepdims=True)
         best, least = np.where(error < least, scale, best), np.minimum(error, least)
     return best[..., 0].astype(np.float32)
 
