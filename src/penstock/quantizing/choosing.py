@@ -118,6 +118,7 @@ def _descended(
 ) -> list[int]:
     """States of a low sum for graphs too wide to eliminate: from the best of each variable alone,
     one variable after the other is changed as long as that helps."""
+    # What is best for each alone is a better start than float32 for all.
     states = [list(table).index(min(table)) for table in own]
     around: list[list[Pair]] = [[] for _ in own]
     for pair in pairs:

@@ -40,6 +40,7 @@ def by_node(
     layer_of = {} if form is None else form.layer_of
     value_of = {} if form is None else form.value_of
     for names, seconds in steps.items():
+        # Nodes that are fused with a layer are part of its time.
         layer = next((n for n in names if n in own), None)
         layer = layer or next((layer_of[n] for n in names if n in layer_of), None)
         other = next((n for n in names if n in known), None)

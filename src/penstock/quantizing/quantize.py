@@ -106,6 +106,7 @@ class QuantizeOptions:
     @property
     def goal(self) -> Goal:
         """What is wanted."""
+        # A bound that most users of classifiers do not notice.
         no_goal = self.max_error is self.time is self.size is None
         return Goal(DEFAULT_ERROR if no_goal else self.max_error, self.time, self.size)
 

@@ -99,6 +99,7 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
     loaded = _arrays(path)
     arrays = {names[0]: loaded} if isinstance(loaded, np.ndarray) else loaded
     whole = _sample(arrays, names, str(path))
+    # The axis in front is that of samples: what is left is what the model takes.
     counts = {len(array) if array.ndim else 0 for array in whole.values()}
     if len(counts) != 1:
         raise InvalidInput(
