@@ -112,8 +112,13 @@ class QuantizeOptions:
 
 
 class Quantized:
-    """What ``quantize`` returns: ``model`` is the quantized model, ``report`` says what was done
-    and measured, as JSON can have it."""
+    """What ``quantize`` returns.
+
+    Args:
+        model: The quantized model.
+        report: What was done and measured, as JSON can have it.
+        threads: Those of the plans of a session that is saved.
+    """
 
     def __init__(self, model: Model, report: JsonObject, threads: int | None) -> None:
         self.model = model
@@ -133,7 +138,11 @@ class Quantized:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model: as a saved session if the name ends in ``.penstock``, else as ONNX.
-        Raises ``OSError``."""
+        Raises ``OSError``.
+
+        Args:
+            path: The file.
+        """
         target = Path(path)
         if target.suffix == _SESSION:
             with compile(self.model, threads=self._threads, cache=False) as session:
