@@ -62,7 +62,7 @@ def test_option_of_other_libraries_is_refused_with_what_to_do(name, hint) -> Non
 @pytest.mark.parametrize(
     ("precision", "hint"),
     [
-        ("int8", "quantize the file first"),
+        ("int8", "penstock.quantize makes one"),
         ("fp16", "a model of float16 runs as it is"),
         ("float16", "a model of float16 runs as it is"),
         ("fp32", 'write "float32"'),
