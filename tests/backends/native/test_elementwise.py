@@ -177,6 +177,8 @@ KINDS = ["float32", "float64", "int32", "int64", "bool"]
 def test_cast_equals_numpy(source, target):
     if source == target:
         pytest.skip("a Cast to the same dtype is removed before it is compiled")
+    if (source, target) == ("float64", "float16"):
+        pytest.skip("NumPy rounds once: test_float64_becomes_float16_by_one_rounding")
     numbers = [0, 1, -1, 3.7, -2.2, 1000.5, 65000, 6e4, 1e-7, 0.1]
     x = np.array(numbers * 99).astype(source)
     types = {"float32": 1, "float64": 11, "int32": 6, "int64": 7, "bool": 9, "float16": 10}
@@ -197,6 +199,15 @@ def test_float16_is_converted_exactly_both_ways():
 def test_float16_operation_is_rounded_once(name):
     inputs = [RANDOM.normal(0, 2, (3, 333)).astype(np.float16) for _ in range(1 + (name == "Add"))]
     check(node_of(name, inputs), inputs, {"rtol": 2e-3, "atol": 1e-6})
+
+
+@pytest.mark.parametrize("dims", [(300,), ("n",)])
+def test_float64_becomes_float16_by_one_rounding(dims):
+    """Which float32 in between would round to a tie."""
+    b = GraphBuilder()
+    b.output("y", b.op("Cast", b.op("Neg", b.input("x", np.float64, dims)), to=10))
+    x = np.full(300, -1.657714836606256)
+    np.testing.assert_array_equal(ps.compile(b.model())(x), np.full(300, 1.657, np.float16))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
