@@ -9,14 +9,13 @@ small. What models should answer is not in it: the tests ask ONNX Runtime. To wr
 from __future__ import annotations
 
 import io
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.zoo import torch_export
-from bench.zoo.encoders import bare
+from bench.zoo.encoders import bare, write
 
 if TYPE_CHECKING:
     import torch
@@ -128,16 +127,5 @@ def _exported(
     return bare(file.getvalue())
 
 
-def main() -> None:
-    import torch
-
-    torch_export.declare_torchvision()
-    torch.manual_seed(0)
-    with zipfile.ZipFile(FILE, "w", zipfile.ZIP_LZMA) as archive:
-        for name, model in decoders():
-            archive.writestr(f"{name}.onnx", model)
-            sys.stderr.write(f"{name} {len(model)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    write(FILE, decoders(), zipfile.ZIP_LZMA)

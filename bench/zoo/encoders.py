@@ -125,16 +125,17 @@ def bare(model: bytes) -> bytes:
     return parsed.SerializeToString()
 
 
-def main() -> None:
+def write(file: Path, models: Iterator[tuple[str, bytes]], compression: int) -> None:
+    """Write an archive of models, with the same weights each time."""
     import torch
 
     torch_export.declare_torchvision()
     torch.manual_seed(0)
-    with zipfile.ZipFile(FILE, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, model in encoders():
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, model in models:
             archive.writestr(f"{name}.onnx", model)
             sys.stderr.write(f"{name} {len(model)}\n")
 
 
 if __name__ == "__main__":
-    main()
+    write(FILE, encoders(), zipfile.ZIP_DEFLATED)

@@ -126,7 +126,7 @@ class _StepOptions:
         return Stepper(model, state=self.state or None, **options)
 
     def _sizes(self, sequences: int | None) -> dict[str, object]:
-        """The options of a stepper whose steps have so many sequences at most."""
+        """The options of a stepper, with a bound on the sequences of a step."""
         sizes = {"max_rows": self.max_rows, "max_sequences": sequences}
         given = {**sizes, "cache_bytes": self.cache_bytes}
         return {name: size for name, size in given.items() if size is not None}

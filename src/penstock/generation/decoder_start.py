@@ -8,17 +8,14 @@ caller does not say it, the likeliest of these behind the first token is taken, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.core.records import NamedTuple, replace
+from penstock.core.records import NamedTuple
 from penstock.generation.tokenizer import read_json
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from penstock.generation.options import GenerationOptions
 
 _FILES = "generation_config.json", "config.json"
 _TASK = "transcribe"
@@ -77,13 +74,6 @@ class DecoderStart(NamedTuple):
         # A table may name more tokens than the model has.
         languages = [token for token in self.languages if token < scores.size]
         return [first, languages[int(scores[languages].argmax())], *others]
-
-    def without_suppressed(self, options: GenerationOptions) -> GenerationOptions:
-        """Options under which texts have no suppressed tokens, unless these say otherwise."""
-        if not self.suppressed:
-            return options
-        biases = dict.fromkeys(self.suppressed, -inf)
-        return replace(options, logit_bias={**biases, **(options.logit_bias or {})})
 
 
 def _ids(value: object) -> list[int]:

@@ -105,12 +105,16 @@ class Generator:
         ends = frozenset(self.tokenizer.end_ids)
         known = context_of(stepper.model, place)
         not_first: Sequence[int] = ()
+        suppressed: Sequence[int] = ()
         if self._encoder is not None:
             start = self._encoder.start
-            not_first, ends = start.not_first, ends.union(start.ends)
+            not_first, suppressed = start.not_first, start.suppressed
+            ends = ends.union(start.ends)
             known = start.most if known is None else min(known, start.most)
         context = known if context is None else context
-        self._source = TextSource(rows, logits, self.tokenizer, ends, context, not_first, dtype)
+        self._source = TextSource(
+            rows, logits, self.tokenizer, ends, context, not_first, dtype, suppressed
+        )
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
 
@@ -360,7 +364,6 @@ class Generator:
         fixed: Mapping[str, np.ndarray] = {}
         begun = tokens
         if self._encoder is not None:
-            options = self._encoder.start.without_suppressed(options)
             fixed = self._encoder.fixed_of(tokens, stop)
             begun = self._begun(options, fixed)
         elif options.decoder_prompt is not None:

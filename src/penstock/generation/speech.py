@@ -15,7 +15,7 @@ from penstock.core.errors import InvalidInput, InvalidModel
 from penstock.core.records import NamedTuple
 
 _LINEAR_HZ, _HZ_OF_MEL = 1000.0, 200.0 / 3
-"""up to this frequency, a mel is so many Hz; above it, mels are logarithmic"""
+"""the frequency up to which mels are linear, above which they are logarithmic; and Hz of a mel"""
 _LOG_STEP = np.log(6.4) / 27
 _FLOOR = 1e-10
 _RANGE = 8.0
@@ -64,7 +64,7 @@ class MelSpectrogram(NamedTuple):
             )
         if not np.isfinite(sound).all():
             raise InvalidInput("a sound has numbers that are not finite")
-        # Encoders have positions for so many frames, and were trained with silence behind sounds.
+        # Encoders read a fixed number of frames: silence follows shorter sounds, as in training.
         padded = np.zeros(most)
         padded[: sound.size] = sound
         around = np.pad(padded, self.window // 2, mode="reflect")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from penstock.core.errors import InvalidInput
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, replace
 from penstock.core.types import INT64
 from penstock.generation.result import GeneratedText, TextPiece, TokenLogprob
 from penstock.generation.sampling import TokenChoice, TokenSampler
@@ -33,7 +34,8 @@ _BEFORE = 8
 class TextSource(NamedTuple):
     """What texts of a model are made with: the names of the input that has tokens and of the output
     that has logits, the tokenizer, the tokens that end a text, and the most tokens of a text with
-    its prompt, None if that is not known; tokens that do not come first, and the dtype of tokens.
+    its prompt, None if that is not known; tokens that do not come first, the dtype of tokens, and
+    tokens that never come unless a request has a bias for them.
     """
 
     rows: str
@@ -43,6 +45,7 @@ class TextSource(NamedTuple):
     context: int | None
     not_first: Sequence[int] = ()
     dtype: np.dtype = INT64
+    suppressed: Sequence[int] = ()
 
     def rows_of(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
         """What is fed of some tokens."""
@@ -51,6 +54,10 @@ class TextSource(NamedTuple):
     def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
         """What chooses tokens from logits of some ``size``."""
         ends = sorted(self.end_ids)
+        # Files may name more tokens than the model has.
+        never = {token: -inf for token in self.suppressed if token < size}
+        if never:
+            options = replace(options, logit_bias={**never, **(options.logit_bias or {})})
         return TokenSampler(options, size, end_ids=ends, not_first=self.not_first, index=index)
 
 

@@ -48,7 +48,7 @@ from penstock.session.session import Session
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
 # Samples for the error of one layer, at least, of one way to clip, and of a choice, beside those
-# held out; with more of them for layers, while they take less than so many seconds.
+# held out. Fast models have more of them for layers and ways to clip, as fit into _BRIEF seconds.
 _FEW, _SOME, _MANY = 4, 12, 24
 _BRIEF = 0.05
 _BISECTIONS = 8

@@ -14,6 +14,7 @@ from penstock.ir.graph import Graph, Model, Node, Value, clone
 from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import PassContext
+from penstock.passes.output_names import name_outputs
 from penstock.passes.pipeline import PASSES, run_passes
 
 # Those after which a model is still one of standard operations, as exporters would have written it.
@@ -45,7 +46,7 @@ def float_model(model: Model) -> Model:
         inner.nodes = [part for node in inner.nodes for part in _spelled_out(node)]
     for node in graph.walk():
         _modernize(node)
-    _keep_outputs(graph, names)
+    name_outputs(graph, names)
     _name_uniquely(graph)
     return replace(
         model, graphs={model.entry: graph}, aliases={}, artifact=None, check_types=None, path=None
@@ -81,19 +82,6 @@ def _modernize(node: Node) -> None:
         behind = type_.shape[axis + 1 :] if type_.shape is not None else ()
         if all(dim == 1 for dim in behind):
             node.op, node.attrs = standard(node.op.name), {"axis": axis}
-
-
-def _keep_outputs(graph: Graph, names: list[str]) -> None:
-    """Let outputs have these names again, each produced by a node of its own value."""
-    for i, name in enumerate(names):
-        value = graph.outputs[i]
-        shared = value in graph.outputs[:i] or value in graph.inputs
-        if shared or value.producer is None or value.producer not in graph.nodes:
-            copy = Value(name, value.type)
-            graph.nodes.append(Node(standard("Identity"), [value], [copy], name=f"{name}/output"))
-            graph.outputs[i] = copy
-        else:
-            value.name = name
 
 
 def _values(graph: Graph) -> Iterator[Value]:

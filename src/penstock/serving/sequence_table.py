@@ -6,8 +6,8 @@
                       │                       └── no request for a while: it ends
     start 7 again ────┘ the other one ends
 
-A sequence has one request at a time: requests come by several connections, and which of two came
-first is known to nobody.
+A sequence has one request at a time: requests come by several connections, so that the order of two
+is not known.
 """
 
 from __future__ import annotations

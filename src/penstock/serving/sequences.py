@@ -128,7 +128,7 @@ class Sequences:
         sequences together as each plan has rows. Raises ``ValueError`` if the model does not run
         on these."""
         rng, engine = np.random.default_rng(0), self.stepper._engine
-        engine.on_step = None  # these steps are nobody's
+        engine.on_step = None  # these steps are of no request, and not counted
         ports = [*self.inputs, *self.fixed]
         types = {port.name: port.dtype or np.dtype(np.float32) for port in ports}
         for own in shapes:

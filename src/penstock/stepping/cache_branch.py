@@ -15,6 +15,7 @@ from penstock.frontends.load import check_and_sort
 from penstock.ir.graph import Graph, Model, Value, clone
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.step_probes import is_of_encoder
+from penstock.passes.output_names import name_outputs
 from penstock.passes.pipeline import optimize
 
 _BRANCH = "use_cache_branch"
@@ -34,8 +35,7 @@ def with_branch(model: Model, cached: bool) -> Model:
     names = [value.name for value in graph.outputs]
     # With the branch known, the If becomes the nodes of one of its graphs.
     optimize(graph)
-    for name, value in zip(names, graph.outputs, strict=True):
-        value.name = name
+    name_outputs(graph, names)
     # What the encoder gave comes back as it was, or empty.
     kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
     return with_outputs(model, graph, kept)

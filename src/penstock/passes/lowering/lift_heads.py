@@ -61,7 +61,7 @@ class _Lifting:
         attrs = _attrs_of_four(node)
         if attrs is None or any(v is None for v in node.inputs):
             return [node]
-        # Both stay: others may read three axes, and what nobody reads is dropped in the end.
+        # Both forms stay: other nodes may read the one of three axes. Unread nodes are pruned.
         others: list[Node] = []
         inputs = [self._of_four(v, node, others) for v in node.inputs if v is not None]
         assert isinstance(y.type, TensorType)

@@ -36,7 +36,7 @@ _FAR = tuple([part << n for n in range(15, 2, -1) for part in (4, 3)])
 _SOURCE, _OTHER_SOURCE, _FAR_SOURCE = 17, 23, 1000
 """numbers of positions of what an encoder returned"""
 _ABSENT = 5
-"""one of so many positions is absent in a mask of these"""
+"""every fifth position is absent in a mask of these"""
 _OF_ENCODERS = frozenset(("encoder", "cross"))
 _OF_DECODERS = frozenset(("decoder", "past", "self"))
 _OF_TOKENS = 2
@@ -231,7 +231,7 @@ class Probes:
                 yield {v.name: v.const for v in read if v.const is not None}
 
     def _sample(self, rows: int, past: int, source: int) -> tuple[Graph, np.ndarray | None]:
-        """A graph for so many positions, and the mask of those of an encoder, if it reads one."""
+        """A graph for these numbers of positions, and the mask of an encoder's, if it reads one."""
         present = None
         copy = sample_graph(self._graph, self._roles, rows, past, source)
         for value in [v for v in copy.inputs if v.name in self._roles.fixed and is_mask(v)]:
