@@ -47,6 +47,12 @@ def test_further_steps_without_the_first_one_are_refused(folders: Path, tmp_path
         generator_of(tmp_path)
 
 
+def test_decoder_without_an_encoder_is_refused(folders: Path, tmp_path: Path) -> None:
+    shutil.copy(folders / "t5" / "decoder_model_merged.onnx", tmp_path / "d.onnx")
+    with pytest.raises(ps.InvalidInput, match="which an encoder returns: give a folder"):
+        generator_of(tmp_path / "d.onnx")
+
+
 def test_first_step_alone_reads_all_tokens_each_time(folders: Path, tmp_path: Path) -> None:
     for file in (folders / "bart").iterdir():
         if file.name != "decoder_with_past_model.onnx":

@@ -24,7 +24,7 @@ from penstock.generation.sources import folders_of
 from penstock.generation.speech import MelSpectrogram
 from penstock.generation.tokenizer import read_json
 from penstock.ir.graph import Model
-from penstock.passes.lowering.step_probes import present_of
+from penstock.passes.lowering.step_probes import is_of_encoder, present_of
 from penstock.session.session import Session
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ class PromptEncoder:
     ) -> None:
         self._fixed = {**fixed}
         self._encoder = self._cross = None
+        lacking = [name for name in fixed if halves is None and is_of_encoder(name)]
+        if lacking:
+            raise InvalidInput(
+                f"the decoder reads {lacking[0]!r}, which an encoder returns: give a folder, or a "
+                "decoder's file, with the encoder's beside it, encoder_model.onnx or encoder.onnx"
+            )
         if halves is not None:
             settings = make(CompileOptions, "penstock.generation.Generator", **options)
             self._encoder = Session(halves.encoder, settings)
