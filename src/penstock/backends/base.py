@@ -283,6 +283,14 @@ class FallbackOnly(Protocol):
         """Whether it does."""
 
 
+class Outruns(Protocol):
+    """Is taken to be faster than another for any node of known shapes, whatever estimates say."""
+
+    @property
+    def outruns(self) -> str:
+        """The name of the other."""
+
+
 class HostBackend:
     """A base class of backends in the host's memory. They add a name and ``kernel``, and if their
     kernels have threads of their own, ``threads`` and ``set_threads``."""

@@ -89,7 +89,7 @@ class CostTable:
         self._is_damaged = False
         self._is_locked = False
         self._points: dict[_Group, list[tuple[int, float]]] = {}
-        self._operations: set[str] | None = None
+        self._measured: set[_Pair] | None = None
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated
@@ -97,10 +97,10 @@ class CostTable:
         finite."""
         self._record(_node_group(backend, where, threads), where.exact, where.bytes, seconds)
 
-    def knows(self, operation: str) -> bool:
-        """Whether any node of an operation was measured on any backend."""
-        operations = self._operations
-        return operation in (self._known() if operations is None else operations)
+    def knows(self, backend: str, operation: str) -> bool:
+        """Whether any node of an operation was measured on ``backend``."""
+        known = self._measured
+        return (backend, operation) in (self._known() if known is None else known)
 
     def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
         """The mean seconds of nodes of just this signature; None if none was measured."""
@@ -144,25 +144,25 @@ class CostTable:
                     self._fresh = fresh
                 return
             with self._lock:  # what others have written is read again
-                self._records, self._points, self._operations, self._read = {}, {}, None, set()
+                self._records, self._points, self._measured, self._read = {}, {}, None, set()
 
-    def _known(self) -> set[str]:
+    def _known(self) -> set[_Pair]:
         """The operations that there are records of."""
         with self._file_lock:
-            operations = self._operations
-            if operations is None:
-                operations = {operation for (operation,) in self._rows(_SELECT_OPERATIONS)}
+            known = self._measured
+            if known is None:
+                known = {(backend, operation) for backend, operation in self._rows(_SELECT_PAIRS)}
                 with self._lock:
-                    operations |= {operation for _, operation, _ in self._fresh}
-                    self._operations = operations
-        return operations
+                    known |= {(backend, operation) for backend, operation, _ in self._fresh}
+                    self._measured = known
+        return known
 
     def _records_of(self, group: _Group) -> _Records:
         """All records that were read; those of the operation of ``group`` on its backend are."""
         backend, operation, _ = group
         if (backend, operation) not in self._read:
             with self._file_lock:
-                known = (backend, operation) not in self._read and self.knows(operation)
+                known = (backend, operation) not in self._read and self.knows(backend, operation)
                 rows = self._rows(_SELECT, backend, operation) if known else []
                 with self._lock:
                     if (backend, operation) not in self._read:
@@ -195,8 +195,8 @@ class CostTable:
             for records in (self._records, self._fresh):
                 _merge(records, {group: {exact: record}})
             self._points.pop(group, None)
-            if self._operations is not None:
-                self._operations.add(group[1])
+            if self._measured is not None:
+                self._measured.add(group[:2])
 
     def _estimate(self, group: _Group, nbytes: int) -> float | None:
         records = self._records_of(group)
@@ -290,7 +290,7 @@ AND bytes BETWEEN 0 AND {_MOST_INTEGER} AND seconds BETWEEN 0 AND 1e9
 AND times BETWEEN 1 AND {_MOST_COUNTED} AND measured_at BETWEEN 0 AND {_MOST_INTEGER}
 ORDER BY measured_at
 """
-_SELECT_OPERATIONS = "SELECT DISTINCT operation FROM costs WHERE machine = ?"
+_SELECT_PAIRS = "SELECT DISTINCT backend, operation FROM costs WHERE machine = ?"
 _REPLACE = "INSERT OR REPLACE INTO costs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # Rows of versions that wrote attributes behind the shapes, where a digest of them stands now.
 _DELETE_ATTRIBUTES = "DELETE FROM costs WHERE exact GLOB '*; *=*'"

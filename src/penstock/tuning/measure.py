@@ -88,7 +88,7 @@ class CostModel:
     def cost(self, node: Node, backend: Backend, threads: int | None = None) -> Cost:
         """The cost of ``node`` on ``backend``, with ``threads`` threads for its kernel, by default
         as many as it has in a run that is alone."""
-        if self._own or self._table.knows(node.op.full_name):
+        if self.knows(node, backend):
             from penstock.tuning.node_signature import node_signature
 
             threads = threads or threads_of(backend, self.backends, False)
@@ -107,10 +107,9 @@ class CostModel:
         guess = max(host_seconds(node), 0.0 if expected == inf else expected)
         return Cost(guess, CostSource.GUESSED)
 
-    def knows(self, node: Node) -> bool:
-        """Whether to ask for the cost of ``node`` before backends are asked for their estimates:
-        its operation was measured on some backend."""
-        return self._table.knows(node.op.full_name)
+    def knows(self, node: Node, backend: Backend) -> bool:
+        """Whether the operation of ``node`` was measured on ``backend``, perhaps of other sizes."""
+        return bool(self._own) or self._table.knows(backend.name, node.op.full_name)
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""
@@ -168,7 +167,7 @@ class CustomCosts(CostModel):
         cost: Cost = self._model.cost(node, backend, threads)
         return cost
 
-    def knows(self, node: Node) -> bool:
+    def knows(self, node: Node, backend: Backend) -> bool:
         return True
 
 
@@ -183,19 +182,29 @@ def compared(
     costs: CostModel, node: Node, among: Sequence[Backend]
 ) -> tuple[Sequence[float], bool]:
     """The seconds of ``node`` on each of ``among``, to compare with one another, and whether they
-    were measured: on all of them but those without a kernel, where they are infinite. Else they are
-    the backends' own estimates."""
+    were measured. Else they are the backends' own estimates."""
+    measured = measured_seconds(costs, node, among)
+    return (estimates(among, node), False) if measured is None else (measured, True)
+
+
+def measured_seconds(
+    costs: CostModel, node: Node, among: Sequence[Backend]
+) -> Sequence[float] | None:
+    """The seconds of ``node`` on each of ``among`` if they were measured: on all but those without
+    a kernel, where they are infinite."""
+    known = [backend for backend in among if costs.knows(node, backend)]
+    if not known or any(backend.seconds(node) < inf for backend in among if backend not in known):
+        return None
     seconds: list[float] = []
-    measured = costs.knows(node)
-    for backend in among if measured else ():
+    for backend in among:
         cost = costs.cost(node, backend)
-        if cost.source is not CostSource.MEASURED and backend.seconds(node) < inf:
-            measured = False
-            break
-        seconds.append(cost.seconds if cost.source is CostSource.MEASURED else inf)
-    if measured:
-        return seconds, True
-    return estimates(among, node), False
+        if cost.source is CostSource.MEASURED:
+            seconds.append(cost.seconds)
+        elif backend.seconds(node) < inf:
+            return None
+        else:
+            seconds.append(inf)
+    return seconds
 
 
 def step_seconds(

@@ -7,15 +7,17 @@ from math import inf
 from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
-from penstock.backends.base import Backend, Where, group_name, is_fallback
+from penstock.backends.base import Backend, Outruns, Where, group_name, is_fallback
+from penstock.backends.dynamic_shapes import estimates, plausible
 from penstock.backends.kernels import KernelTable
+from penstock.core import capability
 from penstock.core.errors import InvalidInput, Unsupported
-from penstock.core.records import dataclass, field
+from penstock.core.records import cached_property, dataclass, field
 from penstock.ir.graph import Graph, Node, dependencies
 from penstock.ops.internal.fused import FUSED, parts
 from penstock.ops.internal.transfer import HOST
 from penstock.ops.onnx.control_flow import is_control
-from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared
+from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared, measured_seconds
 
 NODE = "node:"
 """What begins a key of ``place=`` that names one node."""
@@ -105,10 +107,9 @@ class Placement:
             return True
         pieces = parts(node) if pieces is None else pieces
         # What was measured may be faster elsewhere.
-        others = [b for b in self.backends if b not in fusing] if self.costs.knows(node) else []
-        among = [*fusing, *others]
-        known, measured = compared(self.costs, node, among)
-        if measured:
+        among = [*fusing, *[b for b in self.backends if b not in fusing]]
+        known = measured_seconds(self.costs, node, among)
+        if known is not None:
             fastest = among[known.index(min(known))]
             if fastest not in fusing and not isinstance(self.costs, CustomCosts):
                 # Its parts were measured there together, and perhaps never one by one.
@@ -116,7 +117,7 @@ class Placement:
             return fastest in fusing
         if self.measured_only:
             return True
-        seconds = min(known[: len(fusing)])
+        seconds = min(estimates(fusing, node))
         if seconds == inf:  # there is no kernel, which those of the parts need not be made to show
             return False
         for cost in (self._least, self._seconds):
@@ -129,7 +130,13 @@ class Placement:
 
     def _least(self, node: Node) -> float:
         """The least expected cost, perhaps that of a backend that has no kernel for a node."""
-        return min(compared(self.costs, node, self._allowed(node))[0])
+        allowed = self._allowed(node)
+        known = measured_seconds(self.costs, node, allowed)
+        if known is not None:
+            return min(known)
+        leading, behind = self._leading(node, allowed)
+        least = min(estimates(leading, node))
+        return least if least < inf else min(estimates(behind, node), default=inf)
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
@@ -191,7 +198,7 @@ class Placement:
     def _fastest_alone(self, node: Node) -> Backend | None:
         """The backend that is the fastest with one thread; None unless all were measured."""
         allowed = self._allowed(node)
-        if len(allowed) == 1 or not compared(self.costs, node, allowed)[1]:
+        if len(allowed) == 1 or measured_seconds(self.costs, node, allowed) is None:
             return None
         able = [backend for backend in allowed if backend.seconds(node) < inf]
         costs = [self.costs.cost(node, backend, 1) for backend in able]
@@ -214,13 +221,39 @@ class Placement:
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
         """Of the backends that have a kernel for a node, the one that is expected to be fastest;
         others that are expected to be slower are not asked."""
-        left = list(among)
-        while len(left) > 1:
-            seconds, _ = compared(self.costs, node, left)
-            backend = left.pop(seconds.index(min(seconds)))
-            if self.kernels.accepts(backend, node):
-                return backend
-        return left[0] if left and self.kernels.accepts(left[0], node) else None
+        accepts = self.kernels.accepts
+        return next((b for b in self._by_cost(node, among) if accepts(b, node)), None)
+
+    def _by_cost(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
+        """Backends in the order of their expected costs."""
+        if len(among) == 1:
+            return among
+        seconds = measured_seconds(self.costs, node, among)
+        if seconds is None:
+            leading, behind = self._leading(node, among)
+            if len(leading) == 1:
+                return [*leading, *behind]
+            among = [*leading, *behind]
+            seconds = [*estimates(leading, node), *[inf] * len(behind)]
+        order = sorted(range(len(among)), key=seconds.__getitem__)
+        return [among[i] for i in order]
+
+    def _leading(
+        self, node: Node, among: Sequence[Backend]
+    ) -> tuple[Sequence[Backend], Sequence[Backend]]:
+        """Backends whose estimates are compared, and those that come behind one of these anyway."""
+        outrun = self._outrun
+        if not outrun or plausible(node) is not node:
+            return among, ()
+        names = {outrun.get(backend.name) for backend in among}
+        behind = [backend for backend in among if backend.name in names]
+        return [backend for backend in among if backend not in behind], behind
+
+    @cached_property
+    def _outrun(self) -> dict[str, str]:
+        """What ``Outruns`` says, by the names of backends."""
+        able = [(b.name, capability(b, Outruns)) for b in self.backends]
+        return {name: backend.outruns for name, backend in able if backend is not None}
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}

@@ -74,15 +74,19 @@ def feeds_of(rng: np.random.Generator, groups: int = 4, keys: int = 9) -> dict[s
     return {name: x.astype(np.float32) for name, x in feeds.items()}
 
 
-def check(text: str, *feeds: dict[str, np.ndarray]) -> None:
-    """Compare each answer with ONNX Runtime's."""
+def check(text: str, *feeds: dict[str, np.ndarray], scale: float = 0.0) -> None:
+    """Compare each answer with ONNX Runtime's, within what its scores, which are products of
+    queries and keys times ``scale``, lose by rounding a few times in either."""
     model = model_from_text(text)
     runtime = onnxruntime.InferenceSession(model.SerializeToString())
     session = ps.compile(model)
     for each in feeds:
         each = {x.name: each[x.name] for x in runtime.get_inputs()}
+        # A probability is off by its score's error, relatively, and so are sums of values.
+        score = scale * np.prod([np.linalg.norm(each[name], axis=-1).max() for name in "qk"])
+        lost = 4 * np.finfo(np.float32).eps / 2 * score * np.abs(each["v"]).max()
         for y, wanted in zip(session.run(each).values(), runtime.run(None, each), strict=True):
-            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=max(1e-5, lost))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -201,7 +205,7 @@ def test_attention_of_random_forms_equals_that_of_onnx_runtime(
     ]
     for feeds in every:
         feeds["m"][..., 0] = -1
-    check(text, *every)
+    check(text, *every, scale=float(np.prod(scales)))
 
 
 CAPPED = f"""{{ {SCORES} a0 = Mul (s, half) a1 = Div (a0, cap) a2 = Tanh (a1) a3 = Mul (a2, cap)
