@@ -72,14 +72,14 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     in_order = partial(schedule_in_order, planned, context)
     if are_asynchronous(plan.steps):
         return in_order()
-    # Most models end here, before anything is measured.
-    if not _grouping(plan, context.seconds(costs, 1), context).promising:
-        return replace(in_order(), unmeasured=True)
-    # Where kernels have threads of their own, workers seldom gain: measure only if asked to.
+    # Where kernels have threads of their own, workers seldom gain: measure only if asked to. Most
+    # models end here, as nobody has measured all of their nodes.
     wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
     profiler = planned.profiler
     if threaded and not wanted and profiler is not None and not profiler.complete_already():
+        return replace(in_order(), unmeasured=True)
+    if not _grouping(plan, context.seconds(costs, 1), context).promising:
         return replace(in_order(), unmeasured=True)
     return _schedule_measured(planned, context) or in_order()
 

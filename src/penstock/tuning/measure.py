@@ -151,7 +151,8 @@ class CostModel:
 
     def is_measured(self, node: Node, backend: Backend, threads: int | None = None) -> bool:
         """Whether ``cost`` has a measurement of ``node``."""
-        return self.cost(node, backend, threads).source is CostSource.MEASURED
+        known = self.knows(node, backend)
+        return known and self.cost(node, backend, threads).source is CostSource.MEASURED
 
 
 class CustomCosts(CostModel):
@@ -253,16 +254,15 @@ class GraphProfiler:
         self.graph = copy
 
     def complete_already(self) -> bool:
-        return not any(self._missing(b, one) for b in self.backends for one in (True, False))
+        return not any(self._lacks(b, one) for b in self.backends for one in (True, False))
 
-    def _missing(self, backend: Backend, single_threaded: bool) -> list[Node]:
-        """The nodes that were never measured on ``backend``, though it supports them."""
+    def _lacks(self, backend: Backend, single_threaded: bool) -> bool:
+        """Whether some node was never measured on ``backend``, though it supports it."""
         threads = 1 if single_threaded else None
-        return [
-            node
+        return any(
+            backend in allowed and not self.costs.is_measured(node, backend, threads)
             for node, allowed in self.allowed.items()
-            if backend in allowed and not self.costs.is_measured(node, backend, threads)
-        ]
+        )
 
     def complete(self, *, single_threaded: bool, brief_runs: int | None = None) -> None:
         """Measure the nodes that were never measured on some backend that supports them: with
@@ -271,7 +271,7 @@ class GraphProfiler:
         estimated: the user's own run will raise the error."""
         for i, backend in enumerate(self.backends):
             # Compiling a plan to measure takes time as well, so it is not for a single moment left.
-            if self._left.get(backend.name, inf) > 0 and self._missing(backend, single_threaded):
+            if self._left.get(backend.name, inf) > 0 and self._lacks(backend, single_threaded):
                 report_progress(f"measure nodes on {backend.name}", i, len(self.backends))
                 with suppress(PenstockError):
                     self._measure(backend, single_threaded, None, brief_runs)
