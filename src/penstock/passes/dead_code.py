@@ -33,21 +33,25 @@ def prune(graph: Graph) -> bool:
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
+    keep, need, is_idle = kept.append, needed.update, needed.isdisjoint  # it runs often
     for node in with_checkpoints(graph.nodes[::-1]):
-        if needed.isdisjoint(node.outputs) and node not in controls:
+        if is_idle(node.outputs) and node not in controls:
             changed = True
             continue
-        kept.append(node)
-        if node.op.role in CONTROL:
+        keep(node)
+        if node.nests and node.op.role in CONTROL:
             changed |= _drop_unread(node, needed)
             changed |= node.op.name != "If" and _drop_carried(node, needed)
-        needed.update(node.inputs)
-        needed.discard(None)  # an optional input left out
-        controls.update(node.control_inputs)
+        if None in node.inputs:  # an optional one that is left out
+            need([value for value in node.inputs if value is not None])
+        else:
+            need(node.inputs)
+        if node.control_inputs:
+            controls.update(node.control_inputs)
         for _, inner in node.graphs if node.nests else ():
             changed |= prune(inner)
             # Behind the pruning: what only dead nodes of the graph read is not needed.
-            needed.update(captures(inner))
+            need(captures(inner))
     kept.reverse()
     graph.nodes = kept
     return changed

@@ -17,6 +17,7 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext
+from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Replacement, forward
 
 Rule = Callable[[Node, Value, Value], "Replacement | bool"]
@@ -26,7 +27,10 @@ class Simplify(Pass):
     """Apply the rule of its operation once to every node, in order."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return forward(graph, dict.fromkeys(RULES, _visit))
+        changed = forward(graph, dict.fromkeys(RULES, _visit))
+        if changed:
+            prune(graph)  # not in another round, which would run all other passes again
+        return changed
 
 
 def _visit(node: Node) -> Replacement | bool:
