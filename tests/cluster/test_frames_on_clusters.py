@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.frontends.tensorflow.file import read_graph
 from tests.support.random_frames import RandomGraph
-from tests.support.sweeps import sweep
+from tests.support.sweeps import drawn, sweep
 from tests.support.tf_cases import Case, cases, follow
 from tests.support.timing import SOON
 
@@ -34,13 +34,13 @@ def test_corpus_with_a_worker_for_each_device_equals_tensorflow(case, cluster):
     assert max(len(executor.parts) for executor in session._plans.executors()) == 2
 
 
-@pytest.mark.parametrize("case", sweep(list(cases()), 40), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", drawn(list(cases()), 16), ids=lambda case: case.name)
 def test_corpus_on_random_workers_equals_tensorflow(case, cluster):
     random = Random(case.name)
     on_workers(case, cluster, lambda device: random.randrange(2))
 
 
-@pytest.mark.parametrize("seed", sweep(range(40), 8))
+@pytest.mark.parametrize("seed", drawn(range(40), 4))
 def test_random_graphs_on_two_workers_equal_one_device(seed, cluster):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
@@ -63,7 +63,7 @@ def test_corpus_with_all_devices_on_one_worker_equals_tensorflow(case, cluster):
     assert max(len(executor.parts) for executor in session._plans.executors()) == 1
 
 
-@pytest.mark.parametrize("case", sweep(list(cases()), 40), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", drawn(list(cases()), 16), ids=lambda case: case.name)
 def test_corpus_on_random_devices_of_workers_equals_tensorflow(case, cluster):
     random = Random(case.name)
 
@@ -73,7 +73,7 @@ def test_corpus_on_random_devices_of_workers_equals_tensorflow(case, cluster):
     on_workers(case, cluster, chosen, devices=2)
 
 
-@pytest.mark.parametrize("seed", sweep(range(40), 8))
+@pytest.mark.parametrize("seed", drawn(range(40), 4))
 def test_random_graphs_on_devices_of_two_workers_equal_one_device(seed, cluster):
     graph = RandomGraph(seed)
     whole = ps.compile(graph.placed(1, 0), "frames", ["numpy"])
