@@ -1,6 +1,4 @@
-"""TFLite files written from Python values, by the table of the schema.
-
-A table is a dict, or a pair of the name of a union's table and a dict. ``model`` makes a file of
+"""TFLite files written from Python values, as ``serialized`` takes them. ``model`` makes a file of
 subgraphs that ``subgraph`` describes by arrays and names::
 
     model([subgraph({"x": FLOAT32[2]}, [("ABS", ["x"], ["y"], None)], ["y"])])
@@ -14,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.frontends.tflite.flatbuffer import TableField, schema
+from penstock.frontends.tflite.flatbuffer import schema
+from penstock.frontends.tflite.writer import serialized
 
-_CODES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
-QUANTIZED_KINDS = dict(zip(_CODES.split(), "?bBhHiIqQfd", strict=True))
 TYPES = [
     "float32",
     "float16",
@@ -33,81 +30,6 @@ TYPES = [
 ]
 TYPES += ["complex128", "uint64", "resource"]
 Operator = tuple[str, Sequence[str | None], Sequence[str], Any]
-
-
-class _Writer:
-    """Appends tables after what refers to them, and fills the offset in."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(8)
-
-    def align(self, size: int) -> int:
-        self.data += bytes(-len(self.data) % size)
-        return len(self.data)
-
-    def point(self, at: int, target: int) -> None:
-        struct.pack_into("<I", self.data, at, target - at)
-
-    def table(self, kind: str, fields: Mapping[str, Any]) -> int:
-        declared = schema().tables[kind]
-        assert set(fields) <= set(declared), (kind, set(fields) - set(declared))
-        slots = max((field.slot + 1 for field in declared.values()), default=0)
-        vtable = self.align(8)
-        self.data += bytes(4 + 2 * slots)
-        at = self.align(8)
-        self.data += struct.pack("<i", at - vtable) + bytes(4)
-        pending = []
-        for name, value in fields.items():
-            field = declared[name]
-            code = None if field.vector else QUANTIZED_KINDS.get(field.type)
-            place = self.align(8)
-            self.data += bytes(8)
-            struct.pack_into("<H", self.data, vtable + 4 + 2 * field.slot, place - at)
-            if code is None:
-                pending.append((place, field, value))
-            else:
-                struct.pack_into(f"<{code}", self.data, place, value)
-        size = len(self.data) - at
-        struct.pack_into("<HH", self.data, vtable, 4 + 2 * slots, size)
-        for place, field, value in pending:
-            self.point(place, self.content(field, value))
-        return at
-
-    def content(self, field: TableField, value: Any) -> int:
-        if field.type in schema().unions:
-            return self.table(*value)
-        if not field.vector:
-            return (
-                self.bytes(value.encode())
-                if field.type == "text"
-                else self.table(field.type, value)
-            )
-        if field.type == "uint8":
-            return self.bytes(bytes(value))
-        code = QUANTIZED_KINDS.get(field.type)
-        if code is not None:
-            return self.bytes(struct.pack(f"<{len(value)}{code}", *value), len(value))
-        at = self.align(8)
-        self.data += struct.pack("<I", len(value)) + bytes(4 * len(value))
-        for i, element in enumerate(value):
-            single = TableField(field.type, False, 0, 0)
-            self.point(at + 4 + 4 * i, self.content(single, element))
-        return at
-
-    def bytes(self, data: bytes, count: int | None = None) -> int:
-        """A vector, whose elements are aligned to 16 bytes."""
-        self.data += bytes(-(len(self.data) + 4) % 16)
-        at = len(self.data)
-        self.data += struct.pack("<I", len(data) if count is None else count) + data + b"\0"
-        return at
-
-
-def serialized(fields: Mapping[str, Any], identifier: bytes = b"TFL3") -> bytes:
-    """The file of a ``Model`` table."""
-    writer = _Writer()
-    writer.data[4:8] = identifier
-    writer.point(0, writer.table("Model", fields))
-    return bytes(writer.data)
 
 
 def subgraph(

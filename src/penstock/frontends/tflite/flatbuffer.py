@@ -31,8 +31,9 @@ _Part: TypeAlias = tuple[bytes | memoryview, int]
 
 _U16_U16, _U32, _I32 = [Struct(code).unpack_from for code in ("<HH", "<I", "<i")]
 _NAMES = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
-_CODES = dict(zip(_NAMES.split(), "?bBhHiIqQfd", strict=True))
-_SCALARS = {name: Struct(f"<{code}") for name, code in _CODES.items()}
+CODES = dict(zip(_NAMES.split(), "?bBhHiIqQfd", strict=True))
+"""The types of numbers, as ``struct`` calls them"""
+_SCALARS = {name: Struct(f"<{code}") for name, code in CODES.items()}
 _WIDTHS = {"text": 1} | {name: scalar.size for name, scalar in _SCALARS.items()}
 _WHOLE = 2**18  # bytes of a file that is read at once
 _PAGE = 2**12  # bytes of a larger one that are read at a time
@@ -56,6 +57,10 @@ class TableField(NamedTuple):
     vector: bool
     slot: int
     default: Any
+
+    @property
+    def is_number(self) -> bool:
+        return not self.vector and self.type in CODES
 
 
 class Schema(NamedTuple):
@@ -83,7 +88,7 @@ def schema() -> Schema:
                     empty: Any = "" if type_ == "text" else None
                     if vector:
                         empty = Bytes(0, 0) if type_ == "uint8" else ()
-                    elif type_ in _CODES:
+                    elif type_ in CODES:
                         empty = (float if type_.startswith("float") else int)(default or 0)
                     if type_:
                         table[key] = TableField(type_, vector, slot, empty)
@@ -102,13 +107,14 @@ class _Layout(NamedTuple):
     """The fields of tables of one kind and one vtable. ``size``: bytes of such a table; ``end``:
     those up to the end of its last field. ``left_out`` has the values of fields that it does not
     have, ``numbers`` how to read a number and where, ``others`` where other fields are: at 0 what
-    is not within the table."""
+    is not within the table. ``is_newer``: it has fields behind those of the schema."""
 
     size: int
     end: int
     left_out: Mapping[str, Any]
     numbers: Sequence[tuple[str, Callable[[Any, int], tuple[Any, ...]], int]]
     others: Mapping[str, tuple[int, TableField]]
+    is_newer: bool
 
 
 class FlatTable:
@@ -120,7 +126,7 @@ class FlatTable:
     ) -> None:
         self.kind = kind
         self._buffer = buffer
-        self._others = layout.others
+        self._layout = layout
         self._at = at
         self._depth = depth
         self._part = data, base = part
@@ -134,7 +140,7 @@ class FlatTable:
         its number is unknown."""
         if name.startswith("_"):
             raise AttributeError(name)
-        (offset, field), buffer = self._others[name], self._buffer
+        (offset, field), buffer = self._layout.others[name], self._buffer
         if not offset:
             buffer.damaged("a field outside of its table")
         kind, depth, (data, base) = field.type, self._depth + 1, self._part
@@ -168,14 +174,23 @@ class FlatTable:
         if kind == "text":
             value = decode_text(bytes(data[at - base : at - base + size]))
         else:
-            numbers = unpack_from(f"<{length}{_CODES.get(kind, 'I')}", data, at - base)
-            if kind in _CODES:
+            numbers = unpack_from(f"<{length}{CODES.get(kind, 'I')}", data, at - base)
+            if kind in CODES:
                 value = [*numbers]
             else:  # an offset counts from its own place
                 places = [*map(add, numbers, range(at, at + size, 4))]
                 value = buffer.tables(kind, with_checkpoints(places), depth, (data, base))
         self.__dict__[name] = value
         return value
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether it has fields that the schema lacks, of the newer one that it was written by."""
+        return self._layout.is_newer
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a field, a text, a vector or a table, rather than leave it out."""
+        return name in self._layout.others
 
     def content(self, name: str) -> bytes:
         """The bytes of a field that is a vector of them."""
@@ -242,8 +257,9 @@ class FlatBuffer:
         data, base = self.part(vtable, length, "the fields of a table")
         offsets = unpack_from(f"<{length // 2}H", data, vtable - base)[2:]
         end = 4  # the first four bytes of a table are the offset of its vtable
-        left_out, numbers, others = {}, [], {}
+        left_out, numbers, others, slots = {}, [], {}, 0
         for name, field in schema().tables[kind].items():
+            slots = max(slots, field.slot + 1)
             offset = offsets[field.slot] if field.slot < len(offsets) else 0
             scalar = None if field.vector else _SCALARS.get(field.type)
             if not offset:
@@ -256,7 +272,7 @@ class FlatBuffer:
                     others[name] = offset, field
                 else:
                     numbers.append((name, scalar.unpack_from, offset))
-        return _Layout(size, end, left_out, numbers, others)
+        return _Layout(size, end, left_out, numbers, others, any(offsets[slots:]))
 
     def part(self, at: int, size: int, what: str) -> _Part:
         """A part of the file in which ``what`` is, these bytes. Raises ``InvalidModel`` if they are
