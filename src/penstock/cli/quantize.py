@@ -135,7 +135,8 @@ def _help(name: str) -> str:
     "--output",
     "-o",
     required=True,
-    help="File to write: a saved session if its name ends in .penstock, else ONNX.",
+    help="File to write: a saved session if its name ends in .penstock, TFLite with its own codes if "
+    "it ends in .tflite, which needs a TFLite file as MODEL, else ONNX.",
 )
 @gathered("options", _Options)
 def quantize(
@@ -161,8 +162,8 @@ def quantize(
         threads=options.threads,
         timeout=options.timeout,
         resume=options.resume,
+        output=output,
     )
-    result.save(output)
     if report is not None:
         report.write_text(result.html, encoding="utf-8")
     return {**result.report, "output": str(output)}

@@ -36,14 +36,16 @@ def by_node(
     node's of the float graph, and one of conversions alone belongs to the value."""
     of_layers, of_others, conversions = (defaultdict[str, float](float) for _ in range(3))
     own = {layer.name for layer in layers}
-    known = {node.name for node in graph.walk()}
+    known: Mapping[str, str] = {node.name: node.name for node in graph.walk()}
     layer_of = {} if form is None else form.layer_of
     value_of = {} if form is None else form.value_of
+    if form is not None and form.node_of is not None:
+        own, known = set(), form.node_of
     for names, seconds in steps.items():
         # Nodes that are fused with a layer are part of its time.
         layer = next((n for n in names if n in own), None)
         layer = layer or next((layer_of[n] for n in names if n in layer_of), None)
-        other = next((n for n in names if n in known), None)
+        other = next((known[n] for n in names if n in known), None)
         value = next((value_of[n] for n in names if n in value_of), None)
         if layer is not None:
             of_layers[layer] += seconds

@@ -45,14 +45,15 @@ class Stored(NamedTuple):
 
 class QuantizableLayer(NamedTuple):
     """A node with ``types`` that it can have, and its weights. Of a convolution or product ``x`` is
-    the input, and the results have an index of ``axis`` of the ``weights`` each; ``bias`` is a
-    constant, or None."""
+    the input, whose axis ``channels`` is that of its channels, and the results have an index of
+    ``axis`` of the ``weights`` each; ``bias`` is a constant, or None."""
 
     node: Node
     stored: Sequence[Stored]
     types: Sequence[LayerType]
     x: Value | None = None
     bias: np.ndarray | None = None
+    channels: int = -1
 
     @property
     def name(self) -> str:
@@ -138,7 +139,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
         if weights.ndim < 3:
             return None
         every: tuple[LayerType, ...] = ("float32", "static", "dynamic", "weights8")
-        return QuantizableLayer(node, [Stored(1, weights, 0)], every, x, bias)
+        return QuantizableLayer(node, [Stored(1, weights, 0)], every, x, bias, channels=1)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None

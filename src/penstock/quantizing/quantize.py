@@ -13,6 +13,7 @@ from penstock.compiler.options import make
 from penstock.core.checkpoints import Progress, cancelled_by, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
+    InvalidInput,
     OptionError,
     PenstockError,
     check_count,
@@ -32,6 +33,7 @@ from penstock.quantizing.report import describe_search, report_of_layers
 from penstock.quantizing.samples import Samples, Source, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
+from penstock.quantizing.tflite_rewriting import TfliteRewriter
 from penstock.session.session import compile
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 DEFAULT_ERROR = 0.01
 """the bound on the error where no goal is stated: one percent of the spread of an output"""
 ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
-_SESSION = ".penstock"
+_SESSION, _TFLITE = ".penstock", ".tflite"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class QuantizeOptions:
         "A file for what was measured: a search that was stopped goes on from there. It is "
         "written as the search goes on.",
     )
+    output: str | os.PathLike[str] | None = option(
+        None,
+        "A file to write, as ``Quantized.save`` does. A name that ends in .tflite asks for codes as "
+        "TFLite has them, which needs a TFLite file as the model.",
+    )
     progress: bool | Progress = option(
         False, "Whom to tell how far it has come, as ``compile`` takes it."
     )
@@ -104,6 +111,10 @@ class QuantizeOptions:
             raise OptionError("metric= needs max_error=, the largest value that it may return")
 
     @property
+    def writes_tflite(self) -> bool:
+        return self.output is not None and Path(self.output).suffix == _TFLITE
+
+    @property
     def goal(self) -> Goal:
         """What is wanted."""
         # A bound that most users of classifiers do not notice.
@@ -118,12 +129,16 @@ class Quantized:
         model: The quantized model.
         report: What was done and measured, as JSON can have it.
         threads: Those of the plans of a session that is saved.
+        tflite: The model as a TFLite file, if it was quantized as one.
     """
 
-    def __init__(self, model: Model, report: JsonObject, threads: int | None) -> None:
+    def __init__(
+        self, model: Model, report: JsonObject, threads: int | None, tflite: bytes | None = None
+    ) -> None:
         self.model = model
         self.report = report
         self._threads = threads
+        self._tflite = tflite
 
     @cached_property
     def onnx(self) -> bytes:
@@ -132,13 +147,25 @@ class Quantized:
         return onnx_bytes(self.model)
 
     @property
+    def tflite(self) -> bytes:
+        """The model as the bytes of a TFLite file. Raises ``PenstockError`` if it was not quantized
+        as one."""
+        if self._tflite is None:
+            raise PenstockError(
+                "the model was quantized for ONNX; for TFLite's codes, call quantize with "
+                "output='NAME.tflite' and a TFLite file"
+            )
+        return self._tflite
+
+    @property
     def html(self) -> str:
         """The report as a page that needs no other file and no network."""
         return report_of_layers(self.report)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model: as a saved session if the name ends in ``.penstock``, else as ONNX.
-        Raises ``OSError``.
+        """Write the model: as a saved session if the name ends in ``.penstock``, as TFLite if it ends
+        in ``.tflite``, else as ONNX. Raises ``OSError``, ``PenstockError`` as ``tflite`` does, and
+        ``Unsupported`` as ``onnx`` does.
 
         Args:
             path: The file.
@@ -148,7 +175,7 @@ class Quantized:
             with compile(self.model, threads=self._threads, cache=False) as session:
                 session.save(target)
             return
-        target.write_bytes(self.onnx)
+        target.write_bytes(self.tflite if target.suffix == _TFLITE else self.onnx)
 
     def __repr__(self) -> str:
         own = self.report
@@ -178,17 +205,43 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
     stop = StopCondition(None, own.cancel, "quantizing")
     with cancelled_by(stop), reporting(progress_of(own.progress)):
         loaded = model if isinstance(model, Model) else load(model)
-        folded = float_model(loaded)
-        onnx_bytes(folded)  # before anything is measured: it must be possible
+        rewriter: TfliteRewriter | None = None
+        if own.writes_tflite:
+            rewriter = TfliteRewriter(_tflite_source(model), loaded.entry)
+            folded, source = rewriter.model, rewriter.data
+        else:
+            folded = float_model(loaded)
+            source = onnx_bytes(folded)  # before anything is measured: it must be possible
         names = [value.name for value in folded.graph.inputs]
         samples = samples_of(data, names)
         run = partial(compile, threads=own.threads, cache=False)
         # Not from the cache of sessions: a candidate is used once.
-        search = Search(run(loaded), folded, samples, own.goal, run, own.metric)
+        search = Search(run(loaded), folded, samples, own.goal, run, own.metric, rewriter=rewriter)
         if own.resume is not None:
-            search.record = Record.at(Path(own.resume), _key(folded, samples, own))
+            search.record = Record.at(Path(own.resume), _key(source, samples, own))
         point = _found(search, own.timeout)
-        return _result(search, point, own)
+        quantized = _result(search, point, own)
+        if own.output is not None:
+            quantized.save(own.output)
+        return quantized
+
+
+def _tflite_source(model: ModelLike) -> bytes:
+    """The TFLite file that a model was read from. Raises ``InvalidInput`` if it was none."""
+    source = model.path if isinstance(model, Model) else model
+    if isinstance(source, bytes):
+        data = source
+    elif source is not None and Path(source).is_file():
+        data = Path(source).read_bytes()
+    else:
+        data = b""
+    if data[4:8] != b"TFL3":
+        what = "a model in memory" if source is None or isinstance(source, bytes) else f"{source}"
+        raise InvalidInput(
+            f"{what} is no TFLite file, of which alone a TFLite file can be made: write ONNX, with "
+            "an output that ends in .onnx, or give the TFLite file"
+        )
+    return data
 
 
 def _found(search: Search, timeout: float | None) -> Point:
@@ -223,10 +276,10 @@ def _possible(search: Search, point: Point) -> str:
     )
 
 
-def _key(model: Model, samples: Samples, options: QuantizeOptions) -> str:
-    """What measurements depend on, as a digest."""
+def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
+    """What measurements depend on, as a digest: ``source`` is the float model."""
     # Of the samples the first: to read all of them would take as long as to begin anew.
-    digest = hashlib.blake2b(onnx_bytes(model), digest_size=16)
+    digest = hashlib.blake2b(source, digest_size=16)
     for name, array in next(iter(samples)).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
     digest.update(repr((len(samples), options.goal, options.threads, machine_name())).encode())
@@ -236,11 +289,12 @@ def _key(model: Model, samples: Samples, options: QuantizeOptions) -> str:
 def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized:
     """The model of a point, read again as it is written, and what is measured of it."""
     form = search.form(point.choice)
-    model = search.with_graph(form)
+    written = search.with_graph(form)
     # What is measured last is what the file has, not what it was made of.
-    written = load(onnx_bytes(model))
+    if form.data is None:
+        written = load(onnx_bytes(written))
     session = search.compile(written)
     errors = search.reference_held.errors(session)
     seconds = seconds_in_turns([session, search.original], search.sample)
     report = describe_search(search, point, session, errors, seconds)
-    return Quantized(written, report, options.threads)
+    return Quantized(written, report, options.threads, form.data)

@@ -14,7 +14,7 @@ Runtimes recognize this form, and compute with the codes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -68,11 +68,42 @@ CodeCache: TypeAlias = dict[tuple[str, int, str], tuple[np.ndarray, np.ndarray]]
 
 class Rewritten(NamedTuple):
     """A graph with layers of chosen types. ``layer_of``: the layer that each new node belongs to;
-    ``value_of``: the value that each conversion of one that is codes belongs to; all by names."""
+    ``value_of``: the value that each conversion of one that is codes belongs to; ``node_of``: the
+    node of the float graph that each other node stands for, or None if they have its names; all by
+    names. ``data``: the file that the graph was read from, if it was."""
 
     graph: Graph
     layer_of: Mapping[str, str]
     value_of: Mapping[str, str]
+    node_of: Mapping[str, str] | None = None
+    data: bytes | None = None
+
+
+class Rewriter(Protocol):
+    """Makes the forms of one model. ``layers`` are those of its float graph."""
+
+    layers: Sequence[QuantizableLayer]
+
+    def coded(self, choice: Choice) -> Sequence[str]:
+        """The names of values whose ranges a choice needs."""
+
+    def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
+        """The form whose layers have the types of a choice."""
+
+
+class GraphRewriter:
+    """The rewriter of a graph of standard operations."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.layers = layers_of(graph)
+        self._graph = graph
+        self._cache: CodeCache = {}
+
+    def coded(self, choice: Choice) -> Sequence[str]:
+        return [value.name for value in codes_of(self._graph, self.layers, choice).values]
+
+    def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
+        return rewritten(self._graph, choice, ranges, biases, self._cache)
 
 
 def rewritten(

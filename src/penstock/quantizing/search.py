@@ -30,16 +30,16 @@ from penstock.ir.graph import Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
-from penstock.quantizing.layers import Choice, LayerType, codes_of, layers_of
+from penstock.quantizing.layers import Choice, LayerType
 from penstock.quantizing.measuring import FloatReference, Metric, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
 from penstock.quantizing.rewriting import (
     Biases,
-    CodeCache,
+    GraphRewriter,
+    Rewriter,
     Rewritten,
     ValueRange,
     ValueRanges,
-    rewritten,
 )
 from penstock.quantizing.samples import Samples
 from penstock.quantizing.weights import bias_correction
@@ -78,7 +78,8 @@ Compile = Callable[[Model], Session]
 
 @dataclass(eq=False)
 class Search:
-    """A search for one model. ``original`` is its session; ``model`` has the folded graph."""
+    """A search for one model. ``original`` is its session; ``model`` has the folded graph, of which
+    ``rewriter`` makes the forms that are tried: by default those of ONNX."""
 
     original: Session
     model: Model
@@ -87,16 +88,17 @@ class Search:
     compile: Compile
     metric: Metric | None = None
     record: Record = field(default_factory=Record)
+    rewriter: Rewriter | None = None
 
     def __post_init__(self) -> None:
         # The folded graph is rewritten; times and errors are compared with the original.
         self.graph = self.model.graph
-        self.layers = layers_of(self.graph)
+        self.forms = self.rewriter or GraphRewriter(self.graph)
+        self.layers = self.forms.layers
         self.chosen_by, self.held = self.samples.divided()
         self.sample = next(iter(self.chosen_by))
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
-        self.cache: CodeCache = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
         self.seconds: dict[LayerType, NodeSeconds] = {}
         self.sessions: dict[str, Session] = {}
@@ -109,7 +111,7 @@ class Search:
         """The graph with these types of layers."""
         ranges = self.ranges if ranges is None else ranges
         biases = self.biases if biases is None else biases
-        return rewritten(self.graph, choice, ranges, biases, self.cache)
+        return self.forms.rewritten(choice, ranges, biases)
 
     def with_graph(self, form: Rewritten) -> Model:
         return replace(self.model, graphs={self.model.entry: form.graph})
@@ -144,11 +146,11 @@ class Search:
         """Observe the values that may be codes, choose the way to clip their ranges, and whether to
         correct biases."""
         static = self.uniform("static")
-        names = [value.name for value in codes_of(self.graph, self.layers, static).values]
+        names = self.forms.coded(static)
         record = self.record
         if names and not record.ranges:
             axes = {
-                layer.x.name: 1 if layer.node.op.name == "Conv" else -1
+                layer.x.name: layer.channels
                 for layer in self.layers
                 if layer.name in static and layer.x is not None
             }

@@ -105,7 +105,10 @@ def importing(
 
 
 class SubgraphImporter:
-    """Imports one file. ``store`` holds its variables."""
+    """Imports one file. ``store`` holds its variables; ``entry`` is the subgraph that the model
+    consists of, once it was imported."""
+
+    entry: SubgraphScope
 
     def __init__(self, model: FlatTable, reader: TensorContents, diagnostics: Diagnostics) -> None:
         self.table = model
@@ -132,6 +135,7 @@ class SubgraphImporter:
         if index >= len(self.table.subgraphs):
             self.fault(f"signature {name!r} of {self.where} is subgraph {index}, which is missing")
         scope = SubgraphScope(index, self.table.subgraphs[index], self.where, "", ())
+        self.entry = scope
         names = {} if entry is None else {x.tensor_index: x.name for x in entry.inputs}
         inputs = []
         for index in scope.table.inputs:

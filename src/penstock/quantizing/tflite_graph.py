@@ -1,0 +1,297 @@
+"""The operators of a subgraph of a TFLite file, and which of them compute with int8.
+
+TFLite's kernels have int8 on both sides, and some of them ask for one scale of inputs and outputs,
+or for a scale of their own (``tflite_operators.txt``). So an operator between layers becomes int8
+if all that it reads is int8 already, and if something of int8 reads it::
+
+    x -> CONV_2D -> ADD -> CONV_2D -> SOFTMAX -> y                                     becomes
+    x -> QUANTIZE -> CONV_2D -> ADD -> CONV_2D -> DEQUANTIZE -> SOFTMAX -> y
+                     '------ int8 ------------'
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+
+from penstock.core.records import NamedTuple, cached_property, dataclass
+from penstock.core.types import FLOAT32
+from penstock.frontends.tflite.flatbuffer import schema
+from penstock.frontends.tflite.writer import OUTSIDE, Fields
+from penstock.quantizing.rewriting import ValueRange, ValueRanges
+
+FLOAT32_TYPE, FLOAT16_TYPE, INT32_TYPE, INT8_TYPE = 0, 1, 2, 9
+"""numbers of element types in the schema"""
+WEIGHTS, BIAS = 1, 2
+"""inputs of operators with weights"""
+WEIGHT_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
+"""the axis of weights that scales are along, by operator"""
+_WIDENED = {FLOAT32_TYPE: FLOAT32, FLOAT16_TYPE: np.dtype(np.float16)}
+# LiteRT's HARD_SWISH takes no results in steps finer than a share of its input's.
+_MOST_FINER = 100
+
+
+class CodeScale(NamedTuple):
+    """The meaning of int8 codes: ``(code - zero) * scale``."""
+
+    scale: float
+    zero: int
+
+    @classmethod
+    def of(cls, own: ValueRange) -> CodeScale:
+        return cls(float(own.scale), int(own.zero) - 128)
+
+    def codes(self, array: np.ndarray) -> np.ndarray:
+        """The nearest codes of real numbers."""
+        steps = np.rint(array.astype(np.float64) / self.scale) + self.zero
+        return steps.clip(-128, 127).astype(np.int8)
+
+
+class Int8Operator(NamedTuple):
+    """What TFLite's kernel of int8 of an operator asks for: see ``tflite_operators.txt``. ``fixed``
+    is the scale and the zero point of its outputs; ``dynamic`` the version with weights of int8
+    alone, None for operators without weights."""
+
+    version: int
+    same: bool = False
+    fixed: CodeScale | None = None
+    dynamic: int | None = None
+
+
+@cache
+def int8_operators() -> Mapping[str, Int8Operator]:
+    """Those of ``tflite_operators.txt`` by name."""
+    entries = {}
+    path = os.path.join(os.path.dirname(__file__), "tflite_operators.txt")
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            if line[0] not in "#\n":
+                name, version, scale, *rest = line.split()
+                entry = Int8Operator(int(version), scale == "same")
+                if scale == "free" and rest:
+                    entry = entry._replace(dynamic=int(rest[0]))
+                elif rest:
+                    entry = entry._replace(fixed=CodeScale(float(scale), int(rest[0])))
+                entries[name] = entry
+    return entries
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """An operator: its place in the subgraph, its name in the schema, its table."""
+
+    position: int
+    name: str
+    fields: Fields
+
+    @property
+    def inputs(self) -> Sequence[int]:
+        """Tensors, -1 for an input that is left out."""
+        return self.fields.get("inputs", ())
+
+    @property
+    def outputs(self) -> Sequence[int]:
+        return self.fields.get("outputs", ())
+
+    @property
+    def key(self) -> str:
+        """A name that no other operator of the subgraph has: the importer's."""
+        return f"{self.name}_{self.position}"
+
+    @property
+    def int8(self) -> Int8Operator | None:
+        return int8_operators().get(self.name)
+
+
+class Codes(NamedTuple):
+    """What is int8: the places of ``operators``, and ``group_of`` tensors that must have one scale,
+    the tensor that stands for all of them."""
+
+    operators: frozenset[int]
+    group_of: Mapping[int, int]
+
+
+class TfliteGraph:
+    """A subgraph of a file that was read (``fields``, a Model). ``folded``: tensors that operators
+    compute of constants alone."""
+
+    def __init__(self, fields: Fields, index: int) -> None:
+        self.fields = fields
+        self.index = index
+        self.subgraph: Fields = fields["subgraphs"][index]
+        self.tensors: list[Fields] = self.subgraph.get("tensors", [])
+        names = [_operator_name(code) for code in fields.get("operator_codes", [])]
+        self.operators = [
+            Operator(position, names[own.get("opcode_index", 0)], own)
+            for position, own in enumerate(self.subgraph.get("operators", []))
+        ]
+        self.folded: frozenset[int] = frozenset()
+        self.producers = {t: own for own in self.operators for t in own.outputs}
+        self.readers: dict[int, list[Operator]] = defaultdict(list)
+        for own in self.operators:
+            for tensor in own.inputs:
+                self.readers[tensor].append(own)
+
+    @cached_property
+    def results(self) -> frozenset[int]:
+        """Tensors that are read outside of the subgraph."""
+        return frozenset(self.subgraph.get("outputs", ()))
+
+    def contents(self, tensor: int) -> bytes | None:
+        """The bytes of a constant; None if it is none."""
+        buffers = self.fields.get("buffers", [])
+        own = buffers[self.tensors[tensor].get("buffer", 0)]
+        return own.get("data") or own.get(OUTSIDE) or None
+
+    def stored(self, tensor: int) -> int | None:
+        """The constant tensor that has the numbers of a tensor: itself, or that of float16 which an
+        operator widens; None for tensors that are not constant."""
+        producer = self.producers.get(tensor)
+        if producer is not None:
+            widens = producer.name == "DEQUANTIZE" and self.type(producer.inputs[0]) == FLOAT16_TYPE
+            return self.stored(producer.inputs[0]) if widens else None
+        return None if tensor < 0 or self.contents(tensor) is None else tensor
+
+    def constant(self, tensor: int) -> np.ndarray | None:
+        """A constant of float32, or of float16 that an operator widens; None for other tensors."""
+        stored = self.stored(tensor)
+        if stored is None or self.type(stored) not in _WIDENED:
+            return None
+        own, data = self.tensors[stored], self.contents(stored)
+        assert data is not None
+        dtype, shape = _WIDENED[self.type(stored)], own.get("shape", ())
+        if "sparsity" in own or math.prod(shape) * dtype.itemsize != len(data):
+            return None
+        return np.frombuffer(data, dtype).reshape(shape).astype(FLOAT32)
+
+    def type(self, tensor: int) -> int:
+        return self.tensors[tensor].get("type", 0)
+
+    def real_values(self, tensors: Iterable[int]) -> list[int]:
+        """Those tensors that are float32, and no constants."""
+        return [
+            tensor
+            for tensor in dict.fromkeys(tensors)
+            if tensor >= 0 and self.type(tensor) == FLOAT32_TYPE and self.stored(tensor) is None
+        ]
+
+    # What is int8.
+
+    def codes(self, static: Iterable[int]) -> Codes:
+        """What is int8 if the operators at these places, which have weights, are."""
+        layers = frozenset(static)
+        barred: set[int] = set()
+        while True:
+            operators = self._between(layers, barred)
+            groups = self._groups(operators)
+            # An operator with a scale of its own whose results are moved together with others.
+            members = defaultdict(list)
+            for tensor, group in groups.items():
+                members[group].append(tensor)
+            new = {
+                own.position
+                for place in operators
+                if (own := self.operators[place]).int8 is not None and own.int8.fixed
+                for tensor in own.outputs
+                if not all(self._has_scale(t, own.int8.fixed) for t in members[groups[tensor]])
+            }
+            if not new:
+                return Codes(operators, groups)
+            barred |= new
+
+    def _has_scale(self, tensor: int, fixed: CodeScale) -> bool:
+        """Whether a tensor can have a scale: an operator with it, or one that moves elements, has
+        written it."""
+        own = self.producers.get(tensor)
+        return (
+            own is not None and own.int8 is not None and (own.int8.same or own.int8.fixed == fixed)
+        )
+
+    def _between(self, layers: frozenset[int], barred: set[int]) -> frozenset[int]:
+        """The layers, and the operators between them that compute with int8."""
+        coded = {tensor for place in layers for tensor in self.operators[place].outputs}
+        able = set(layers)
+        for own in self.operators:
+            if own.position not in layers and own.position not in barred and self._is_able(own):
+                inputs = self.real_values(own.inputs)
+                if inputs and coded.issuperset(inputs):
+                    able.add(own.position)
+                    coded.update(own.outputs)
+        kept = set(layers)
+        for own in reversed(self.operators):
+            if own.position in kept or not self._is_able(own) or own.position in barred:
+                continue
+            read = [r.position in kept for tensor in own.outputs for r in self.readers[tensor]]
+            # Codes are moved with less than real numbers, whatever wrote them.
+            moves = (
+                own.int8 is not None and own.int8.same and len(self.real_values(own.inputs)) == 1
+            )
+            moves = moves and all(read) and self.results.isdisjoint(own.outputs)
+            if any(read) and (own.position in able or moves):
+                kept.add(own.position)
+        return frozenset(kept)
+
+    def _is_able(self, own: Operator) -> bool:
+        """Whether an operator without weights may compute with int8."""
+        if own.int8 is None or own.int8.dynamic is not None:
+            return False
+        if not self.folded.isdisjoint((*own.inputs, *own.outputs)):
+            return False
+        if any(self.tensors[t].get("is_variable") for t in own.inputs if t >= 0):
+            return False
+        return len(self.real_values(own.outputs)) == len(own.outputs)
+
+    def _groups(self, operators: Iterable[int]) -> dict[int, int]:
+        parent: dict[int, int] = {}
+
+        def root(tensor: int) -> int:
+            parent.setdefault(tensor, tensor)
+            while parent[tensor] != tensor:
+                tensor = parent[tensor]
+            return tensor
+
+        for place in sorted(operators):
+            own = self.operators[place]
+            values = self.real_values((*own.inputs, *own.outputs))
+            roots = [root(tensor) for tensor in values]
+            if own.int8 is not None and own.int8.same:
+                parent.update(dict.fromkeys(roots, roots[-1]))
+        return {tensor: root(tensor) for tensor in parent}
+
+    def scales(
+        self, codes: Codes, names: Mapping[int, str], ranges: ValueRanges
+    ) -> dict[int, CodeScale]:
+        """The scales of tensors that are int8, from ``ranges`` by the ``names`` of values."""
+        whole: dict[int, ValueRange] = {}
+        fixed: dict[int, CodeScale] = {}
+
+        def widen(tensor: int, own: ValueRange) -> None:
+            group = codes.group_of[tensor]
+            whole[group] = own | whole.get(group, own)
+
+        for tensor in codes.group_of:
+            widen(tensor, ranges[names[tensor]])
+        for own in map(self.operators.__getitem__, sorted(codes.operators)):
+            assert own.int8 is not None
+            (output, *_) = own.outputs
+            constants = [self.constant(t) for t in own.inputs] if own.int8.same else []
+            for array in constants:
+                if array is not None and array.size:
+                    widen(output, ValueRange.of(float(array.min()), float(array.max())))
+            if own.int8.fixed:
+                fixed[codes.group_of[output]] = own.int8.fixed
+            if own.name == "HARD_SWISH":
+                x = whole[codes.group_of[own.inputs[0]]]
+                widen(output, ValueRange(0.0, (x.high - x.low) / _MOST_FINER))
+        return {t: fixed.get(g) or CodeScale.of(whole[g]) for t, g in codes.group_of.items()}
+
+
+def _operator_name(code: Fields) -> str:
+    # Old files have the byte alone.
+    number = max(code.get("builtin_code", 0), code.get("deprecated_builtin_code", 0))
+    return schema().operators.get(number, f"number {number}")

@@ -1,0 +1,148 @@
+"""From a choice of types for layers to the TFLite file that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.core.limits import DEFAULT_LIMITS, Limits
+from penstock.core.records import replace
+from penstock.frontends.tflite.file import opened_model
+from penstock.frontends.tflite.importer import SubgraphImporter, importing
+from penstock.frontends.tflite.writer import fields_of, serialized
+from penstock.ir.graph import Graph, Model, Value, clone
+from penstock.passes.context import PassContext
+from penstock.passes.pipeline import PASSES, run_passes
+from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer, layers_of
+from penstock.quantizing.rewriting import Biases, Rewritten, ValueRanges
+from penstock.quantizing.tflite_edit import TfliteEdit
+from penstock.quantizing.tflite_graph import BIAS, WEIGHT_AXES, WEIGHTS, Operator, TfliteGraph
+from penstock.quantizing.weights import ChannelCodes
+
+_COMPUTING = ("Conv", "Gemm", "MatMul", "ConvTranspose")
+"""the operations that operators with weights become"""
+
+
+class TfliteRewriter:
+    """The rewriter of a file of TFLite. ``entry`` is the signature whose subgraph is quantized, if
+    the file has such a one, else the first is. Raises ``InvalidModel`` and ``Unsupported`` as
+    ``penstock.load`` does, ``PenstockError`` for what cannot be written again."""
+
+    def __init__(self, data: bytes, entry: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        with opened_model(data, "the model", wanted="tflite") as (table, weights):
+            fields = fields_of(table, weights)
+        self.data, self._entry, self._limits = data, entry, limits
+        model, importer = self._imported(data)
+        self.names = {index: value.name for index, value in importer.entry.values.items()}
+        self.graph = TfliteGraph(fields, importer.entry.index)
+        graph = _folded(model.graph)
+        self.model = replace(model, graphs={model.entry: graph})
+        kept = _names(graph)
+        self.graph.folded = frozenset(
+            tensor for tensor in self.graph.producers if self.names[tensor] not in kept
+        )
+        self._name_nodes(graph, importer.entry.where)
+        self.layers = self._layers(graph)
+        self._places = {own.key: own.position for own in self.graph.operators}
+        self._cache: dict[int, ChannelCodes] = {}
+
+    def _imported(self, data: bytes) -> tuple[Model, SubgraphImporter]:
+        with importing(data, "the model", self._limits, False, wanted="tflite") as importer:
+            return importer.model(None, self._entry), importer
+
+    def _name_nodes(self, graph: Graph, where: str) -> None:
+        """Name the nodes of each operator after it: its convolution or product, or else its last
+        node, has the operator's name."""
+        by_origin: dict[str, list] = {}
+        for node in graph.nodes:
+            by_origin.setdefault(node.origin, []).append(node)
+        for own in self.graph.operators:
+            nodes = by_origin.get(f"{own.key} in {where}", [])
+            if not nodes:
+                continue
+            main = next((node for node in nodes if node.op.name in _COMPUTING), nodes[-1])
+            for i, node in enumerate(nodes):
+                node.name = own.key if node is main else f"{own.key}/{i}"
+
+    def _layers(self, graph: Graph) -> list[QuantizableLayer]:
+        """The layers that are operators with weights, with what these can be."""
+        values = {value.name: value for node in graph.nodes for value in node.outputs if value}
+        values |= {value.name: value for value in graph.inputs}
+        operators = {own.key: own for own in self.graph.operators}
+        layers = []
+        for layer in layers_of(graph):
+            own = operators.get(layer.name)
+            if own is None or len(own.inputs) <= WEIGHTS or layer.stored[0].place != 1:
+                continue
+            weights = self.graph.constant(own.inputs[WEIGHTS])
+            if weights is None or weights.size != layer.weights.size:
+                continue
+            types = [t for t in layer.types if self._may_have(own, layer, t)]
+            x = values.get(self.names[own.inputs[0]])
+            if layer.x is not None and x is not None:
+                layer = layer._replace(x=x, channels=-1)
+            layers.append(layer._replace(stored=layer.stored[:1], types=types))
+        return layers
+
+    def _may_have(self, own: Operator, layer: QuantizableLayer, type_: LayerType) -> bool:
+        kernel = own.int8
+        if type_ in ("float32", "weights8"):
+            return type_ == "float32" or own.name in WEIGHT_AXES
+        if kernel is None or kernel.dynamic is None or layer.x is None:
+            return False
+        if type_ == "static":
+            bias = own.inputs[BIAS] if len(own.inputs) > BIAS else -1
+            is_known = bias < 0 or self.graph.constant(bias) is not None
+            return is_known and len(self.graph.real_values((own.inputs[0], *own.outputs))) == 2
+        # Penstock has one range for the whole input of a convolution, LiteRT one for each image.
+        shape = self.graph.tensors[own.inputs[0]].get("shape", [])
+        weights = self.graph.tensors[own.inputs[WEIGHTS]].get("shape", [])
+        is_one = len(shape) == 4 and shape[0] == 1 and shape[-1] == weights[-1]
+        return type_ == "dynamic" and bool(kernel.dynamic) and (is_one or len(weights) == 2)
+
+    def places(self, choice: Choice, type_: LayerType) -> frozenset[int]:
+        """The operators whose layers have a type."""
+        return frozenset(self._places[name] for name, own in choice.items() if own == type_)
+
+    def coded(self, choice: Choice) -> Sequence[str]:
+        codes = self.graph.codes(self.places(choice, "static"))
+        return [self.names[tensor] for tensor in codes.group_of]
+
+    def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
+        static = self.graph.codes(self.places(choice, "static"))
+        edit = TfliteEdit(
+            self.graph,
+            {self._places[name]: type_ for name, type_ in choice.items()},
+            static.operators,
+            self.graph.scales(static, self.names, ranges),
+            {self._places[name]: own for name, own in biases.items()},
+            self._cache,
+        )
+        data = serialized(edit.run())
+        model, importer = self._imported(data)
+        layer_of, value_of, node_of = {}, {}, {}
+        names, where = importer.operations, importer.entry.where
+        sources = {
+            f"{names[own.get('opcode_index', 0)]}_{position} in {where}": source
+            for position, (source, own) in enumerate(edit.emitted)
+        }
+        layers = {layer.name for layer in self.layers}
+        for node in model.graph.nodes:
+            source = sources.get(node.origin)
+            if isinstance(source, Operator):
+                (layer_of if source.key in layers else node_of)[node.name] = source.key
+            elif source is not None:
+                value_of[node.name] = self.names[source]
+        return Rewritten(model.graph, layer_of, value_of, node_of, data)
+
+
+def _folded(graph: Graph) -> Graph:
+    """A copy with weights as constants, whose values all keep their names."""
+    graph = clone(graph)
+    context = PassContext(fold_quantized_weights=False)
+    run_passes((PASSES["fold_constants"],), graph, context)
+    return graph
+
+
+def _names(graph: Graph) -> set[str]:
+    values: Iterable[Value | None] = [*graph.inputs, *(v for n in graph.nodes for v in n.outputs)]
+    return {value.name for value in values if value is not None}
