@@ -135,8 +135,8 @@ def _help(name: str) -> str:
     "--output",
     "-o",
     required=True,
-    help="File to write: a saved session if its name ends in .penstock, TFLite with its own codes if "
-    "it ends in .tflite, which needs a TFLite file as MODEL, else ONNX.",
+    help="File to write: a saved session if its name ends in .penstock; TFLite with its own codes "
+    "if it ends in .tflite, for which MODEL must be a TFLite file; else ONNX.",
 )
 @gathered("options", _Options)
 def quantize(

@@ -87,8 +87,8 @@ class QuantizeOptions:
     )
     output: str | os.PathLike[str] | None = option(
         None,
-        "A file to write, as ``Quantized.save`` does. A name that ends in .tflite asks for codes as "
-        "TFLite has them, which needs a TFLite file as the model.",
+        "A file to write, as ``Quantized.save`` does. A name that ends in .tflite asks for the "
+        "codes of TFLite, for which the model must be a TFLite file.",
     )
     progress: bool | Progress = option(
         False, "Whom to tell how far it has come, as ``compile`` takes it."
@@ -103,6 +103,8 @@ class QuantizeOptions:
                 raise wrong_type(name, value, "a number")
             if not value > 0:
                 raise OptionError(f"{name}={value!r} must be above 0")
+        if self.output is not None and not Path(self.output).absolute().parent.is_dir():
+            raise OptionError(f"output={str(self.output)!r} is in a folder that does not exist")
         if self.threads is not None:
             check_count("threads", self.threads)
         if self.metric is not None and not callable(self.metric):
@@ -163,9 +165,9 @@ class Quantized:
         return report_of_layers(self.report)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model: as a saved session if the name ends in ``.penstock``, as TFLite if it ends
-        in ``.tflite``, else as ONNX. Raises ``OSError``, ``PenstockError`` as ``tflite`` does, and
-        ``Unsupported`` as ``onnx`` does.
+        """Write the model: as a saved session if the name ends in ``.penstock``, as TFLite if it
+        ends in ``.tflite``, else as ONNX. Raises ``OSError``, and what ``tflite`` and ``onnx``
+        raise.
 
         Args:
             path: The file.
@@ -229,17 +231,14 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
 def _tflite_source(model: ModelLike) -> bytes:
     """The TFLite file that a model was read from. Raises ``InvalidInput`` if it was none."""
     source = model.path if isinstance(model, Model) else model
-    if isinstance(source, bytes):
-        data = source
-    elif source is not None and Path(source).is_file():
-        data = Path(source).read_bytes()
-    else:
-        data = b""
+    what, data = "a model in memory", source if isinstance(source, bytes) else b""
+    if isinstance(source, str | os.PathLike):
+        what = os.fspath(source)
+        data = Path(source).read_bytes() if Path(source).is_file() else b""
     if data[4:8] != b"TFL3":
-        what = "a model in memory" if source is None or isinstance(source, bytes) else f"{source}"
         raise InvalidInput(
-            f"{what} is no TFLite file, of which alone a TFLite file can be made: write ONNX, with "
-            "an output that ends in .onnx, or give the TFLite file"
+            f"{what} is no TFLite file, and of others no TFLite file can be made: write ONNX, with "
+            "an output that ends in .onnx, or give the TFLite file itself"
         )
     return data
 

@@ -47,8 +47,8 @@ class TfliteEdit:
 
     ``types`` are those of layers, ``int8`` the operators that compute with int8, ``scales`` those
     of tensors of int8, ``biases`` what is added to the biases of layers; operators are given by
-    their places. ``cache`` has codes of weights, which edits share. ``emitted`` are the operators of
-    the subgraph so far, each with the operator or the tensor that it stands for; ``coded`` the
+    their places. ``cache`` has codes of weights, which edits share. ``emitted`` are the operators
+    of the subgraph so far, each with the operator or the tensor that it stands for; ``coded`` the
     tensors of int8 that stand for others, ``weights`` those for weights."""
 
     graph: TfliteGraph
@@ -271,7 +271,10 @@ class TfliteEdit:
         if own.get("subgraph_index", 0) != self.graph.index:
             return own
         sides = {
-            side: [{**x, "tensor_index": place[x.get("tensor_index", 0)]} for x in own[side]]
+            side: [
+                {**port, "tensor_index": place.get(index := port.get("tensor_index", 0), index)}
+                for port in own[side]
+            ]
             for side in ("inputs", "outputs")
             if side in own
         }
@@ -307,7 +310,8 @@ def _used(operators: Iterable[Fields]) -> set[int]:
 
 def _renumbered(fields: Fields, names: Iterable[str], place: Mapping[int, int]) -> Fields:
     """Fields with the new numbers of tensors."""
-    changed = {name: [place[t] for t in fields[name]] for name in names if name in fields}
+    # Numbers of no tensor are the file's own, where the importer does not look at them.
+    changed = {name: [place.get(t, t) for t in fields[name]] for name in names if name in fields}
     return {**fields, **changed}
 
 

@@ -38,7 +38,9 @@ class TfliteRewriter:
         self.model = replace(model, graphs={model.entry: graph})
         kept = _names(graph)
         self.graph.folded = frozenset(
-            tensor for tensor in self.graph.producers if self.names[tensor] not in kept
+            tensor
+            for tensor in self.graph.producers
+            if self.names[tensor] not in kept and self.graph.stored(tensor) is None
         )
         self._name_nodes(graph, importer.entry.where)
         self.layers = self._layers(graph)
@@ -93,11 +95,13 @@ class TfliteRewriter:
             bias = own.inputs[BIAS] if len(own.inputs) > BIAS else -1
             is_known = bias < 0 or self.graph.constant(bias) is not None
             return is_known and len(self.graph.real_values((own.inputs[0], *own.outputs))) == 2
-        # Penstock has one range for the whole input of a convolution, LiteRT one for each image.
+        # XNNPACK refuses inputs whose shape the file does not say. A convolution has one range for
+        # the whole input in Penstock, one for each image in LiteRT.
         shape = self.graph.tensors[own.inputs[0]].get("shape", [])
         weights = self.graph.tensors[own.inputs[WEIGHTS]].get("shape", [])
         is_one = len(shape) == 4 and shape[0] == 1 and shape[-1] == weights[-1]
-        return type_ == "dynamic" and bool(kernel.dynamic) and (is_one or len(weights) == 2)
+        fits = is_one or (len(weights) == 2 and len(shape) > 0)
+        return type_ == "dynamic" and bool(kernel.dynamic) and fits
 
     def places(self, choice: Choice, type_: LayerType) -> frozenset[int]:
         """The operators whose layers have a type."""

@@ -60,7 +60,10 @@ def fields_of(table: FlatTable, weights: WeightFile) -> Fields:
                 "was cut short"
             )
         fields = {name: value for name, value in fields.items() if name not in places}
-        fields[OUTSIDE] = weights.read(place, size).tobytes()
+        try:
+            fields[OUTSIDE] = weights.read(place, size).tobytes()
+        except ValueError as error:
+            raise InvalidModel(f"a {table.kind} cannot be read: {error}") from error
     return fields
 
 
@@ -163,7 +166,8 @@ class _Writer:
         """Append a text, a vector or a table; its place."""
         if not field.vector:
             if field.type == "text":
-                return self.vector(value.encode(), len(value.encode()), 1)
+                text = value.encode("utf-8", "surrogateescape")  # as it was decoded
+                return self.vector(text, len(text), 1)
             return (
                 self.table(*value)
                 if field.type in schema().unions
