@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 import penstock as ps
 from penstock.cli.commands import main
 from tests.support.quantizable import feed_forward, rows
+from tests.support.tflite_networks import convolutional, images
 
 
 @pytest.fixture
@@ -80,3 +81,23 @@ def test_wrong_samples_are_a_fault_of_the_input(files):
     given = ["quantize", str(files / "m.onnx"), "--data", str(files / "data.npz")]
     result = CliRunner().invoke(main, [*given, "-o", str(files / "out.onnx")])
     assert result.exit_code == 1 and "lacks 'x'" in result.output
+
+
+def test_tflite_files_become_tflite_files(files):
+    source, output = files / "m.tflite", files / "out.tflite"
+    source.write_bytes(convolutional())
+    np.save(files / "data.npy", images(8))
+    given = ["quantize", str(source), "--data", str(files / "data.npy"), "-o", str(output)]
+    result = CliRunner().invoke(main, [*given, "--max-error", "0.02", "--json"])
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["error"] <= 0.02 and document["output"] == str(output)
+    assert output.read_bytes()[4:8] == b"TFL3"
+    x = images(1)[0]
+    np.testing.assert_allclose(ps.compile(output)(x), ps.compile(source)(x), atol=0.1)
+
+
+def test_tflite_file_of_another_format_is_a_fault_of_the_input(files):
+    result = call(files, "-o", str(files / "out.tflite"))
+    assert result.exit_code == 1
+    assert "m.onnx is no TFLite file" in result.output and "write ONNX" in result.output

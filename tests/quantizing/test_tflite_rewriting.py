@@ -145,6 +145,10 @@ OPERATORS = {
 }
 
 
+ROUNDED = ("PRELU", "RESIZE_BILINEAR")
+"""operators whose codes Penstock computes from real numbers"""
+
+
 def test_every_operator_of_the_table_is_tried():
     assert {*OPERATORS} == {n for n, own in int8_operators().items() if own.dynamic is None}
 
@@ -167,8 +171,7 @@ def test_operator_between_layers_is_int8(op):
     theirs = by_litert(file, {"x": x}, resolver=REFERENCE)
     ours = [*ps.compile(file).run({"x": x}).values()]
     for a, b, c in zip(ours, theirs, wanted, strict=True):
-        step = np.ptp(c) / 255
-        np.testing.assert_allclose(a, b, atol=2 * step)
+        np.testing.assert_allclose(a, b, atol=2 * np.ptp(c) / 255 if op in ROUNDED else 1e-5)
         assert np.sqrt(np.square(a - c).mean()) < 0.02 * np.ptp(c)
 
 

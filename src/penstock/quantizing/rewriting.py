@@ -80,9 +80,11 @@ class Rewritten(NamedTuple):
 
 
 class Rewriter(Protocol):
-    """Makes the forms of one model. ``layers`` are those of its float graph."""
+    """Makes the forms of one model."""
 
-    layers: Sequence[QuantizableLayer]
+    @property
+    def layers(self) -> Sequence[QuantizableLayer]:
+        """The layers of its float graph."""
 
     def coded(self, choice: Choice) -> Sequence[str]:
         """The names of values whose ranges a choice needs."""

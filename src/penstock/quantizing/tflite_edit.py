@@ -270,7 +270,7 @@ class TfliteEdit:
         """A signature with the new numbers of tensors."""
         if own.get("subgraph_index", 0) != self.graph.index:
             return own
-        sides = {
+        sides: Fields = {
             side: [
                 {**port, "tensor_index": place.get(index := port.get("tensor_index", 0), index)}
                 for port in own[side]

@@ -31,7 +31,7 @@ WEIGHTS, BIAS = 1, 2
 """inputs of operators with weights"""
 WEIGHT_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
 """the axis of weights that scales are along, by operator"""
-_WIDENED = {FLOAT32_TYPE: FLOAT32, FLOAT16_TYPE: np.dtype(np.float16)}
+_WIDENED: Mapping[int, np.dtype] = {FLOAT32_TYPE: FLOAT32, FLOAT16_TYPE: np.dtype(np.float16)}
 # LiteRT's HARD_SWISH takes no results in steps finer than a share of its input's.
 _MOST_FINER = 100
 

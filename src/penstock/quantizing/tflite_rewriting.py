@@ -66,30 +66,35 @@ class TfliteRewriter:
                 node.name = own.key if node is main else f"{own.key}/{i}"
 
     def _layers(self, graph: Graph) -> list[QuantizableLayer]:
-        """The layers that are operators with weights, with what these can be."""
+        """The layers, with the types that their operators can have; of others float32 alone."""
         values = {value.name: value for node in graph.nodes for value in node.outputs if value}
         values |= {value.name: value for value in graph.inputs}
-        operators = {own.key: own for own in self.graph.operators}
+        operators = {own.key: own for own in self.graph.operators if own.name in WEIGHT_AXES}
         layers = []
         for layer in layers_of(graph):
             own = operators.get(layer.name)
-            if own is None or len(own.inputs) <= WEIGHTS or layer.stored[0].place != 1:
-                continue
-            weights = self.graph.constant(own.inputs[WEIGHTS])
-            if weights is None or weights.size != layer.weights.size:
-                continue
-            types = [t for t in layer.types if self._may_have(own, layer, t)]
-            x = values.get(self.names[own.inputs[0]])
-            if layer.x is not None and x is not None:
-                layer = layer._replace(x=x, channels=-1)
-            layers.append(layer._replace(stored=layer.stored[:1], types=types))
+            types: list[LayerType] = ["float32"]
+            if own is not None and self._has_weights_of(own, layer):
+                types += [type_ for type_ in layer.types if self._may_have(own, layer, type_)]
+                x = values.get(self.names[own.inputs[0]])
+                if layer.x is not None and x is not None:
+                    # Channels are last in the file.
+                    layer = layer._replace(x=x, channels=-1)
+            layers.append(layer._replace(types=types))
         return layers
 
+    def _has_weights_of(self, own: Operator, layer: QuantizableLayer) -> bool:
+        """Whether an operator has the weights of a layer, and nothing else that it could store."""
+        weights = self.graph.constant(own.inputs[WEIGHTS])
+        alone = len(layer.stored) == 1 and layer.stored[0].place == WEIGHTS
+        return alone and weights is not None and weights.size == layer.weights.size
+
     def _may_have(self, own: Operator, layer: QuantizableLayer, type_: LayerType) -> bool:
+        """Whether an operator can have a type other than float32."""
+        if type_ == "weights8":
+            return True
         kernel = own.int8
-        if type_ in ("float32", "weights8"):
-            return type_ == "float32" or own.name in WEIGHT_AXES
-        if kernel is None or kernel.dynamic is None or layer.x is None:
+        if kernel is None or layer.x is None:
             return False
         if type_ == "static":
             bias = own.inputs[BIAS] if len(own.inputs) > BIAS else -1
@@ -123,7 +128,9 @@ class TfliteRewriter:
         )
         data = serialized(edit.run())
         model, importer = self._imported(data)
-        layer_of, value_of, node_of = {}, {}, {}
+        layer_of: dict[str, str] = {}
+        value_of: dict[str, str] = {}
+        node_of: dict[str, str] = {}
         names, where = importer.operations, importer.entry.where
         sources = {
             f"{names[own.get('opcode_index', 0)]}_{position} in {where}": source
