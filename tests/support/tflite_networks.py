@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 
 import penstock as ps
+from penstock.frontends.tflite.file import opened_model
+from penstock.frontends.tflite.flatbuffer import schema
+from penstock.frontends.tflite.writer import Fields, fields_of
+from penstock.quantizing.rewriting import ValueRange
+from penstock.quantizing.tflite_rewriting import TfliteRewriter
 from tests.support.tflite_models import Operator, model, subgraph
 
 CONV = {"padding": 0, "stride_w": 1, "stride_h": 1}
@@ -125,3 +130,28 @@ def images(count: int = 8, seed: int = 0) -> np.ndarray:
 def rows(count: int = 8, seed: int = 0) -> np.ndarray:
     """[count, 2, 4, 64]."""
     return np.random.default_rng(seed).standard_normal((count, 2, 4, 64)).astype(np.float32)
+
+
+def written(data: bytes, choice, x, biases=None) -> bytes:
+    """The file with these types of layers, or with one wherever it can be."""
+    rewriter = TfliteRewriter(data, "main")
+    if isinstance(choice, str):
+        choice = {own.name: choice for own in rewriter.layers if choice in own.types}
+    assert choice
+    names = rewriter.coded(choice)
+    values = ps.compile(rewriter.model).run({"x": x}, fetches=names) if names else {}
+    ranges = {n: ValueRange.of(float(v.min()), float(v.max())) for n, v in values.items()}
+    return rewriter.rewritten(choice, ranges, biases or {}).data
+
+
+def tables(data: bytes) -> Fields:
+    """The tables of a file."""
+    with opened_model(data, "m") as (table, contents):
+        return fields_of(table, contents)
+
+
+def names_of(data: bytes) -> list[str]:
+    """The names of the file's operators."""
+    with opened_model(data, "m") as (table, _):
+        codes = [schema().operators[own.builtin_code] for own in table.operator_codes]
+        return [codes[own.opcode_index] for own in table.subgraphs[0].operators]

@@ -94,6 +94,7 @@ class TfliteEdit:
         else:
             wanted = self.opcodes[index]
             version = max(version, wanted.get("version", 1))
+        # Older runtimes refuse versions that they do not know, rather than compute something else.
         wanted = {**wanted, "version": version}
         if wanted not in self.opcodes:
             self.opcodes.append(wanted)
@@ -117,6 +118,7 @@ class TfliteEdit:
         outputs = [self.coded[tensor] for tensor in own.outputs]
         fields = {"opcode_index": 0, **own.fields, "inputs": inputs, "outputs": outputs}
         self.emit(own, fields, own.name, kernel.version)
+        # At once, so that the conversion is before all that reads the tensor.
         for tensor in own.outputs:
             readers = [reader.position for reader in self.graph.readers[tensor]]
             if tensor in self.graph.results or not all(place in self.int8 for place in readers):
@@ -128,6 +130,7 @@ class TfliteEdit:
         if self.types[own.position] == "dynamic":
             assert own.int8 is not None and own.int8.dynamic
             version = own.int8.dynamic
+            # Half of the codes would be lost on an input of one sign, such as after Relu.
             if own.name == "FULLY_CONNECTED":
                 _, options = own.fields.get("builtin_options", ("", {}))
                 options = {**options, "asymmetric_quantize_inputs": True}
@@ -135,6 +138,7 @@ class TfliteEdit:
                 fields["builtin_options_type"] = kinds[_DENSE_OPTIONS]
                 fields["builtin_options"] = _DENSE_OPTIONS, options
         else:
+            # The seconds of the conversion, if it has any, are the layer's.
             real = {**self.tensors[own.inputs[WEIGHTS]], "buffer": 0}
             codes, weights = weights, self.add_tensor(real, f"{real.get('name', '')}/real")
             self.emit_conversion("DEQUANTIZE", own, codes, weights)
@@ -201,6 +205,7 @@ class TfliteEdit:
     def weight_codes(self, own: Operator) -> int:
         """The tensor of an operator's weights as int8."""
         tensor, axis = own.inputs[WEIGHTS], WEIGHT_AXES[own.name]
+        # Layers that share weights share their codes.
         if tensor not in self.weights:
             codes, scales = self.channel_codes(own)
             quantization = _by_channel(scales, axis)
@@ -225,6 +230,7 @@ class TfliteEdit:
         array = None if tensor < 0 else self.graph.constant(tensor)
         if array is None and (extra is None or tensor >= 0):
             return [tensor] if tensor >= 0 else []
+        # Without a bias before, the correction is one.
         scales = self.channel_codes(own).scales
         array = np.zeros(scales.shape, FLOAT32) if array is None else array.reshape(-1)
         array = array if extra is None else (array + extra).astype(FLOAT32)
@@ -245,6 +251,7 @@ class TfliteEdit:
         before = _used(own.fields for own in graph.operators)
         gone = before - _used(operators) - {*graph.subgraph.get("inputs", ()), *graph.results}
         gone -= {-1}
+        # Programs that look at values by name find those of codes where the real numbers were.
         for tensor, codes in self.coded.items():
             if tensor in gone:
                 self.tensors[codes]["name"] = self.tensors[tensor].get("name", "")
@@ -286,6 +293,7 @@ class TfliteEdit:
             self.graph.tensors[t].get("buffer", 0) for t in gone if t < len(self.graph.tensors)
         }
         unread -= {t.get("buffer", 0) for own in subgraphs for t in own.get("tensors", ())}
+        # Converters store equal constants once; metadata are in buffers, too.
         unread -= {own.get("buffer", 0) for own in self.graph.fields.get("metadata", ())}
         unread -= {*self.graph.fields.get("metadata_buffer", ())}
         return [{} if i in unread else own for i, own in enumerate(self.buffers)]

@@ -108,7 +108,7 @@ class Operator:
         return int8_operators().get(self.name)
 
 
-class Codes(NamedTuple):
+class Int8Part(NamedTuple):
     """What is int8: the places of ``operators``, and ``group_of`` tensors that must have one scale,
     the tensor that stands for all of them."""
 
@@ -151,6 +151,7 @@ class TfliteGraph:
     def stored(self, tensor: int) -> int | None:
         """The constant tensor that has the numbers of a tensor: itself, or that of float16 which an
         operator widens; None for tensors that are not constant."""
+        # Files of float16 have such an operator for each constant.
         producer = self.producers.get(tensor)
         if producer is not None:
             widens = producer.name == "DEQUANTIZE" and self.type(producer.inputs[0]) == FLOAT16_TYPE
@@ -182,10 +183,11 @@ class TfliteGraph:
 
     # What is int8.
 
-    def codes(self, static: Iterable[int]) -> Codes:
+    def codes(self, static: Iterable[int]) -> Int8Part:
         """What is int8 if the operators at these places, which have weights, are."""
         layers = frozenset(static)
         barred: set[int] = set()
+        # Each round bars an operator more, or ends.
         while True:
             operators = self._between(layers, barred)
             groups = self._groups(operators)
@@ -201,7 +203,7 @@ class TfliteGraph:
                 if not all(self._has_scale(t, own.int8.fixed) for t in members[groups[tensor]])
             }
             if not new:
-                return Codes(operators, groups)
+                return Int8Part(operators, groups)
             barred |= new
 
     def _has_scale(self, tensor: int, fixed: CodeScale) -> bool:
@@ -214,6 +216,7 @@ class TfliteGraph:
 
     def _between(self, layers: frozenset[int], barred: set[int]) -> frozenset[int]:
         """The layers, and the operators between them that compute with int8."""
+        # Forwards: what could be int8 without a conversion before it.
         coded = {tensor for place in layers for tensor in self.operators[place].outputs}
         able = set(layers)
         for own in self.operators:
@@ -222,6 +225,7 @@ class TfliteGraph:
                 if inputs and coded.issuperset(inputs):
                     able.add(own.position)
                     coded.update(own.outputs)
+        # Backwards: of that, what is read as int8. Behind the last layer real numbers are exact.
         kept = set(layers)
         for own in reversed(self.operators):
             if own.position in kept or not self._is_able(own) or own.position in barred:
@@ -264,7 +268,7 @@ class TfliteGraph:
         return {tensor: root(tensor) for tensor in parent}
 
     def scales(
-        self, codes: Codes, names: Mapping[int, str], ranges: ValueRanges
+        self, codes: Int8Part, names: Mapping[int, str], ranges: ValueRanges
     ) -> dict[int, CodeScale]:
         """The scales of tensors that are int8, from ``ranges`` by the ``names`` of values."""
         whole: dict[int, ValueRange] = {}
@@ -283,6 +287,7 @@ class TfliteGraph:
             for array in constants:
                 if array is not None and array.size:
                     widen(output, ValueRange.of(float(array.min()), float(array.max())))
+            # What moves such results has their scale, whatever was observed.
             if own.int8.fixed:
                 fixed[codes.group_of[output]] = own.int8.fixed
             if own.name == "HARD_SWISH":

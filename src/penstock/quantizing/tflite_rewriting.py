@@ -9,7 +9,7 @@ from penstock.core.records import replace
 from penstock.frontends.tflite.file import opened_model
 from penstock.frontends.tflite.importer import SubgraphImporter, importing
 from penstock.frontends.tflite.writer import fields_of, serialized
-from penstock.ir.graph import Graph, Model, Value, clone
+from penstock.ir.graph import Graph, Model, Node, Value, clone
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import PASSES, run_passes
 from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer, layers_of
@@ -17,9 +17,6 @@ from penstock.quantizing.rewriting import Biases, Rewritten, ValueRanges
 from penstock.quantizing.tflite_edit import TfliteEdit
 from penstock.quantizing.tflite_graph import BIAS, WEIGHT_AXES, WEIGHTS, Operator, TfliteGraph
 from penstock.quantizing.weights import ChannelCodes
-
-_COMPUTING = ("Conv", "Gemm", "MatMul", "ConvTranspose")
-"""the operations that operators with weights become"""
 
 
 class TfliteRewriter:
@@ -32,10 +29,12 @@ class TfliteRewriter:
             fields = fields_of(table, weights)
         self.data, self._entry, self._limits = data, entry, limits
         model, importer = self._imported(data)
+        # Ranges and layers are known by names of values, edits by numbers of tensors.
         self.names = {index: value.name for index, value in importer.entry.values.items()}
         self.graph = TfliteGraph(fields, importer.entry.index)
         graph = _folded(model.graph)
         self.model = replace(model, graphs={model.entry: graph})
+        # What is folded cannot be fetched, to observe its range.
         kept = _names(graph)
         self.graph.folded = frozenset(
             tensor
@@ -54,14 +53,16 @@ class TfliteRewriter:
     def _name_nodes(self, graph: Graph, where: str) -> None:
         """Name the nodes of each operator after it: its convolution or product, or else its last
         node, has the operator's name."""
-        by_origin: dict[str, list] = {}
+        # Origins tell operators: passes keep them, and names of values are any texts of the file's.
+        by_origin: dict[str, list[Node]] = {}
         for node in graph.nodes:
             by_origin.setdefault(node.origin, []).append(node)
+        layers = {layer.node for layer in layers_of(graph)}
         for own in self.graph.operators:
             nodes = by_origin.get(f"{own.key} in {where}", [])
             if not nodes:
                 continue
-            main = next((node for node in nodes if node.op.name in _COMPUTING), nodes[-1])
+            main = next((node for node in nodes if node in layers), nodes[-1])
             for i, node in enumerate(nodes):
                 node.name = own.key if node is main else f"{own.key}/{i}"
 
@@ -131,6 +132,7 @@ class TfliteRewriter:
         layer_of: dict[str, str] = {}
         value_of: dict[str, str] = {}
         node_of: dict[str, str] = {}
+        # An operator's position differs from that in the source, as conversions stand between.
         names, where = importer.operations, importer.entry.where
         sources = {
             f"{names[own.get('opcode_index', 0)]}_{position} in {where}": source
@@ -148,9 +150,14 @@ class TfliteRewriter:
 
 def _folded(graph: Graph) -> Graph:
     """A copy with weights as constants, whose values all keep their names."""
+    # Nothing else: other passes move normalizations into weights, and values of the file go with
+    # the nodes that they replace.
     graph = clone(graph)
-    context = PassContext(fold_quantized_weights=False)
+    outputs, context = len(graph.outputs), PassContext(fold_quantized_weights=False)
+    # As outputs, the values of tensors stay where other operators read what these were made of.
+    graph.outputs += [value for node in graph.nodes for value in node.outputs if value is not None]
     run_passes((PASSES["fold_constants"],), graph, context)
+    del graph.outputs[outputs:]
     return graph
 
 

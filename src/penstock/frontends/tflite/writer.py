@@ -16,7 +16,6 @@ Fields that the schema calls obsolete are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from struct import Struct, pack, pack_into
 from typing import Any, TypeAlias
 
@@ -27,6 +26,8 @@ from penstock.frontends.tflite.flatbuffer import CODES, FlatTable, TableField, s
 
 Fields: TypeAlias = dict[str, Any]
 """A table: what its fields are by name"""
+Content: TypeAlias = Any
+"""What a field is: a text, bytes, a table, the name of a union's table and that, or a list"""
 
 OUTSIDE = " outside"  # no field of the schema has a blank in its name
 _PLACES = {
@@ -50,6 +51,7 @@ def fields_of(table: FlatTable, weights: WeightFile) -> Fields:
     for name, field in schema().tables[table.kind].items():
         if getattr(table, name) != field.default if field.is_number else table.has(name):
             fields[name] = _plain(table, name, field, weights)
+    # Offsets are only known when all else is written.
     places = _PLACES.get(table.kind, ("", ""))
     place, size = [fields.get(name, 0) for name in places]
     if place > _FIRST_PLACE:
@@ -89,7 +91,7 @@ def _unknown(kind: str, what: str) -> PenstockError:
     )
 
 
-def serialized(fields: Mapping[str, Any], identifier: bytes = b"TFL3") -> bytes:
+def serialized(fields: Fields, identifier: bytes = b"TFL3") -> bytes:
     """The file of a ``Model`` table. Raises ``PenstockError`` if it is too large for one."""
     writer = _Writer()
     writer.data[4:8] = identifier
@@ -125,7 +127,7 @@ class _Writer:
     def point(self, at: int, target: int) -> None:
         pack_into("<I", self.data, at, target - at)
 
-    def table(self, kind: str, fields: Mapping[str, Any]) -> int:
+    def table(self, kind: str, fields: Fields) -> int:
         """Append a table; its place."""
         declared, content = schema().tables[kind], fields.get(OUTSIDE)
         place_field, size_field = _PLACES.get(kind, ("", ""))
@@ -154,15 +156,17 @@ class _Writer:
             if content is not None and name == place_field:
                 self._outside.append((place, content))
         vtable = pack(f"<{2 + len(slots)}H", 4 + 2 * len(slots), len(self.data) - at, *slots)
+        # Tables with the same fields share one, as in files of other writers.
         if vtable not in self._vtables:
             self._vtables[vtable] = self.align(2)
             self.data += vtable
         pack_into("<i", self.data, at, at - self._vtables[vtable])
+        # Offsets lead forward only: what a table refers to comes behind it.
         for place, field, value in pending:
             self.point(place, self.content(field, value))
         return at
 
-    def content(self, field: TableField, value: Any) -> int:
+    def content(self, field: TableField, value: Content) -> int:
         """Append a text, a vector or a table; its place."""
         if not field.vector:
             if field.type == "text":
