@@ -50,7 +50,7 @@ BOUNDS = {
     "session_members": 19,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 128_383, "c_lines": 16_790}
+MOST = {"python_lines": 128_441, "c_lines": 16_790}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.
