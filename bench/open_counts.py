@@ -24,7 +24,7 @@ COLUMNS = {
     "idle": "of them changed nothing",
     "types": "nodes whose types were inferred",
     "kernels": "that backends were asked for",
-    "costs": "nodes whose costs were compared",
+    "costs": "questions for the estimated cost of a node",
     "records": "copied with changes",
 }
 """What is counted beside calls."""
@@ -86,9 +86,9 @@ def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Call
     """The figures of ``COLUMNS`` for a model that is loaded and run once, and its calls."""
     import penstock as ps
     from penstock.analysis.type_inference import node_types
+    from penstock.backends.dynamic_shapes import estimates
     from penstock.core import records
     from penstock.ir.contract import checked_kernel
-    from penstock.tuning.measure import compared
 
     ps.compile(source, threads=1, cache=False).run(feeds)
     clock = Clock()
@@ -107,7 +107,7 @@ def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Call
         passes.idle,
         calls.of(node_types),
         calls.of(checked_kernel),
-        calls.of(compared),
+        calls.of(estimates),
         calls.of(records.replace),
     )
     return dict(zip(COLUMNS, figures, strict=True)), calls

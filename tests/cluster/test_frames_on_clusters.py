@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.frontends.tensorflow.file import read_graph
 from tests.support.random_frames import RandomGraph
-from tests.support.sweeps import drawn, sweep
+from tests.support.sweeps import drawn
 from tests.support.tf_cases import Case, cases, follow
 from tests.support.timing import SOON
 

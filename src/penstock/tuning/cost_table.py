@@ -19,7 +19,7 @@ import stat
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +97,11 @@ class CostTable:
         finite."""
         self._record(_node_group(backend, where, threads), where.exact, where.bytes, seconds)
 
-    def knows(self, backend: str, operation: str) -> bool:
-        """Whether any node of an operation was measured on ``backend``."""
+    @property
+    def measured(self) -> Set[_Pair]:
+        """Backends and operations of which any node was measured on them."""
         known = self._measured
-        return (backend, operation) in (self._known() if known is None else known)
+        return self._known() if known is None else known
 
     def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
         """The mean seconds of nodes of just this signature; None if none was measured."""
@@ -162,7 +163,10 @@ class CostTable:
         backend, operation, _ = group
         if (backend, operation) not in self._read:
             with self._file_lock:
-                known = (backend, operation) not in self._read and self.knows(backend, operation)
+                known = (backend, operation) not in self._read and (
+                    backend,
+                    operation,
+                ) in self.measured
                 rows = self._rows(_SELECT, backend, operation) if known else []
                 with self._lock:
                     if (backend, operation) not in self._read:

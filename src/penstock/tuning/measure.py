@@ -88,7 +88,7 @@ class CostModel:
     def cost(self, node: Node, backend: Backend, threads: int | None = None) -> Cost:
         """The cost of ``node`` on ``backend``, with ``threads`` threads for its kernel, by default
         as many as it has in a run that is alone."""
-        if self.knows(node, backend):
+        if self.knowing(node, [backend]):
             from penstock.tuning.node_signature import node_signature
 
             threads = threads or threads_of(backend, self.backends, False)
@@ -107,9 +107,13 @@ class CostModel:
         guess = max(host_seconds(node), 0.0 if expected == inf else expected)
         return Cost(guess, CostSource.GUESSED)
 
-    def knows(self, node: Node, backend: Backend) -> bool:
-        """Whether the operation of ``node`` was measured on ``backend``, perhaps of other sizes."""
-        return bool(self._own) or self._table.knows(backend.name, node.op.full_name)
+    def knowing(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
+        """Those of ``among`` on which the operation of ``node`` was measured, perhaps of other
+        sizes."""
+        if self._own:
+            return among
+        measured, operation = self._table.measured, node.op.full_name
+        return [backend for backend in among if (backend.name, operation) in measured]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:
         """The seconds to copy ``nbytes`` between two backends, given by their names."""
@@ -151,7 +155,7 @@ class CostModel:
 
     def is_measured(self, node: Node, backend: Backend, threads: int | None = None) -> bool:
         """Whether ``cost`` has a measurement of ``node``."""
-        known = self.knows(node, backend)
+        known = bool(self.knowing(node, [backend]))
         return known and self.cost(node, backend, threads).source is CostSource.MEASURED
 
 
@@ -168,8 +172,8 @@ class CustomCosts(CostModel):
         cost: Cost = self._model.cost(node, backend, threads)
         return cost
 
-    def knows(self, node: Node, backend: Backend) -> bool:
-        return True
+    def knowing(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
+        return among
 
 
 def costs_of(model: Any, backends: Sequence[Backend]) -> CostModel:
@@ -193,7 +197,7 @@ def measured_seconds(
 ) -> Sequence[float] | None:
     """The seconds of ``node`` on each of ``among`` if they were measured: on all but those without
     a kernel, where they are infinite."""
-    known = [backend for backend in among if costs.knows(node, backend)]
+    known = costs.knowing(node, among)
     if not known or any(backend.seconds(node) < inf for backend in among if backend not in known):
         return None
     seconds: list[float] = []
