@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.backends.numpy import NumpyBackend
+from penstock.host.native import library
 from penstock.plan.plan import Plan
 from penstock.tuning import trial
 from penstock.tuning.measure import CostModel
@@ -205,6 +207,28 @@ def test_placement_follows_measured_costs(tmp_path, monkeypatch, faster):
     again = diamond(*backends, cost_model=None)
     np.testing.assert_array_equal(again(X), Y)
     assert slower.ran.total() == before  # what is known is not measured again
+
+
+@pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
+def test_numpy_is_estimated_only_where_it_may_be_faster(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # no measured costs
+    asked = Counter()
+    seconds = NumpyBackend.seconds
+
+    def counted(self, node):
+        asked[node.op.name] += 1
+        return seconds(self, node)
+
+    monkeypatch.setattr(NumpyBackend, "seconds", counted)
+    session = compile_text("""g (float[64, 64] x, double[64, 64] z) => (float[64, 64] y, double[64, 64] t) {
+        p = MatMul (x, x) s = Softmax <axis = -1> (p) y = MatMul (s, x) t = Tanh (z) }""")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 64))
+    got = session.run({"x": x.astype(np.float32), "z": x})
+    np.testing.assert_allclose(got["t"], np.tanh(x))
+    assert asked.keys() == {"Tanh"}
+    placed = {step.node.op.name: step.backend for step in session.inspect.plan.steps}
+    assert placed == {"MatMul": "native", "Softmax": "native", "Tanh": "numpy"}
 
 
 def test_tasks_of_another_backend_run_on_its_own_threads():

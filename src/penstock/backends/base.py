@@ -284,11 +284,14 @@ class FallbackOnly(Protocol):
 
 
 class Outruns(Protocol):
-    """Is taken to be faster than another for any node of known shapes, whatever estimates say."""
+    """Is taken to be faster than another for some nodes, whatever estimates say."""
 
-    @property
-    def outruns(self) -> str:
-        """The name of the other."""
+    def outruns(self, node: Node) -> str:
+        """The name of the other; empty for nodes whose estimates are compared.
+
+        Args:
+            node: The node.
+        """
 
 
 class HostBackend:

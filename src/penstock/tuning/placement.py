@@ -242,18 +242,16 @@ class Placement:
         self, node: Node, among: Sequence[Backend]
     ) -> tuple[Sequence[Backend], Sequence[Backend]]:
         """Backends whose estimates are compared, and those that come behind one of these anyway."""
-        outrun = self._outrun
-        if not outrun or plausible(node) is not node:
+        names = {own.outruns(node) for backend, own in self._outrunning if backend in among}
+        if not any(names) or plausible(node) is not node:
             return among, ()
-        names = {outrun.get(backend.name) for backend in among}
         behind = [backend for backend in among if backend.name in names]
         return [backend for backend in among if backend not in behind], behind
 
     @cached_property
-    def _outrun(self) -> dict[str, str]:
-        """What ``Outruns`` says, by the names of backends."""
-        able = [(b.name, capability(b, Outruns)) for b in self.backends]
-        return {name: backend.outruns for name, backend in able if backend is not None}
+    def _outrunning(self) -> list[tuple[Backend, Outruns]]:
+        able = [(backend, capability(backend, Outruns)) for backend in self.backends]
+        return [(backend, own) for backend, own in able if own is not None]
 
     def _chosen(self, graph: Graph, choice: Callable[[Node], T | None]) -> dict[Node, T]:
         chosen: dict[Node, T] = {}
