@@ -10,7 +10,14 @@ import pytest
 import penstock as ps
 from penstock.build import GraphBuilder
 from penstock.core.types import ShapeError
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    check_within,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
 
 RANDOM = np.random.default_rng(11)
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 88.8, -104.5, 3e38]
@@ -217,10 +224,40 @@ def test_constant_of_one_element_may_have_any_rank(dtype, shape):
     check(node_of("Add", inputs, [1]), inputs)
 
 
-@pytest.mark.parametrize("power", [0.5, 1, 2, 3, -1, -2, -0.5, 0.3, 0])
+@pytest.mark.parametrize("power", [0.5, 0.25, 1, 1.5, 2, 3, 4, -1, -2, -0.5, 0.3, 0])
 def test_power_by_a_constant_equals_numpy(power):
     inputs = [np.abs(values((2, 300))) + np.float32(0.01), np.array(power, np.float32)]
     check(node_of("Pow", inputs, [1]), inputs, LOOSE)
+
+
+def _powers(kind: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    if kind == "special":
+        numbers = [0.0, 1.0, np.inf, 2.0, 3.0, 0.5, 2.5, 1e-45, 1e-40, 3e38, 2**24, 2**24 + 2]
+        pairs = np.meshgrid([*numbers, *(-x for x in numbers), 1.0000001, np.nan], numbers)
+        return [x.astype(np.float32).reshape(-1) for x in (*pairs,)]
+    if kind == "whole":
+        return [-np.exp(rng.normal(0, 3, 5000)), rng.integers(-9, 9, 5000)]
+    if kind == "near one":
+        return [1 + rng.normal(0, 1e-4, 5000), rng.normal(0, 1e5, 5000)]
+    return [np.exp(rng.normal(0, 9, 5000)), rng.normal(0, 3, 5000)]
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("kind", ["usual", "near one", "whole", "special"])
+def test_powers_are_those_of_float64_rounded(kind, negative):
+    """To one step of float32, as those of the C library are; signs, infinities and NaNs as well."""
+    x, y = (array.astype(np.float32) for array in _powers(kind))
+    y = -y if negative else y
+    with np.errstate(all="ignore"):
+        wanted = np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+    bound = np.spacing(np.abs(wanted))  # NaN where nothing has to be close
+    check_within(node_of("Pow", [x, y]), [x, y], wanted, np.where(np.isfinite(bound), bound, 0))
+    for library in LIBRARIES:
+        kernel = kernel_of(node_of("Pow", [x, y]), library)
+        got = kernel.function(x, y)
+        numbers = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(wanted)[numbers])
 
 
 @pytest.mark.parametrize("bounds", [(-1.0, 2.0), (None, 2.0), (-1.0, None), (3.0, 1.0)])

@@ -81,7 +81,7 @@ _ADDITIONS = {
     **dict.fromkeys(("div_i8", "floordiv_i8", "fmod_i8", "mod_i8"), 80),
     "sqrt_f4": 3,
     **dict.fromkeys(("fmod_f4", "mod_f4"), 20),
-    "pow_f4": 300,
+    "pow_f4": 120,
     "pow_f8": 300,
     **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 2.6),
     **dict.fromkeys(("exp_f8", "sigmoid_f8"), 16),

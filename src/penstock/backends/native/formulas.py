@@ -195,7 +195,7 @@ def _mish(attrs: Attrs, x: Term) -> Term:
     return x * (n / (n + 2.0))
 
 
-CHEAP_POWERS = (2, 3, 1, 0.5, -1, -2, -0.5)
+CHEAP_POWERS = (2, 3, 4, 1, 0.5, 0.25, 1.5, -1, -2, -0.5)
 
 
 def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
@@ -206,6 +206,11 @@ def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
         return x * x
     if power == 3:
         return x * x * x
+    if power == 4:
+        return (x * x) * (x * x)
+    if power in (0.25, 1.5):
+        root = _typed("sqrt", x)
+        return _typed("sqrt", root) if power == 0.25 else x * root
     if power == 1:
         # Not x itself: a program can only write results of instructions.
         return _typed("mul", x, 1.0)

@@ -31,7 +31,7 @@
     BOTH(X, floor, floorf(a), floor(a))                                                           \
     BOTH(X, ceil, ceilf(a), ceil(a))                                                              \
     BOTH(X, rint, rintf(a), rint(a))                                                              \
-    BOTH(X, pow, powf(a, b), pow(a, b))                                                           \
+    BOTH(X, pow, pow32(a, b), pow(a, b))                                                          \
     BOTH(X, div, a / b, a / b)                                                                    \
     X(gelu_f4, float, float, gelu32(a))                                                           \
     X(sin_f8, double, double, sin(a))                                                             \
