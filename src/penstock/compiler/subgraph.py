@@ -71,6 +71,8 @@ class Subgraph:
     """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
     masks: Sequence[int] | None = None
     """inputs that are masks (``compiler.padding``); None if that is not known yet"""
+    retired = False
+    """whether its session runs another model in its place: no plan of it is kept any more"""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.compiler.subgraph import Extract, Subgraph, compile_guard
@@ -71,6 +71,9 @@ class Subgraphs:
         """which rows runs leave out that a mask hides, as ``PackRows`` says; empty for none"""
         self.devices: Any = None
         """the ``DevicePorts`` of a session with backends on devices"""
+        self.ports_only = False
+        """whether only inputs of the model are fed and only outputs fetched: others may be gone
+        soon"""
         # Requests by names in the order given, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}
         # By sets of names, in the order of their last use.
@@ -234,6 +237,8 @@ class Subgraphs:
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
         if key == self._main_key:  # which is never forgotten
             return self.main
+        if self.ports_only:
+            self._check_ports(feeds, (*fetches, *targets))
         with _LOCK:
             subgraph = self._subgraphs.get(key)
             if subgraph is not None:
@@ -261,9 +266,47 @@ class Subgraphs:
         subgraph.extract = extract
         return subgraph
 
+    def _check_ports(self, feeds: Iterable[str], fetches: Iterable[str]) -> None:
+        """Raise ``InvalidInput`` unless only inputs are fed and only outputs fetched."""
+        main, value_of = self.main, self._aliases.get
+        outputs = {*main.outputs, *[value_of(name, name) for name in main.outputs]}
+        inside = [name for name in feeds if value_of(name, name) not in main.names]
+        inside += [name for name in fetches if outputs.isdisjoint((name, value_of(name)))]
+        if inside:
+            raise InvalidInput(
+                f"cannot feed or fetch {', '.join(map(quoted, inside[:MAX_PROBLEMS]))} after "
+                "quantize_after: the quantized model has the inputs and outputs of the model alone"
+            )
+
+    def successor(self, graph: Graph) -> Subgraphs:
+        """The subgraphs of another model with these inputs and outputs."""
+        ports = {*self.main.names, *[value.name for value in graph.outputs]}
+        aliases = {name: value for name, value in self._aliases.items() if value in ports}
+        other = Subgraphs(lambda: graph, aliases, self._compiler, self._on_evict)
+        other.packs, other.devices, other.ports_only = self.packs, self.devices, self.ports_only
+        return other
+
+    def known(self) -> list[Subgraph]:
+        """The subgraphs that are remembered, the main one last."""
+        with _LOCK:
+            return [*self._subgraphs.values(), self.main]
+
+    def counterpart(self, subgraph: Subgraph) -> Subgraph:
+        """What has the inputs and outputs of a subgraph of another model."""
+        return self._subgraph(subgraph.names, subgraph.outputs, ())
+
+    def retire(self) -> None:
+        """Forget all, and the plans of all: the session runs another model."""
+        for subgraph in self.known():
+            subgraph.retired = True
+            self._on_evict(subgraph)
+        self.clear()
+
     def emitting(self, names: tuple[str, ...]) -> Subgraph:
         """The main subgraph, whose runs tell values of these names as they are computed. Raises
         ``InvalidInput`` for a name that no one value has."""
+        if self.ports_only:
+            self._check_ports((), names)
         found = self.main.variants.get(("emits", names))
         if found is None:
             from penstock.compiler.emitting import emit_values

@@ -52,11 +52,12 @@ class SampledProfile(Observer):
         self._due = True
         return True
 
-    def take(self) -> bool:
-        """Count a run, unless ``due`` has, and say whether to observe it."""
+    def take(self, options: object = None) -> SampledProfile | None:
+        """Count a run, unless ``due`` has, and return what observes it, if anything; whatever its
+        ``options`` are."""
         chosen = self._due or self.due()
         self._due = False
-        return chosen
+        return self if chosen else None
 
     def run_begin(self, run: ObservedRun) -> None:
         profile = Profile()

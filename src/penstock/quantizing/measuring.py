@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TypeAlias
 
-import numpy as np
-
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidInput
-from penstock.core.records import NamedTuple, dataclass
+from penstock.core.records import dataclass
 from penstock.core.types import NamedValues
 from penstock.observers.profile import Profile
 from penstock.ops.internal.fused import parts
 from penstock.quantizing.samples import Sample, Samples, spread
 from penstock.session.session import Session
+from penstock.tuning.output_error import OutputError, output_error, spreads_of
 
 Outputs: TypeAlias = NamedValues
 Metric: TypeAlias = Callable[[Sequence[Outputs], Sequence[Outputs]], float]
@@ -24,15 +23,6 @@ Metric: TypeAlias = Callable[[Sequence[Outputs], Sequence[Outputs]], float]
 sample to a number, which is 0 if they are equally good"""
 
 _TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
-
-
-class OutputError(NamedTuple):
-    """The error of one output, or the largest of all: ``rms``, the root of the mean of squared
-    differences in the worst sample, and ``largest``, the largest difference of an element, both as
-    shares of the spread of the float model's output: its largest element less its smallest."""
-
-    rms: float
-    largest: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +37,7 @@ class FloatReference:
     def of(cls, session: Session, samples: Samples) -> FloatReference:
         """Run the float model. Raises ``InvalidInput`` where no output can be compared."""
         outputs = [session.run(sample) for sample in samples]
-        spreads = {}
-        for name in outputs[0]:
-            arrays = [o[name] for o in outputs]
-            if not all(_comparable(a) for a in arrays):
-                continue
-            low, high = min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays)
-            # An output that is the same for all samples has no spread: its size stands for it.
-            spread = high - low
-            spreads[name] = spread if spread > 0 else max(abs(high), 1.0)
+        spreads = spreads_of(outputs)
         if not spreads:
             raise InvalidInput(
                 "no output of the model is a tensor of finite real numbers, by which errors are "
@@ -76,7 +58,7 @@ class FloatReference:
             checkpoint()
             outputs = session.run(sample)
             for name, whole in self.spreads.items():
-                own = _difference(wanted[name], outputs[name], whole)
+                own = output_error(wanted[name], outputs[name], whole)
                 worst[name] = OutputError(*map(max, zip(worst[name], own, strict=True)))
         return worst
 
@@ -87,7 +69,7 @@ class FloatReference:
         for sample, wanted in zip(self.samples, self.outputs, strict=True):
             checkpoint()
             outputs = session.run(sample)
-            own = [_difference(wanted[n], outputs[n], s).rms for n, s in self.spreads.items()]
+            own = [output_error(wanted[n], outputs[n], s).rms for n, s in self.spreads.items()]
             total += max(own) ** 2
         return total / len(self.outputs)
 
@@ -99,23 +81,6 @@ class FloatReference:
         if math.isnan(value):
             raise InvalidInput("the metric is not a number; it must be one, 0 for no error")
         return value
-
-
-def _comparable(array: object) -> bool:
-    if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "f":
-        return False
-    return bool(np.isfinite(array).all())
-
-
-def _difference(wanted: np.ndarray, array: np.ndarray, spread: float) -> OutputError:
-    # Such as the boxes of a detector, of which a candidate may find another number.
-    if wanted.shape != array.shape:
-        return OutputError(math.inf, math.inf)
-    difference = np.abs(array.astype(np.float64) - wanted)
-    if not np.isfinite(difference).all():
-        return OutputError(math.inf, math.inf)
-    rms = math.sqrt(float(np.mean(np.square(difference)))) / spread
-    return OutputError(rms, float(difference.max()) / spread)
 
 
 def seconds_in_turns(

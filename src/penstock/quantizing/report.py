@@ -9,10 +9,11 @@ from penstock.core.types import JsonObject
 from penstock.ops.internal.fused import operation_name
 from penstock.quantizing.costs import by_node
 from penstock.quantizing.layers import LayerType, QuantizableLayer
-from penstock.quantizing.measuring import OutputError, step_seconds_of
+from penstock.quantizing.measuring import step_seconds_of
 from penstock.quantizing.record import Point
 from penstock.quantizing.search import Search
 from penstock.session.session import Session
+from penstock.tuning.output_error import OutputError
 
 _FASTER = 0.97  # of the time, from which on a type is faster
 

@@ -346,6 +346,8 @@ class Replicas:
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
+        if max_batch > 1:
+            self.session._join()
         self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)

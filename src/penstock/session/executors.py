@@ -503,6 +503,18 @@ class Executors:
         self._plans.drop(subgraph)  # all of its open plans have dims that may be as wrong
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
 
+    def adopt(self, model: Model, subgraphs: Subgraphs) -> None:
+        """Compile plans of another model from now on, with the same inputs and outputs, which is
+        not that of the file or of the cache."""
+        self._artifact, self._entry, self._other = None, None, None
+        self._model, self._subgraphs = model, subgraphs
+        self.__dict__.pop("_resized", None)
+
+    def release(self) -> None:
+        """Drop contents of constants again that kernels hold as well, and that were read."""
+        for executor in self._plans.executors():
+            release_constants(executor.table)
+
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
         from penstock.artifact.container import ArtifactWriter

@@ -60,6 +60,8 @@ class PlanCache:
         self.pager: Pager | None = None
         """lets pages of weights go that are in a mapped file, where the session may hold less"""
         self.closed = False
+        self.unbounded = False
+        """whether no plan gives way to others: those of two models are compared"""
         self._dropped = 0
         self.made = self.evicted = 0
         """plans compiled, and dropped for want of room"""
@@ -193,7 +195,7 @@ class PlanCache:
         """Add a plan; drop those not used for longest, down to the limit on their bytes."""
         with _LOCK:
             self.made += 1
-            if self.closed:
+            if self.closed or place[0].retired:
                 return
             if self.memory is not None:  # before others make room for it, as it may be refused
                 self._share(executor, self.memory)
@@ -258,6 +260,8 @@ class PlanCache:
 
     def _make_room(self, last: Executor) -> None:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
+        if self.unbounded:
+            return
         most = self._max_bytes
         by_use = self._by_use()
         held = sum([_nbytes(kept.executor) for kept in by_use])

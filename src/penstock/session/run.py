@@ -24,13 +24,23 @@ from penstock.executors.linear import LinearExecutor
 from penstock.executors.turn import Turn
 from penstock.host.spans import Attributes, span
 from penstock.ir.layout import address
-from penstock.observers.base import ObservedRun, Observers
+from penstock.observers.base import ObservedRun, Observer, Observers
 from penstock.session.environment import trace
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from penstock.observers.sampled_profile import SampledProfile
+
+class RunChooser(Protocol):
+    """Chooses runs of a session, to observe them or to record what they are fed."""
+
+    def due(self) -> bool:
+        """Count a run, and say whether it is to ask ``take``."""
+        ...
+
+    def take(self, options: RunOptions) -> Observer | None:
+        """Count a run with these options, unless ``due`` has, and return what observes it."""
+        ...
 
 
 class Answers(Protocol):
@@ -59,12 +69,12 @@ class Run:
         options: RunOptions,
         control: Control | None = None,
         priority: int = 0,
-        sampled: SampledProfile | None = None,
+        sampled: RunChooser | None = None,
     ) -> None:
         self._began = False
         self._span = span("penstock.run", {})
         # What the process has for any run comes first.
-        everything, some = trace(), sampled if sampled is not None and sampled.take() else None
+        everything, some = trace(), None if sampled is None else sampled.take(options)
         given = [of for of in (everything, some) if of is not None]
         observers = (*given, *options.all_observers)
         self.observed = bool(observers)

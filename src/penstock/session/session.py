@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from penstock.session.device_ports import DeviceOrder, DevicePorts
     from penstock.session.facts import EffectiveOptions, Memory, Port, Stats
     from penstock.session.inspection import Inspection, SessionParts
-    from penstock.session.run import Answers, Job, PreparedRun
+    from penstock.session.quantize_after import BackgroundQuantization
+    from penstock.session.run import Answers, Job, PreparedRun, RunChooser
     from penstock.session.value_stream import ValueStream
 
 RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
@@ -104,6 +105,9 @@ class Session:
     lies: such outputs share memory with earlier ones, and are read-only.
     """
 
+    _joined = False
+    """whether requests that have nothing to do with one another are run as one batch"""
+
     def __init__(self, model: Model | str | Path | Any, options: CompileOptions = DEFAULTS) -> None:
         stop = StopCondition(options.timeout, options.cancel, "compiling")
         # Not of later runs, and not of a copy that is unpickled.
@@ -112,6 +116,7 @@ class Session:
         self.limits = options.limits or DEFAULT_LIMITS
         keep_memory()
         self._closed = False
+        self._quantization: BackgroundQuantization | None = None
         self._variables: Variables | None = None
         self._traced = trace() is not None or is_traced()
         self._plans = PlanCache(self.limits.max_plans_bytes, _memory_of(options))
@@ -120,11 +125,7 @@ class Session:
             opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
-            # Of a cluster, steps are on the workers.
-            self._sampled = None if options.cluster is not None else sampled_profile()
-            # Tells whether a run has a control of its own, though no option of its asks for one.
-            due = None if self._sampled is None else self._sampled.due
-            self._controlled = _always if self._traced or options.priority else due
+            self._choose_by(None)
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
             main = None if artifact is None else artifact.main(self._compiler)
@@ -190,6 +191,26 @@ class Session:
         else:
             self._plans.hit()
         return request.named(executor.run(values, NEVER))
+
+    def _choose_by(self, chooser: RunChooser | None) -> None:
+        """Let ``chooser`` choose runs to observe or record; None: what the environment asks for."""
+        # Of a cluster, steps are on the workers.
+        if chooser is None and self.options.cluster is None:
+            chooser = sampled_profile()
+        self._sampled = chooser
+        # Tells whether a run has a control of its own, though no option of its asks for one.
+        due = None if chooser is None else chooser.due
+        self._controlled = _always if self._traced or self.options.priority else due
+
+    def _adopt(self, model: Model, subgraphs: Subgraphs) -> None:
+        """Run another model from now on, with the same inputs and outputs, whose plans have been
+        compiled. Runs that have begun end with the plans that they have."""
+        retired = self._subgraphs
+        renewed(subgraphs)
+        self._executors.adopt(model, subgraphs)
+        self.model, self._subgraphs, self._main = model, subgraphs, subgraphs.main
+        retired.retire()
+        self._executors.save_memory()
 
     def _compile_ahead(self) -> bool:
         """``Executors.compile_fixed``, for servers."""
@@ -460,6 +481,66 @@ class Session:
             with self.variables.unchanged():
                 return self._parts().profile(feeds, runs)
 
+    def quantize_after(
+        self,
+        runs: int = 1000,
+        max_error: float = 0.01,
+        *,
+        samples: int = 100,
+        timeout: float = 600.0,
+    ) -> BackgroundQuantization:
+        """Record feeds of the next runs, make a quantized model of them in the background, and run
+        that from then on: answers change at that moment, by ``max_error`` at most on feeds that
+        were held out. Return at once what tells how far it has come.
+
+        Recording takes at most a hundredth of the processor's time of the process. The search is a
+        process of its own, with one thread and the lowest priority. The model is exchanged between
+        two runs, if it is faster and its error within the bound in this process as well; else the
+        session goes on as it is. From this call on only inputs of the model can be fed and only
+        its outputs fetched, unless the session keeps its model.
+
+        Raises ``OptionError`` for options of the session that a quantized model cannot keep, such
+        as ``reproducible=True``, ``Unsupported`` for a model with variables, functions, or inputs
+        that are no tensors of numbers or that TFLite resizes.
+
+        Args:
+            runs: After how many runs the search begins; later, if there were too few to record
+                eight.
+            max_error: The largest error of an output, as ``penstock.quantize`` measures it.
+            samples: Runs whose feeds are kept, at most, in up to 64 MiB.
+            timeout: Seconds after which the search takes the best that it has found.
+        """
+        from penstock.session import quantize_after
+
+        quantize_after.check_arguments(runs, max_error, samples, timeout)
+        if self._closed:
+            raise PenstockError("the session is closed")
+        if self._joined:
+            raise PenstockError(
+                "quantize_after: requests of this session are run together (Replicas with "
+                "max_batch= or max_batch_tokens=), and in a quantized model they may act on one "
+                "another; quantize the model before, with penstock.quantize"
+            )
+        before = self._quantization
+        if before is not None and before.state != "kept":
+            raise PenstockError(f"quantize_after was called before, and is {before.state}")
+        quantize_after.check_model(self._parts())
+        own = quantize_after.BackgroundQuantization(self, runs, max_error, samples, timeout)
+        self._quantization = own
+        own.begin(self._sampled)
+        return own
+
+    def _join(self) -> None:
+        """Refuse models in which rows of a batch act on one another, for servers that join
+        requests."""
+        if self._quantization is not None and self._quantization.state != "kept":
+            raise PenstockError(
+                "requests are not run together by a session with quantize_after: in a quantized "
+                "model they may act on one another; quantize the model before, with "
+                "penstock.quantize, or leave out max_batch= and max_batch_tokens="
+            )
+        self._joined = True
+
     @property
     def inspect(self) -> Inspection:
         """How the plans of the session run."""
@@ -573,6 +654,8 @@ class Session:
 
     def close(self) -> None:
         """Refuse further runs and give up plans and arenas; runs in flight finish."""
+        if self._quantization is not None:
+            self._quantization.cancel()
         if not self._closed:
             self._executors.keep()
         # Kept first: closing gives up the plans that are to be saved.

@@ -1,0 +1,484 @@
+"""``Session.quantize_after``: a session that makes its own quantized model, of what it is fed.
+
+::
+
+    runs of the session          threads of this process          a process of its own
+    1 ... runs   feeds of some
+                 are recorded -> written to files          ->     penstock quantize, on one thread,
+    as before                                                     with the lowest priority
+    as before                    plans compiled, errors and   <-  the quantized model
+                                 times of both compared
+    ...          either way      the models are exchanged
+
+The search is a process of its own since it needs the interpreter and the caches of the processor,
+which runs would have to share. Whatever goes wrong in it, the session goes on as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+import zipfile
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from penstock.compiler.compiler import AFTER_LOWERING
+from penstock.compiler.subgraph import Subgraph
+from penstock.compiler.subgraphs import Subgraphs
+from penstock.core.checkpoints import cancelled_by
+from penstock.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    OptionError,
+    PenstockError,
+    Unsupported,
+    check_count,
+    wrong_type,
+)
+from penstock.core.records import replace
+from penstock.core.types import STRING, JsonObject, NamedValues, TensorType
+from penstock.executors.base import Executor
+from penstock.executors.control import CancelToken, compile_run
+from penstock.frontends.load import load
+from penstock.host.fork import renewed
+from penstock.host.log import INFO, WARNING, log
+from penstock.host.stop_condition import StopCondition
+from penstock.ir.graph import Model
+from penstock.session.artifact import has_state
+from penstock.session.environment import TRACE
+from penstock.session.feed_recorder import FEWEST, MOST_BYTES, FeedRecorder, RecordedFeeds
+from penstock.session.inspection import SessionParts
+from penstock.session.run import RunChooser
+from penstock.tuning.output_error import output_error, spreads_of
+from penstock.tuning.trial import faster
+
+State: TypeAlias = Literal["recording", "searching", "swapped", "kept"]
+
+_HELD_OUT = 4  # every fourth sample, as of quantize
+# Of these so many are compared in this process: the search has compared all.
+_COMPARED = 16
+_MOST_SAMPLES = 10_000
+_LOWEST_PRIORITY = 19
+# What the search needs beside its timeout: to start, and to measure the choice once more.
+_MORE_SECONDS = 120.0
+# Seconds that closing waits for the thread to let go of files.
+_ENDING = 5.0
+_MOST_CHARACTERS = 500
+_WHOLE_INPUTS = ("float32", "weights8")
+"""types of layers whose inputs are no codes: in a session they save no time"""
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+_AT_EXIT: weakref.WeakSet[BackgroundQuantization] = weakref.WeakSet()
+
+
+class Quantizable(Protocol):
+    """A ``penstock.Session``."""
+
+    def _parts(self) -> SessionParts: ...
+
+    def _choose_by(self, chooser: RunChooser | None) -> None: ...
+
+    def _adopt(self, model: Model, subgraphs: Subgraphs) -> None: ...
+
+
+class BackgroundQuantization:
+    """What ``Session.quantize_after`` returns: how far it has come, and what came of it.
+
+    ``state`` is "recording" until enough runs were recorded; "searching" until the model was made;
+    "swapped" once runs use it; or "kept" if the session keeps its model, for the ``reason``.
+    ``report`` is what ``penstock.quantize`` reports, once the search has ended.
+    """
+
+    def __init__(
+        self, session: Quantizable, runs: int, max_error: float, samples: int, timeout: float
+    ) -> None:
+        self.max_error = max_error
+        self.state: State = "recording"
+        self.reason: str | None = None
+        self.report: JsonObject | None = None
+        self._timeout = timeout
+        # Weak: a session that is dropped ends the search.
+        self._session = weakref.ref(session)
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._token = CancelToken()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+        parts = session._parts()
+        self._recorder = FeedRecorder(runs, samples, parts.subgraphs, self._search)
+        # Not at exit, when there is time to wait for the thread.
+        self._finalizer = weakref.finalize(session, self._stop)
+        self._finalizer.atexit = False
+        _AT_EXIT.add(self)
+        renewed(self)
+
+    def begin(self, others: RunChooser | None) -> None:
+        """Record runs from now on. ``others`` chooses runs of the session so far."""
+        session = self._session()
+        assert session is not None
+        subgraphs = session._parts().subgraphs
+        subgraphs.clear()
+        subgraphs.ports_only = True
+        self._recorder.others = others
+        session._choose_by(self._recorder)
+
+    @property
+    def samples(self) -> int:
+        """The number of runs whose feeds were recorded."""
+        return len(self._recorder.feeds)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until runs use the quantized model, or it is known that they will not; return
+        whether it is. While runs are recorded it goes on with runs alone.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        return self._ended.wait(timeout)
+
+    def cancel(self) -> None:
+        """Give up recording or searching, if that has not ended. The session keeps its model."""
+        self._stop()
+        thread = self._thread
+        # Not under the lock, which the thread takes while it ends.
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_ENDING)
+
+    def _stop(self) -> None:
+        """``cancel``, without waiting."""
+        self._token.cancel()
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+            if self.state == "recording":
+                self._keep("it was cancelled")
+
+    def forked(self) -> None:
+        """A forked child has no thread that searches, and lets the process of its parent be."""
+        self._lock, self._process, self._thread = threading.RLock(), None, None
+        self._recorder.forked()
+        if self.state == "searching":
+            self._keep("the process was forked during the search; its parent goes on")
+
+    def __repr__(self) -> str:
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"BackgroundQuantization({self.state}{reason})"
+
+    # The end of recording, and the thread.
+
+    def _search(self) -> None:
+        """Begin the search, on a run's thread."""
+        session = self._session()
+        with self._lock:
+            if self.state != "recording" or session is None:
+                return
+            session._choose_by(None)
+            feeds = self._recorder.feeds
+            if len(feeds) < min(FEWEST, self._recorder.most):
+                held = MOST_BYTES >> 20
+                self._keep(f"{FEWEST} feeds of this model are more than {held} MiB")
+                return
+            self.state = "searching"
+            self._thread = threading.Thread(
+                target=self._run, args=(feeds,), name="penstock-quantize", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self, feeds: Sequence[RecordedFeeds]) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        try:
+            with cancelled_by(StopCondition(None, self._token, "quantizing")):
+                self._quantize(feeds, folder)
+        except Cancelled:
+            self._keep("it was cancelled")
+        except Exception as error:  # the session goes on, whatever it was
+            self._keep(f"{type(error).__name__}: {error}", WARNING)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._thread = None
+
+    def _quantize(self, feeds: Sequence[RecordedFeeds], folder: Path) -> None:
+        held = [*feeds[_HELD_OUT - 1 :: _HELD_OUT]] or [feeds[-1]]
+        samples = folder / "samples"
+        samples.mkdir()
+        for i, sample in enumerate(feeds):
+            _write(samples / f"{i:06}.npz", sample)
+        self._recorder.feeds = []
+        del feeds
+        content = self._searched(samples, folder)
+        session = self._session()
+        if session is None:
+            raise Cancelled("the session is gone")
+        assert self.report is not None
+        if all(layer["type"] in _WHOLE_INPUTS for layer in self.report["layers"]):
+            self._keep(f"no choice with an error of {self.max_error:g} saves time")
+            return
+        reason = self._exchange(session, load(content), held[:_COMPARED])
+        if reason is not None:
+            self._keep(reason)
+
+    def _keep(self, reason: str, level: int = INFO) -> None:
+        """The session keeps its model."""
+        with self._lock:
+            if self.state in ("swapped", "kept"):
+                return
+            self.state, self.reason = "kept", reason
+            session = self._session()
+            if session is not None:
+                session._choose_by(None)
+                session._parts().subgraphs.ports_only = False
+            self._end()
+        log(level, "quantize_after: the session keeps its model: %s", reason)
+
+    def _end(self) -> None:
+        self._recorder.feeds = []
+        self._finalizer.detach()
+        self._ended.set()
+
+    # The search.
+
+    def _searched(self, samples: Path, folder: Path) -> bytes:
+        """The quantized model that a process finds, as the bytes of an ONNX file."""
+        output = folder / "quantized.onnx"
+        command = [
+            *(sys.executable, "-P", "-m", "penstock.cli", "quantize", *self._source(folder)),
+            *("--data", str(samples), "--max-error", str(self.max_error), "--threads", "1"),
+            *("--timeout", str(self._timeout), "--output", str(output), "--json"),
+        ]
+        with self._lock:
+            self._token_check()
+            self._process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=_environment(),
+                creationflags=getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
+            )
+        if hasattr(os, "setpriority"):
+            with suppress(OSError):  # it has ended, or the system does not allow it
+                os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
+        try:
+            text, errors = process.communicate(timeout=self._timeout + _MORE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise DeadlineExceeded(f"the search did not end within {self._timeout} s") from None
+        with self._lock:
+            self._process = None
+        self._token_check()
+        if process.returncode:
+            raise PenstockError(
+                f"penstock quantize ended with {process.returncode}: "
+                f"{errors.strip()[-_MOST_CHARACTERS:]}"
+            )
+        self.report = json.loads(text)
+        return output.read_bytes()
+
+    def _token_check(self) -> None:
+        if self._token.cancelled:
+            raise Cancelled("quantizing was cancelled")
+
+    def _source(self, folder: Path) -> list[str]:
+        """What names the model on the command line: its file, or one that is written now."""
+        session = self._session()
+        if session is None:
+            raise Cancelled("the session is gone")
+        parts = session._parts()
+        model = parts.model
+        if model.path is not None and os.path.exists(model.path):
+            return [model.path, *_signature(model)]
+        from penstock.frontends.onnx.writer import onnx_bytes
+
+        path = folder / "model.onnx"
+        path.write_bytes(onnx_bytes(model))
+        parts.executors.release()
+        return [str(path)]
+
+    # The exchange.
+
+    def _exchange(
+        self, session: Quantizable, model: Model, held: Sequence[RecordedFeeds]
+    ) -> str | None:
+        """Let the session run a model, if that is as good as was found. Returns why not."""
+        parts = session._parts()
+        old, new = parts.subgraphs, parts.subgraphs.successor(model.graph)
+        before, after = old.main, new.main
+        if (before.names, before.outputs) != (after.names, after.outputs):
+            return "the quantized model has other inputs or outputs"
+        parts.executors.keep()  # what the cache is to have: plans of the model of the file
+        parts.plans.unbounded = True
+        try:
+            error, is_faster = self._compared(parts, new, held)
+            if error > self.max_error:
+                return f"its error in this process is {error:.3g}, more than {self.max_error:g}"
+            if not is_faster:
+                return "the quantized model is no faster with the options of the session"
+            for subgraph in old.known():
+                compile_plans(parts, subgraph, new.counterpart(subgraph))
+            own = replace(model, metadata=parts.model.metadata, about=parts.model.about)
+            with self._lock:
+                self._token_check()
+                new.ports_only = True
+                session._adopt(own, new)
+                self.state = "swapped"
+                self._end()
+        finally:
+            if self.state != "swapped":
+                new.retire()
+            parts.plans.unbounded = False
+        assert self.report is not None
+        log(
+            INFO,
+            "quantize_after: runs use the quantized model from now on: error %.3g, %.2f of the "
+            "time in the search",
+            error,
+            self.report["time"],
+        )
+        return None
+
+    def _compared(
+        self, parts: SessionParts, new: Subgraphs, held: Sequence[RecordedFeeds]
+    ) -> tuple[float, bool]:
+        """The error of the new model on samples that were held out, as ``quantize`` measures it,
+        and whether it is faster than the session's."""
+        wanted = [_run(parts, parts.subgraphs, sample) for sample in held]
+        outputs = [_run(parts, new, sample) for sample in held]
+        error = max(
+            output_error(one[name], other[name], spread).rms
+            for name, spread in spreads_of(wanted).items()
+            for one, other in zip(wanted, outputs, strict=True)
+        )
+        del wanted, outputs
+        usual, values = _prepared(parts, parts.subgraphs, held[0])
+        other, _ = _prepared(parts, new, held[0])
+        return error, faster(other, usual, values, 1.0)[0] is other
+
+
+def _prepared(
+    parts: SessionParts, subgraphs: Subgraphs, feeds: NamedValues
+) -> tuple[Executor, list[np.ndarray]]:
+    request, key, values = subgraphs.resolve(feeds, None, None)
+    return parts.executors.get(request.subgraph, key, values, exact=True), values
+
+
+def _run(parts: SessionParts, subgraphs: Subgraphs, feeds: NamedValues) -> NamedValues:
+    """The outputs for these feeds, in a run that is none of the user's."""
+    executor, values = _prepared(parts, subgraphs, feeds)
+    with compile_run() as control:
+        outputs = executor.run(values, control)
+    return cast(NamedValues, subgraphs.all.named(outputs))
+
+
+def compile_plans(parts: SessionParts, before: Subgraph, after: Subgraph) -> None:
+    """Compile the plans of a subgraph that there are of another one, that used last at the end."""
+    for key in parts.plans.of(before):
+        # Plans for many shapes are made when runs show that they pay.
+        if isinstance(key, tuple) and None not in key:
+            parts.executors.get(after, key, _placeholders(after, key), exact=True)
+
+
+def _placeholders(subgraph: Subgraph, key: tuple[Hashable, ...]) -> list[np.ndarray]:
+    """Values of these shapes without memory of their own."""
+    shapes = cast("tuple[tuple[int, ...], ...]", key)
+    return [
+        np.broadcast_to(np.zeros((), cast(TensorType, type_).dtype), shape)
+        for type_, shape in zip(subgraph.types, shapes, strict=True)
+    ]
+
+
+def _signature(model: Model) -> list[str]:
+    return ["--signature", model.entry] if model.entry in model.signatures else []
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the search, in which nothing writes to the files of this process."""
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **_ONE_THREAD, TRACE: "", "PYTHONPATH": paths}
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an ``.npz`` file. np.savez takes names as parameters, and has some of its own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+@atexit.register
+def _cancel_all() -> None:
+    for own in list(_AT_EXIT):
+        own.cancel()
+
+
+# What is refused.
+
+
+def check_arguments(runs: object, max_error: object, samples: object, timeout: object) -> None:
+    """Raise ``TypeError`` or ``OptionError`` for what ``quantize_after`` does not take."""
+    check_count("runs", runs, sys.maxsize)
+    check_count("samples", samples, _MOST_SAMPLES)
+    for name, value in (("max_error", max_error), ("timeout", timeout)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(name, value, "a number")
+        if not 0 < value < float("inf"):
+            raise OptionError(f"{name}={value!r} must be above 0, and finite")
+
+
+def check_model(parts: SessionParts) -> None:
+    """Raise ``OptionError`` for options that a quantized model cannot keep, ``Unsupported`` for a
+    model that cannot be exchanged."""
+    options, context = parts.options, parts.compiler.context
+    given = {
+        "reproducible": (options.reproducible, "the same bits, and answers would change"),
+        "cluster": (options.cluster is not None, "workers that have their parts already"),
+        "devices": (options.devices is not None, "devices of a graph"),
+        "memory": (options.memory is not None, "a bound, and two models are held for a while"),
+        "place": (options.place is not None, "backends of nodes that may be gone"),
+        "precision": (options.precision != "float32", f"{options.precision} in place of codes"),
+    }
+    for name, (wrong, meaning) in given.items():
+        if wrong:
+            raise OptionError(f"quantize_after cannot be used with {name}=: it asks for {meaning}")
+    names = [backend.name for backend in context.backends]
+    if "native" not in names:
+        raise OptionError(
+            f"quantize_after needs the backend 'native', whose kernels multiply codes; backends= "
+            f"has {', '.join(names)}"
+        )
+    main, model = parts.subgraphs.main, parts.model
+    if context.executor not in AFTER_LOWERING or main.framed:
+        raise OptionError(
+            f"quantize_after needs compiled plans, and the executor is {context.executor!r}"
+        )
+    faults = []
+    if has_state(model):
+        faults.append("variables, whose state a quantized model does not take over")
+    if model.functions:
+        faults.append("functions that nodes call, which quantize does not take")
+    if model.resizable:
+        faults.append(
+            "inputs that may be resized, as all of TFLite, and those of a quantized model cannot; "
+            "quantize the file with 'penstock quantize'"
+        )
+    for name, type_ in zip(main.names, main.types, strict=True):
+        if not isinstance(type_, TensorType) or type_.dtype in (None, STRING):
+            faults.append(f"an input {name!r} of type {type_}, and samples are tensors of numbers")
+    if faults:
+        raise Unsupported.of(
+            [("quantize_after", f"the model has {fault}", model.entry) for fault in faults]
+        )
