@@ -266,13 +266,26 @@ class Subgraphs:
         subgraph.extract = extract
         return subgraph
 
-    def _check_ports(self, feeds: Iterable[str], fetches: Iterable[str]) -> None:
-        """Raise ``InvalidInput`` unless only inputs are fed and only outputs fetched."""
+    def restrict(self) -> None:
+        """Take feeds of inputs and fetches of outputs alone from now on, and forget others."""
+        self.ports_only = True
+        with _LOCK:
+            self._requests.clear()
+            keys = [key for key in self._subgraphs if self._inside(key[0], key[1] | key[2])]
+            forgotten = [self._subgraphs.pop(key) for key in keys]
+        for subgraph in forgotten:
+            self._on_evict(subgraph)
+
+    def _inside(self, feeds: Iterable[str], fetches: Iterable[str]) -> list[str]:
+        """Which of the names are no inputs, or no outputs."""
         main, value_of = self.main, self._aliases.get
         outputs = {*main.outputs, *[value_of(name, name) for name in main.outputs]}
         inside = [name for name in feeds if value_of(name, name) not in main.names]
-        inside += [name for name in fetches if outputs.isdisjoint((name, value_of(name)))]
-        if inside:
+        return inside + [name for name in fetches if outputs.isdisjoint((name, value_of(name)))]
+
+    def _check_ports(self, feeds: Iterable[str], fetches: Iterable[str]) -> None:
+        """Raise ``InvalidInput`` unless only inputs are fed and only outputs fetched."""
+        if inside := self._inside(feeds, fetches):
             raise InvalidInput(
                 f"cannot feed or fetch {', '.join(map(quoted, inside[:MAX_PROBLEMS]))} after "
                 "quantize_after: the quantized model has the inputs and outputs of the model alone"

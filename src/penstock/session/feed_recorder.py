@@ -6,15 +6,15 @@ A run that is recorded leaves the short way through ``Session.run``, and its fee
              -   -   x   -   -   -   x        x   and on, until there are a few feeds at least
                      |<--- gap ---->|
 
-The gap is random, around one that is long enough for ``SHARE``, by what the copies before have
-taken and what the process takes for each run. Of more feeds than are kept each has the same chance.
+The gap is random, and long enough for ``SHARE``, by what the copies before have taken and what the
+process takes for each run. Of more feeds than are kept each has the same chance.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import chain, repeat
 from random import Random
 from time import process_time, thread_time
 from typing import TYPE_CHECKING
@@ -35,8 +35,8 @@ FEWEST = 8
 """feeds that are recorded at least, however many runs that takes"""
 MOST_BYTES = 64 << 20
 """of feeds that are kept"""
-# Seconds by which a run takes longer that leaves the short way, as far as these are not measured.
-_LEAVING = 2e-5
+# Seconds that are not measured: of a run that leaves the short way, and of one that asks ``due``.
+_LEAVING, _ASKING = 2e-5, 5e-8
 
 RecordedFeeds = Mapping[str, np.ndarray]
 
@@ -45,7 +45,9 @@ class FeedRecorder:
     """Chooses runs and keeps copies of their feeds, up to ``most`` of them. ``finish`` is called
     once, by the run that is the last one: about the ``runs``-th.
 
-    ``others`` is what chooses runs of the session for another purpose, if anything.
+    ``due`` is a method of an iterator, which takes a third of the time of one of Python's; so there
+    is a new one for each gap, which the session learns by ``installed``. ``others`` is what chooses
+    runs of the session for another purpose, if anything.
     """
 
     def __init__(
@@ -54,61 +56,73 @@ class FeedRecorder:
         most: int,
         subgraphs: Subgraphs,
         finish: Callable[[], None],
-        others: RunChooser | None = None,
         process_clock: Callable[[], float] = process_time,
         thread_clock: Callable[[], float] = thread_time,
     ) -> None:
         self.feeds: list[RecordedFeeds] = []
         self.nbytes = 0
         self.spent = 0.0
-        """seconds of the processor that recording has taken"""
-        self._runs, self.most, self._subgraphs, self._finish = runs, most, subgraphs, finish
-        self.others = others
+        """seconds of the processor that copies have taken, and runs that were recorded more than
+        others"""
+        self.most = most
+        self.others: RunChooser | None = None
+        self.installed: Callable[[], None] = _nobody
+        self._runs, self._subgraphs, self._finish = runs, subgraphs, finish
         self._process_clock, self._thread_clock = process_clock, thread_clock
         self._began = process_clock()
         self._random = Random(runs)
-        self._next = count(1).__next__
         self._interval = max(runs // most, 1)
-        self._when = 1 + self._random.randrange(self._interval)
-        self._due = 0
-        # Feeds that might have been kept, and whether there was no room for one of them.
-        self._seen, self._is_full = 0, False
+        # Runs that were counted, and feeds that might have been kept; whether one had no room.
+        self._number = self._seen = 0
+        self._is_full = False
         self._lock = threading.Lock()
+        self._wait(1 + self._random.randrange(self._interval))
 
-    def due(self) -> bool:
-        number = self._next()
-        if number < self._when:
-            return self.others is not None and self.others.due()
-        self._due = number
-        return True
+    @property
+    def due(self) -> Callable[[], bool]:
+        """Counts a run, and says whether it is to ask ``take``."""
+        return self._due if self.others is None else self._due_or_others
+
+    def _due_or_others(self) -> bool:
+        return self._due() or (self.others is not None and self.others.due())
+
+    def _wait(self, gap: int) -> None:
+        """Choose the run that comes after so many, and all behind it until it was recorded."""
+        self._gap = gap
+        self._due = chain(repeat(False, gap - 1), repeat(True)).__next__
 
     def take(self, options: RunOptions) -> Observer | None:
-        number, self._due = self._due or self._next(), 0
-        # Of runs at once one is recorded.
-        if number >= self._when and self._lock.acquire(blocking=False):
+        """Record a run if it is its turn, and return what observes it beside."""
+        # One that was due still is: runs that did not ask are counted here. Of several at once one
+        # is recorded.
+        if self._due() and self._lock.acquire(blocking=False):
             try:
-                self._sample(options, number)
+                self._sample(options)
             finally:
                 self._lock.release()
         return None if self.others is None else self.others.take(options)
 
-    def _sample(self, options: RunOptions, number: int) -> None:
-        """Record the run of a number, if there is time for it, and choose the next one."""
+    def _sample(self, options: RunOptions) -> None:
+        """Record a run, if there is time for it, and choose the next one."""
         begin, elapsed = self._thread_clock(), self._process_clock() - self._began
-        if self.spent <= SHARE * elapsed:
+        self._number += self._gap
+        # Of short runs, to ask alone takes most of the share.
+        allowed = max(SHARE * elapsed - _ASKING * self._number, SHARE * elapsed / 2)
+        if self.spent <= allowed or not self.feeds:
             self._record(options)
-        cost = self._thread_clock() - begin + _LEAVING
-        self.spent += cost
-        gap: float = self._interval
-        if elapsed > 0:
-            gap = max(gap, cost * number / (SHARE * elapsed))
-        following = number + max(round(gap * self._random.uniform(0.5, 1.5)), 1)
-        if number < self._runs:
-            self._when = min(following, self._runs)
-            return
-        self._when = following
-        if self._is_full or len(self.feeds) >= min(FEWEST, self.most):
+        self.spent += self._thread_clock() - begin + _LEAVING
+        wanted = self._interval * self._random.uniform(0.5, 1.5)
+        if allowed > 0:
+            # Runs after which that is allowed. To come too early takes time as well.
+            enough = self.spent * self._number / allowed
+            wanted = max(wanted, (enough - self._number) * self._random.uniform(1.0, 1.5))
+        gap = max(round(wanted), 1)
+        left = self._runs - self._number
+        if left <= 0 and (self._is_full or len(self.feeds) >= min(FEWEST, self.most)):
             self._finish()
+            return
+        self._wait(min(gap, left) if left > 0 else gap)
+        self.installed()
 
     def _record(self, options: RunOptions) -> None:
         try:
@@ -141,3 +155,7 @@ class FeedRecorder:
     def forked(self) -> None:
         """Be as free in a child as if no run of the parent was recorded right then."""
         self._lock = threading.Lock()
+
+
+def _nobody() -> None:
+    """Who learns of a new ``due`` while nobody uses it."""

@@ -98,7 +98,8 @@ class BackgroundQuantization:
 
     ``state`` is "recording" until enough runs were recorded; "searching" until the model was made;
     "swapped" once runs use it; or "kept" if the session keeps its model, for the ``reason``.
-    ``report`` is what ``penstock.quantize`` reports, once the search has ended.
+    ``samples`` is the number of runs whose feeds were recorded, once the search begins; ``report``
+    what ``penstock.quantize`` reports, once it has ended.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class BackgroundQuantization:
         self.state: State = "recording"
         self.reason: str | None = None
         self.report: JsonObject | None = None
+        self.samples = 0
         self._timeout = timeout
         # Weak: a session that is dropped ends the search.
         self._session = weakref.ref(session)
@@ -128,16 +130,16 @@ class BackgroundQuantization:
         """Record runs from now on. ``others`` chooses runs of the session so far."""
         session = self._session()
         assert session is not None
-        subgraphs = session._parts().subgraphs
-        subgraphs.clear()
-        subgraphs.ports_only = True
-        self._recorder.others = others
-        session._choose_by(self._recorder)
+        session._parts().subgraphs.restrict()
+        self._recorder.others, self._recorder.installed = others, self._install
+        self._install()
 
-    @property
-    def samples(self) -> int:
-        """The number of runs whose feeds were recorded."""
-        return len(self._recorder.feeds)
+    def _install(self) -> None:
+        """Let the session ask the recorder, whose ``due`` is a new one after each recorded run."""
+        session = self._session()
+        with self._lock:
+            if session is not None and self.state == "recording":
+                session._choose_by(self._recorder)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until runs use the quantized model, or it is known that they will not; return
@@ -185,7 +187,8 @@ class BackgroundQuantization:
             if self.state != "recording" or session is None:
                 return
             session._choose_by(None)
-            feeds = self._recorder.feeds
+            feeds, self._recorder.feeds = self._recorder.feeds, []
+            self.samples = len(feeds)
             if len(feeds) < min(FEWEST, self._recorder.most):
                 held = MOST_BYTES >> 20
                 self._keep(f"{FEWEST} feeds of this model are more than {held} MiB")
@@ -196,9 +199,10 @@ class BackgroundQuantization:
             )
             self._thread.start()
 
-    def _run(self, feeds: Sequence[RecordedFeeds]) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    def _run(self, feeds: list[RecordedFeeds]) -> None:
+        folder: Path | None = None
         try:
+            folder = Path(tempfile.mkdtemp(prefix="penstock-"))
             with cancelled_by(StopCondition(None, self._token, "quantizing")):
                 self._quantize(feeds, folder)
         except Cancelled:
@@ -206,17 +210,17 @@ class BackgroundQuantization:
         except Exception as error:  # the session goes on, whatever it was
             self._keep(f"{type(error).__name__}: {error}", WARNING)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             self._thread = None
 
-    def _quantize(self, feeds: Sequence[RecordedFeeds], folder: Path) -> None:
+    def _quantize(self, feeds: list[RecordedFeeds], folder: Path) -> None:
         held = [*feeds[_HELD_OUT - 1 :: _HELD_OUT]] or [feeds[-1]]
         samples = folder / "samples"
         samples.mkdir()
         for i, sample in enumerate(feeds):
             _write(samples / f"{i:06}.npz", sample)
-        self._recorder.feeds = []
-        del feeds
+        feeds.clear()  # which may be many bytes, and the search takes its time
         content = self._searched(samples, folder)
         session = self._session()
         if session is None:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 class RunChooser(Protocol):
     """Chooses runs of a session, to observe them or to record what they are fed."""
 
-    def due(self) -> bool:
-        """Count a run, and say whether it is to ask ``take``."""
+    @property
+    def due(self) -> Callable[[], bool]:
+        """Counts a run, and says whether it is to ask ``take``."""
         ...
 
     def take(self, options: RunOptions) -> Observer | None:
