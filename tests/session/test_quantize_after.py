@@ -438,7 +438,9 @@ def test_runs_of_other_sessions_call_nothing_more(finds: object) -> None:
         before = calls_of(session.run, feeds)
         assert session._controlled is None and calls_of(session.run, feeds) == before
         quantization = session.quantize_after(runs=10_000, samples=1)
-        while quantization._recorder._gap < 10:
+        recorder = quantization._recorder
+        assert recorder is not None
+        while recorder._gap < 10:
             session.run(feeds)
         assert calls_of(session.run, feeds) == before  # the recorder's is none of Python's
         quantization.cancel()

@@ -119,7 +119,10 @@ class BackgroundQuantization:
         self._process: subprocess.Popen[str] | None = None
         self._thread: threading.Thread | None = None
         parts = session._parts()
-        self._recorder = FeedRecorder(runs, samples, parts.subgraphs, self._search)
+        # None once recording has ended: it leads to the model that may be exchanged.
+        self._recorder: FeedRecorder | None = FeedRecorder(
+            runs, samples, parts.subgraphs, self._search
+        )
         # Not at exit, when there is time to wait for the thread.
         self._finalizer = weakref.finalize(session, self._stop)
         self._finalizer.atexit = False
@@ -129,7 +132,7 @@ class BackgroundQuantization:
     def begin(self, others: RunChooser | None) -> None:
         """Record runs from now on. ``others`` chooses runs of the session so far."""
         session = self._session()
-        assert session is not None
+        assert session is not None and self._recorder is not None
         session._parts().subgraphs.restrict()
         self._recorder.others, self._recorder.installed = others, self._install
         self._install()
@@ -170,7 +173,8 @@ class BackgroundQuantization:
     def forked(self) -> None:
         """A forked child has no thread that searches, and lets the process of its parent be."""
         self._lock, self._process, self._thread = threading.RLock(), None, None
-        self._recorder.forked()
+        if self._recorder is not None:
+            self._recorder.forked()
         if self.state == "searching":
             self._keep("the process was forked during the search; its parent goes on")
 
@@ -184,12 +188,13 @@ class BackgroundQuantization:
         """Begin the search, on a run's thread."""
         session = self._session()
         with self._lock:
-            if self.state != "recording" or session is None:
+            recorder, self._recorder = self._recorder, None
+            if self.state != "recording" or session is None or recorder is None:
                 return
             session._choose_by(None)
-            feeds, self._recorder.feeds = self._recorder.feeds, []
+            feeds = recorder.feeds
             self.samples = len(feeds)
-            if len(feeds) < min(FEWEST, self._recorder.most):
+            if len(feeds) < min(FEWEST, recorder.most):
                 held = MOST_BYTES >> 20
                 self._keep(f"{FEWEST} feeds of this model are more than {held} MiB")
                 return
@@ -247,7 +252,7 @@ class BackgroundQuantization:
         log(level, "quantize_after: the session keeps its model: %s", reason)
 
     def _end(self) -> None:
-        self._recorder.feeds = []
+        self._recorder = None
         self._finalizer.detach()
         self._ended.set()
 
