@@ -27,9 +27,10 @@ from penstock.quantizing.samples import samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
 from penstock.serving.replicas import Replicas
-from penstock.session import feed_recorder, quantize_after
+from penstock.session import feed_recorder, quantize_after, quantize_process
 from penstock.session.quantize_after import BackgroundQuantization
 from tests.session.test_opening import calls_of
+from tests.support.modules import ModuleWith
 from tests.support.onnx_text import compile_text
 from tests.support.quantizable import convolutional, feed_forward, images
 
@@ -88,26 +89,15 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[s
     begun: list[subprocess.Popen[str]] = []
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
-        begun.append(
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options)
-        )
+        sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+        begun.append(subprocess.Popen(sleeping, **options))
         return begun[-1]
 
-    monkeypatch.setattr(quantize_after, "subprocess", _Subprocess(popen))
+    monkeypatch.setattr(quantize_process, "subprocess", ModuleWith(subprocess, Popen=popen))
     yield begun
     for process in begun:
         process.kill()
         process.wait()
-
-
-class _Subprocess:
-    """The module with another ``Popen``."""
-
-    def __init__(self, popen: Callable[..., Any]) -> None:
-        self.Popen = popen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
 
 
 def recorded(session: ps.Session, **options: Any) -> BackgroundQuantization:
@@ -255,9 +245,10 @@ def test_model_without_layers_to_quantize_is_kept() -> None:
 
 def test_process_that_fails_leaves_the_session_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no way')"], **options)
+        failing = [sys.executable, "-S", "-c", "raise SystemExit('no way')"]
+        return subprocess.Popen(failing, **options)
 
-    monkeypatch.setattr(quantize_after, "subprocess", _Subprocess(popen))
+    monkeypatch.setattr(quantize_process, "subprocess", ModuleWith(subprocess, Popen=popen))
     with compiled(convolutional()) as session:
         before = session(X[0])
         quantization = recorded(session)
@@ -352,7 +343,7 @@ def test_forked_child_leaves_the_search_to_its_parent(endless: list[subprocess.P
         quantization.forked()  # as in a child
         assert quantization.state == "kept" and "forked" in str(quantization.reason)
         quantization.cancel()
-        assert process is not None and process.poll() is None
+        assert process is not None and endless[0].poll() is None
 
 
 def test_only_ports_are_fed_and_fetched(finds: object) -> None:

@@ -252,11 +252,14 @@ def _tried(
 ) -> UnequalRequests | None:
     """How requests of unequal lengths are joined, if so. Raises ``ValueError`` for a model whose
     requests cannot be."""
+    unequal = None
     if max_batch_tokens is not None:
-        return tried_lengths(session, sample)
-    if max_batch > 1:
+        unequal = tried_lengths(session, sample)
+    elif max_batch > 1:
         check_rows(session, sample)
-    return None
+    if max_batch > 1:
+        session._join()
+    return unequal
 
 
 # One lock for queue, loads and counts, since each decision reads and changes several of them. It is
@@ -346,8 +349,6 @@ class Replicas:
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
             raise ValueError("a model with variables has no replicas: requests would share them")
-        if max_batch > 1:
-            self.session._join()
         self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)

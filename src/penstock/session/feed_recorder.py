@@ -41,9 +41,48 @@ _LEAVING, _ASKING = 2e-5, 5e-8
 RecordedFeeds = Mapping[str, np.ndarray]
 
 
+class KeptFeeds:
+    """Copies of feeds, ``most`` of them and ``MOST_BYTES`` at most. Of more, each has the same
+    chance to be kept."""
+
+    def __init__(self, most: int) -> None:
+        self.feeds: list[RecordedFeeds] = []
+        self.nbytes = 0
+        self.is_full = False
+        """whether there was no room for the bytes of some feeds"""
+        self._most, self._seen, self._random = most, 0, Random(most)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are as many as are needed at least."""
+        return len(self.feeds) >= min(FEWEST, self._most)
+
+    def add(self, arrays: RecordedFeeds) -> None:
+        """Keep a copy, or not."""
+        self._seen += 1
+        place = len(self.feeds)
+        if place >= self._most or self.is_full:
+            place = self._random.randrange(self._seen)
+            if place >= len(self.feeds):
+                return
+        # Those whose place it takes, if there are any.
+        before = sum(_nbytes(feeds) for feeds in self.feeds[place : place + 1])
+        nbytes = self.nbytes - before + _nbytes(arrays)
+        if nbytes > MOST_BYTES:
+            self.is_full = True
+            return
+        self.nbytes = nbytes
+        copies = {name: array.copy() for name, array in arrays.items()}
+        self.feeds[place : place + 1] = [copies]
+
+
+def _nbytes(arrays: RecordedFeeds) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
 class FeedRecorder:
-    """Chooses runs and keeps copies of their feeds, up to ``most`` of them. ``finish`` is called
-    once, by the run that is the last one: about the ``runs``-th.
+    """Chooses runs, and keeps up to ``most`` of their feeds. ``finish`` is called by the run that
+    is the last one: about the ``runs``-th.
 
     ``due`` is a method of an iterator, which takes a third of the time of one of Python's; so there
     is a new one for each gap, which the session learns by ``installed``. ``others`` is what chooses
@@ -59,12 +98,11 @@ class FeedRecorder:
         process_clock: Callable[[], float] = process_time,
         thread_clock: Callable[[], float] = thread_time,
     ) -> None:
-        self.feeds: list[RecordedFeeds] = []
-        self.nbytes = 0
+        self.kept = KeptFeeds(most)
         self.spent = 0.0
         """seconds of the processor that copies have taken, and runs that were recorded more than
         others"""
-        self.most = most
+        self._cost = 0.0  # of the last copy
         self.others: RunChooser | None = None
         self.installed: Callable[[], None] = _nobody
         self._runs, self._subgraphs, self._finish = runs, subgraphs, finish
@@ -72,9 +110,7 @@ class FeedRecorder:
         self._began = process_clock()
         self._random = Random(runs)
         self._interval = max(runs // most, 1)
-        # Runs that were counted, and feeds that might have been kept; whether one had no room.
-        self._number = self._seen = 0
-        self._is_full = False
+        self._number = 0  # of runs that were counted
         self._lock = threading.Lock()
         self._wait(1 + self._random.randrange(self._interval))
 
@@ -108,17 +144,18 @@ class FeedRecorder:
         self._number += self._gap
         # Of short runs, to ask alone takes most of the share.
         allowed = max(SHARE * elapsed - _ASKING * self._number, SHARE * elapsed / 2)
-        if self.spent <= allowed or not self.feeds:
+        if self.spent + self._cost <= allowed or not self.kept.feeds:
             self._record(options)
+            self._cost = self._thread_clock() - begin + _LEAVING
         self.spent += self._thread_clock() - begin + _LEAVING
         wanted = self._interval * self._random.uniform(0.5, 1.5)
         if allowed > 0:
             # Runs after which that is allowed. To come too early takes time as well.
-            enough = self.spent * self._number / allowed
+            enough = (self.spent + self._cost) * self._number / allowed
             wanted = max(wanted, (enough - self._number) * self._random.uniform(1.0, 1.5))
         gap = max(round(wanted), 1)
         left = self._runs - self._number
-        if left <= 0 and (self._is_full or len(self.feeds) >= min(FEWEST, self.most)):
+        if left <= 0 and (self.kept.is_full or self.kept.is_enough):
             self._finish()
             return
         self._wait(min(gap, left) if left > 0 else gap)
@@ -135,22 +172,7 @@ class FeedRecorder:
         names, main = request.subgraph.names, self._subgraphs.main.names
         if len(arrays) < len(values) or {*names} != {*main}:  # a part of the model
             return
-        self._seen += 1
-        # The number of the one that makes room: that of none yet, while there is room for more.
-        place = len(self.feeds)
-        if place >= self.most or self._is_full:
-            place = self._random.randrange(self._seen)
-            if place >= len(self.feeds):
-                return
-        before = sum(x.nbytes for x in self.feeds[place].values()) if self.feeds[place:] else 0
-        nbytes = self.nbytes - before + sum(array.nbytes for array in arrays)
-        if nbytes > MOST_BYTES:
-            self._is_full = True
-            return
-        self.nbytes = nbytes
-        self.feeds[place : place + 1] = [
-            {name: array.copy() for name, array in zip(names, arrays, strict=True)}
-        ]
+        self.kept.add(dict(zip(names, arrays, strict=True)))
 
     def forked(self) -> None:
         """Be as free in a child as if no run of the parent was recorded right then."""

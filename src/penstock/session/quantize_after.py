@@ -17,17 +17,13 @@ which runs would have to share. Whatever goes wrong in it, the session goes on a
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-import zipfile
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, cast
 
@@ -37,15 +33,7 @@ from penstock.compiler.compiler import AFTER_LOWERING
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.checkpoints import cancelled_by
-from penstock.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    OptionError,
-    PenstockError,
-    Unsupported,
-    check_count,
-    wrong_type,
-)
+from penstock.core.errors import Cancelled, OptionError, Unsupported, check_count, wrong_type
 from penstock.core.records import replace
 from penstock.core.types import STRING, JsonObject, NamedValues, TensorType
 from penstock.executors.base import Executor
@@ -56,9 +44,9 @@ from penstock.host.log import INFO, WARNING, log
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.session.artifact import has_state
-from penstock.session.environment import TRACE
 from penstock.session.feed_recorder import FEWEST, MOST_BYTES, FeedRecorder, RecordedFeeds
 from penstock.session.inspection import SessionParts
+from penstock.session.quantize_process import QuantizeProcess, write_sample
 from penstock.session.run import RunChooser
 from penstock.tuning.output_error import output_error, spreads_of
 from penstock.tuning.trial import faster
@@ -69,15 +57,10 @@ _HELD_OUT = 4  # every fourth sample, as of quantize
 # Of these so many are compared in this process: the search has compared all.
 _COMPARED = 16
 _MOST_SAMPLES = 10_000
-_LOWEST_PRIORITY = 19
-# What the search needs beside its timeout: to start, and to measure the choice once more.
-_MORE_SECONDS = 120.0
 # Seconds that closing waits for the thread to let go of files.
 _ENDING = 5.0
-_MOST_CHARACTERS = 500
 _WHOLE_INPUTS = ("float32", "weights8")
 """types of layers whose inputs are no codes: in a session they save no time"""
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 _AT_EXIT: weakref.WeakSet[BackgroundQuantization] = weakref.WeakSet()
@@ -116,7 +99,7 @@ class BackgroundQuantization:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._token = CancelToken()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: QuantizeProcess | None = None
         self._thread: threading.Thread | None = None
         parts = session._parts()
         # None once recording has ended: it leads to the model that may be exchanged.
@@ -192,9 +175,9 @@ class BackgroundQuantization:
             if self.state != "recording" or session is None or recorder is None:
                 return
             session._choose_by(None)
-            feeds = recorder.feeds
+            feeds = recorder.kept.feeds
             self.samples = len(feeds)
-            if len(feeds) < min(FEWEST, recorder.most):
+            if not recorder.kept.is_enough:
                 held = MOST_BYTES >> 20
                 self._keep(f"{FEWEST} feeds of this model are more than {held} MiB")
                 return
@@ -224,7 +207,7 @@ class BackgroundQuantization:
         samples = folder / "samples"
         samples.mkdir()
         for i, sample in enumerate(feeds):
-            _write(samples / f"{i:06}.npz", sample)
+            write_sample(samples / f"{i:06}.npz", sample)
         feeds.clear()  # which may be many bytes, and the search takes its time
         content = self._searched(samples, folder)
         session = self._session()
@@ -260,42 +243,19 @@ class BackgroundQuantization:
 
     def _searched(self, samples: Path, folder: Path) -> bytes:
         """The quantized model that a process finds, as the bytes of an ONNX file."""
-        output = folder / "quantized.onnx"
-        command = [
-            *(sys.executable, "-P", "-m", "penstock.cli", "quantize", *self._source(folder)),
-            *("--data", str(samples), "--max-error", str(self.max_error), "--threads", "1"),
-            *("--timeout", str(self._timeout), "--output", str(output), "--json"),
-        ]
+        source = self._source(folder)
         with self._lock:
             self._token_check()
-            self._process = process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=_environment(),
-                creationflags=getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
+            self._process = process = QuantizeProcess(
+                source, samples, folder / "quantized.onnx", self.max_error, self._timeout
             )
-        if hasattr(os, "setpriority"):
-            with suppress(OSError):  # it has ended, or the system does not allow it
-                os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
         try:
-            text, errors = process.communicate(timeout=self._timeout + _MORE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise DeadlineExceeded(f"the search did not end within {self._timeout} s") from None
-        with self._lock:
-            self._process = None
-        self._token_check()
-        if process.returncode:
-            raise PenstockError(
-                f"penstock quantize ended with {process.returncode}: "
-                f"{errors.strip()[-_MOST_CHARACTERS:]}"
-            )
-        self.report = json.loads(text)
-        return output.read_bytes()
+            self.report = process.report()
+        finally:
+            with self._lock:
+                self._process = None
+            self._token_check()
+        return process.output.read_bytes()
 
     def _token_check(self) -> None:
         if self._token.cancelled:
@@ -411,21 +371,6 @@ def _placeholders(subgraph: Subgraph, key: tuple[Hashable, ...]) -> list[np.ndar
 
 def _signature(model: Model) -> list[str]:
     return ["--signature", model.entry] if model.entry in model.signatures else []
-
-
-def _environment() -> dict[str, str]:
-    """The environment of the search, in which nothing writes to the files of this process."""
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, **_ONE_THREAD, TRACE: "", "PYTHONPATH": paths}
-
-
-def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an ``.npz`` file. np.savez takes names as parameters, and has some of its own."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 @atexit.register

@@ -1,0 +1,95 @@
+"""``penstock quantize`` in a process of its own, on one thread with the lowest priority."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.errors import DeadlineExceeded, PenstockError
+from penstock.core.types import JsonObject
+from penstock.session.environment import TRACE
+
+_LOWEST_PRIORITY = 19
+# What the search needs beside its timeout: to start, and to measure the choice once more.
+_MORE_SECONDS = 120.0
+_MOST_CHARACTERS = 500
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class QuantizeProcess:
+    """A search that has begun, for the model that ``source`` names on the command line and the
+    samples in a folder. ``output`` will be the file of the model."""
+
+    def __init__(
+        self, source: Sequence[str], samples: Path, output: Path, max_error: float, timeout: float
+    ) -> None:
+        self.output = output
+        self._timeout = timeout
+        command = [
+            *(sys.executable, "-P", "-m", "penstock.cli", "quantize", *source),
+            *("--data", str(samples), "--max-error", str(max_error), "--threads", "1"),
+            *("--timeout", str(timeout), "--output", str(output), "--json"),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+            creationflags=getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
+        )
+        if hasattr(os, "setpriority"):
+            with suppress(OSError):  # it has ended, or the system does not allow it
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWEST_PRIORITY)
+
+    def report(self) -> JsonObject:
+        """Wait for the end, and return what ``penstock.quantize`` reports. Raises
+        ``DeadlineExceeded``, or ``PenstockError`` with what the process said."""
+        process = self._process
+        try:
+            text, errors = process.communicate(timeout=self._timeout + _MORE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise DeadlineExceeded(f"the search did not end within {self._timeout} s") from None
+        if process.returncode:
+            raise PenstockError(
+                f"penstock quantize ended with {process.returncode}: {_reason(text, errors)}"
+            )
+        report: JsonObject = json.loads(text)
+        return report
+
+    def kill(self) -> None:
+        """End the process now."""
+        self._process.kill()
+
+
+def _reason(text: str, errors: str) -> str:
+    """Why a search has failed, by what it printed."""
+    with suppress(ValueError, LookupError, TypeError):  # of what ended before it could say so
+        return str(json.loads(text)["error"]["message"])
+    return errors.strip()[-_MOST_CHARACTERS:]
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the search, in which nothing writes to the files of this process."""
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **_ONE_THREAD, TRACE: "", "PYTHONPATH": paths}
+
+
+def write_sample(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an ``.npz`` file. np.savez takes names as parameters, and has some of its own."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
