@@ -22,6 +22,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.executors.control import compile_run
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing.samples import samples_of
 from penstock.quantizing.search import Goal, Search
@@ -437,6 +438,29 @@ def test_runs_of_other_sessions_call_nothing_more(finds: object) -> None:
         quantization.cancel()
         assert session._controlled is None and session._sampled is None
         assert calls_of(session.run, feeds) == before
+
+
+@pytest.mark.parametrize("name", ["_controlled", "_sampled"])
+def test_run_reads_once_what_another_thread_may_take_away(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with compiled(convolutional()) as session:
+        session(X[0])
+        quantization = session.quantize_after(runs=1000)
+        values = [getattr(session, name)]
+
+        def read(_: ps.Session) -> Any:
+            return values.pop() if values else None
+
+        monkeypatch.setattr(ps.Session, name, property(read, lambda *_: None), raising=False)
+        with compile_run(WAIT) as control:
+            if name == "_controlled":
+                session.run({"x": X[0]})
+            else:
+                session._run_under(control, {"x": X[0]})
+        assert values == []
+        monkeypatch.undo()
+        quantization.cancel()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

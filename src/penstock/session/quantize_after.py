@@ -217,7 +217,8 @@ class BackgroundQuantization:
         if all(layer["type"] in _WHOLE_INPUTS for layer in self.report["layers"]):
             self._keep(f"no choice with an error of {self.max_error:g} saves time")
             return
-        reason = self._exchange(session, load(content), held[:_COMPARED])
+        model = load(content, limits=session._parts().options.limits)
+        reason = self._exchange(session, model, held[:_COMPARED])
         if reason is not None:
             self._keep(reason)
 

@@ -169,8 +169,8 @@ class Session:
         for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
         """
         self._count_run()
-        # A run that can be stopped or observed.
-        if options or (self._controlled is not None and self._controlled()):
+        # A run that can be stopped or observed. Read once: another thread may end a recording.
+        if options or ((controlled := self._controlled) is not None and controlled()):
             return self._run(make(RunOptions, "run", feeds, fetches, targets, **options))
         if fetches is None and targets is None:
             # One tuple, read once: other threads replace it while they compile.
@@ -257,7 +257,8 @@ class Session:
         """
         self._count_run()
         # As in ``run``, without looking at the options that most requests have none of.
-        sampled = self._sampled is not None and self._sampled.due()
+        chooser = self._sampled
+        sampled = chooser is not None and chooser.due()
         if fetches is None and not self._traced and not sampled:
             _, last, expected = self._main.last
             if expected is not None and last is not None:
