@@ -76,8 +76,12 @@ def test_recording_takes_a_hundredth_of_the_time(session: ps.Session) -> None:
 def test_runs_that_take_longer_are_recorded_at_the_interval(session: ps.Session) -> None:
     recording = Recording(session, 1000, 100, run=1.0)
     recording.run(2000)
-    assert 70 <= len(recording.recorder.kept.feeds) <= 100
+    feeds = [*recording.recorder.kept.feeds]
+    assert 70 <= len(feeds) <= 100
     assert recording.ended_after == 1000
+    # A run that was chosen before the end, and comes behind it.
+    recording.recorder._sample(RunOptions(X))
+    assert recording.recorder.kept.feeds == feeds
 
 
 def test_recording_goes_on_until_there_are_a_few_feeds(session: ps.Session) -> None:

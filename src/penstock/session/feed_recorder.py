@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import chain, repeat
 from random import Random
 from time import process_time, thread_time
@@ -111,6 +112,7 @@ class FeedRecorder:
         self._random = Random(runs)
         self._interval = max(runs // most, 1)
         self._number = 0  # of runs that were counted
+        self._is_over = False
         self._lock = threading.Lock()
         self._wait(1 + self._random.randrange(self._interval))
 
@@ -140,6 +142,8 @@ class FeedRecorder:
 
     def _sample(self, options: RunOptions) -> None:
         """Record a run, if there is time for it, and choose the next one."""
+        if self._is_over:  # while this run came here
+            return
         begin, elapsed = self._thread_clock(), self._process_clock() - self._began
         self._number += self._gap
         # Of short runs, to ask alone takes most of the share.
@@ -156,23 +160,22 @@ class FeedRecorder:
         gap = max(round(wanted), 1)
         left = self._runs - self._number
         if left <= 0 and (self.kept.is_full or self.kept.is_enough):
+            self._is_over = True
             self._finish()
             return
         self._wait(min(gap, left) if left > 0 else gap)
         self.installed()
 
     def _record(self, options: RunOptions) -> None:
-        try:
+        # The run raises what is wrong with its feeds itself, and needs no copy.
+        with suppress(PenstockError, LookupError, TypeError, ValueError, MemoryError):
             request, _, values = self._subgraphs.resolve(
                 options.feeds, options.fetches, options.targets
             )
-        except (PenstockError, LookupError, TypeError, ValueError):  # which the run raises as well
-            return
-        arrays = [value for value in values if isinstance(value, np.ndarray)]
-        names, main = request.subgraph.names, self._subgraphs.main.names
-        if len(arrays) < len(values) or {*names} != {*main}:  # a part of the model
-            return
-        self.kept.add(dict(zip(names, arrays, strict=True)))
+            feeds = dict(zip(request.subgraph.names, values, strict=True))
+            whole = feeds.keys() == {*self._subgraphs.main.names}
+            if whole and all(isinstance(value, np.ndarray) for value in values):
+                self.kept.add(feeds)
 
     def forked(self) -> None:
         """Be as free in a child as if no run of the parent was recorded right then."""

@@ -17,6 +17,7 @@ which runs would have to share. Whatever goes wrong in it, the session goes on a
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import shutil
 import sys
@@ -62,7 +63,6 @@ _ENDING = 5.0
 _WHOLE_INPUTS = ("float32", "weights8")
 """types of layers whose inputs are no codes: in a session they save no time"""
 
-
 _AT_EXIT: weakref.WeakSet[BackgroundQuantization] = weakref.WeakSet()
 
 
@@ -94,6 +94,7 @@ class BackgroundQuantization:
         self.report: JsonObject | None = None
         self.samples = 0
         self._timeout = timeout
+        self._others: RunChooser | None = None
         # Weak: a session that is dropped ends the search.
         self._session = weakref.ref(session)
         self._lock = threading.RLock()
@@ -117,7 +118,8 @@ class BackgroundQuantization:
         session = self._session()
         assert session is not None and self._recorder is not None
         session._parts().subgraphs.restrict()
-        self._recorder.others, self._recorder.installed = others, self._install
+        self._others = self._recorder.others = others
+        self._recorder.installed = self._install
         self._install()
 
     def _install(self) -> None:
@@ -174,7 +176,7 @@ class BackgroundQuantization:
             recorder, self._recorder = self._recorder, None
             if self.state != "recording" or session is None or recorder is None:
                 return
-            session._choose_by(None)
+            session._choose_by(self._others)
             feeds = recorder.kept.feeds
             self.samples = len(feeds)
             if not recorder.kept.is_enough:
@@ -182,10 +184,15 @@ class BackgroundQuantization:
                 self._keep(f"{FEWEST} feeds of this model are more than {held} MiB")
                 return
             self.state = "searching"
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(feeds,), name="penstock-quantize", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # the process ends, or has too many: no fault of the run
+                self._keep(str(error), WARNING)
+                return
+            self._thread = thread
 
     def _run(self, feeds: list[RecordedFeeds]) -> None:
         folder: Path | None = None
@@ -230,7 +237,8 @@ class BackgroundQuantization:
             self.state, self.reason = "kept", reason
             session = self._session()
             if session is not None:
-                session._choose_by(None)
+                if self._recorder is not None:
+                    session._choose_by(self._others)
                 session._parts().subgraphs.ports_only = False
             self._end()
         log(level, "quantize_after: the session keeps its model: %s", reason)
@@ -246,7 +254,7 @@ class BackgroundQuantization:
         """The quantized model that a process finds, as the bytes of an ONNX file."""
         source = self._source(folder)
         with self._lock:
-            self._token_check()
+            self._check_cancelled()
             self._process = process = QuantizeProcess(
                 source, samples, folder / "quantized.onnx", self.max_error, self._timeout
             )
@@ -255,10 +263,10 @@ class BackgroundQuantization:
         finally:
             with self._lock:
                 self._process = None
-            self._token_check()
+            self._check_cancelled()
         return process.output.read_bytes()
 
-    def _token_check(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._token.cancelled:
             raise Cancelled("quantizing was cancelled")
 
@@ -301,7 +309,7 @@ class BackgroundQuantization:
                 compile_plans(parts, subgraph, new.counterpart(subgraph))
             own = replace(model, metadata=parts.model.metadata, about=parts.model.about)
             with self._lock:
-                self._token_check()
+                self._check_cancelled()
                 new.ports_only = True
                 session._adopt(own, new)
                 self.state = "swapped"
@@ -327,11 +335,12 @@ class BackgroundQuantization:
         and whether it is faster than the session's."""
         wanted = [_run(parts, parts.subgraphs, sample) for sample in held]
         outputs = [_run(parts, new, sample) for sample in held]
-        error = max(
+        errors = [
             output_error(one[name], other[name], spread).rms
             for name, spread in spreads_of(wanted).items()
             for one, other in zip(wanted, outputs, strict=True)
-        )
+        ]
+        error = max(errors, default=math.inf)
         del wanted, outputs
         usual, values = _prepared(parts, parts.subgraphs, held[0])
         other, _ = _prepared(parts, new, held[0])

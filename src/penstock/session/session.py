@@ -125,7 +125,8 @@ class Session:
             opened = open_model(model, options, self.limits)
             self.model, self._stores = opened.model, opened.stores
             self.options = options = opened.context.options
-            self._choose_by(None)
+            # Of a cluster, steps are on the workers.
+            self._choose_by(None if options.cluster is not None else sampled_profile())
             self._compiler = Compiler(opened.context)
             artifact = opened.artifact
             main = None if artifact is None else artifact.main(self._compiler)
@@ -193,10 +194,7 @@ class Session:
         return request.named(executor.run(values, NEVER))
 
     def _choose_by(self, chooser: RunChooser | None) -> None:
-        """Let ``chooser`` choose runs to observe or record; None: what the environment asks for."""
-        # Of a cluster, steps are on the workers.
-        if chooser is None and self.options.cluster is None:
-            chooser = sampled_profile()
+        """Let ``chooser`` choose runs to observe or record, if anything."""
         self._sampled = chooser
         # Tells whether a run has a control of its own, though no option of its asks for one.
         due = None if chooser is None else chooser.due
