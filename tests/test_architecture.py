@@ -47,10 +47,10 @@ BOUNDS = {
     "classes_over_20_attributes": 0,
     "untested_modules": 41,
     "compile_options": 24,
-    "session_members": 19,
+    "session_members": 20,
     "environment_variables": 8,
 }
-MOST = {"python_lines": 128_441, "c_lines": 16_790}
+MOST = {"python_lines": 129_342, "c_lines": 16_790}
 LEAST = {"comment_percent": 5.0, "comment_percent_in_hard_files": 12.5}
 
 # Third-party packages that only some modules may import.
