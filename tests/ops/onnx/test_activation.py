@@ -10,11 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.core.errors import InvalidModel
 from penstock.core.types import ShapeError, TensorType
 from penstock.frontends.onnx.importer import load_onnx
 from penstock.ops import find
-from tests.ops.harness import check_node, node_model
+from tests.ops.harness import check_node, node_model, run_ort
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32, F64, F16 = np.dtype("f4"), np.dtype("f8"), np.dtype("f2")
@@ -186,6 +187,17 @@ def test_prelu_matches_the_reference(dtype: Any, slope: tuple[int, ...]) -> None
         wanted = np.where(x < 0, x.astype(F64) * s.astype(F64), x.astype(F64)).astype(dtype)
     rtol, atol = TOLERANCE.get(dtype, (0, 0))
     check_node("PRelu", [x, s], expected=[wanted], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("options", [{}, {"backends": ["numpy"]}])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_prelu_with_slopes_that_are_not_finite_leaves_what_is_not_negative(dtype, options) -> None:
+    x = np.array([0.5, 0.5, -0.5, 0.0, -0.0, np.inf, np.nan, -1], dtype)
+    slope = np.array([np.inf, np.nan, np.inf, np.inf, np.inf, np.nan, 1, np.nan], dtype)
+    model = node_model("PRelu", [x, slope], opset=16)
+    (wanted,) = run_ort(model, [x, slope])
+    got = ps.compile(model, **options).run({"x0": x, "x1": slope})["y0"]
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_prelu_over_many_blocks() -> None:

@@ -124,6 +124,8 @@ def _where(condition: Term, a: Term, b: _Operand) -> Term:
 
 
 def _clip(attrs: Attrs, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
+    if low is not None and high is not None and x.kind == "f4":
+        return _typed("clip", x, low, high)
     x = x if low is None else _max(x, low)
     return x if high is None else _min(x, high)
 
@@ -162,10 +164,14 @@ def _selu(attrs: Attrs, x: Term) -> Term:
 
 
 def _leaky(x: Term, slope: _Operand) -> Term:
-    return _max(x, 0.0) + _min(x, 0.0) * slope
+    if x.kind == "f4":
+        return _typed("leaky", x, slope)
+    return _where(_typed("lt", x, 0.0, kind="b1"), x * slope, x)
 
 
 def _hard_sigmoid(x: Term, alpha: float, beta: float) -> Term:
+    if x.kind == "f4":
+        return _typed("ramp", x, alpha, beta)
     return _min(_max(x * alpha + beta, 0.0), 1.0)
 
 

@@ -57,13 +57,14 @@ def _negative(dtype: np.dtype) -> Callable[[np.ndarray, np.ndarray], Any]:
 
 
 def _prelu_formula(dtype: np.dtype) -> Body:
-    positive, negative = relu(dtype), _negative(dtype)
+    zero = typed_scalar(0, dtype)
 
     def body(x: np.ndarray, slope: np.ndarray, out: np.ndarray, t: np.ndarray) -> None:
-        negative(x, t)
-        np.multiply(t, slope, t)
-        positive(x, out)
-        np.add(out, t, out)
+        below = np.less(x, zero)
+        np.multiply(x, slope, t)
+        np.copyto(out, x)
+        # Not a sum of both parts: 0 times a slope may be NaN.
+        np.copyto(out, t, where=below)
 
     return body
 

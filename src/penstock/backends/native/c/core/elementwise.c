@@ -34,6 +34,7 @@
     BOTH(X, pow, pow32(a, b), pow(a, b))                                                          \
     BOTH(X, div, a / b, a / b)                                                                    \
     X(gelu_f4, float, float, gelu32(a))                                                           \
+    X(leaky_f4, float, float, a < 0 ? a * b : a)                                                  \
     X(sin_f8, double, double, sin(a))                                                             \
     X(cos_f8, double, double, cos(a))                                                             \
     X(div_i4, int32_t, int32_t, b == 0 ? 0 : b == -1 ? 0 - a : (int32_t)((double)a / b))          \
@@ -120,7 +121,7 @@
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(mod_f4)          \
-    X(muladd_f4) X(half_f4) X(f4_half) \
+    X(muladd_f4) X(clip_f4) X(ramp_f4) X(half_f4) X(f4_half)                                      \
     X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
@@ -210,14 +211,23 @@ INSTRUCTION(mod_f4)
     return 0;
 }
 
-/* In two roundings, as a product and a sum. */
-INSTRUCTION(muladd_f4)
-{
-    float *d = to;
-    const float *a = x, *b = y, *c = z;
-    LOOP(d[i] = a[i] * b[i] + c[i];);
-    return 0;
-}
+/* Of three operands; sums of products in two roundings, as a product and a sum. */
+#define DEFINE_OF_THREE(name, ...)                                                                \
+    INSTRUCTION(name)                                                                             \
+    {                                                                                             \
+        float *d = to;                                                                            \
+        const float *xs = x, *ys = y, *zs = z;                                                    \
+        LOOP({                                                                                    \
+            const float a = xs[i], b = ys[i], c = zs[i];                                          \
+            float t = 0;                                                                          \
+            __VA_ARGS__;                                                                          \
+            d[i] = t;                                                                             \
+        });                                                                                       \
+        return 0;                                                                                 \
+    }
+DEFINE_OF_THREE(muladd_f4, t = a * b + c)
+DEFINE_OF_THREE(clip_f4, t = a < b ? b : a, t = b != b ? b : t, t = t > c ? c : t, t = c != c ? c : t)
+DEFINE_OF_THREE(ramp_f4, t = a * b + c, t = t < 0 ? 0 : t, t = t > 1 ? 1 : t)
 
 #define DEFINE_HALVES(name, converted)                                                            \
     INSTRUCTION(name)                                                                             \
