@@ -22,7 +22,7 @@ def model_with(**metadata: str) -> Model:
 
 def test_context_is_that_of_gguf_metadata() -> None:
     names = {"general.architecture": "llama", "llama.context_length": "4096"}
-    assert context_of(model_with(**names), None) == 4096
+    assert context_of(model_with(**names).metadata, None) == 4096
 
 
 @pytest.mark.parametrize(
@@ -34,15 +34,15 @@ def test_context_is_that_of_gguf_metadata() -> None:
     ],
 )
 def test_context_is_that_of_a_configuration(settings: dict[str, object], tmp_path: Path) -> None:
-    assert context_of(model_with(**{"config.json": json.dumps(settings)}), None) == 512
+    assert context_of(model_with(**{"config.json": json.dumps(settings)}).metadata, None) == 512
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "model.onnx").touch()
-    assert context_of(model_with(), tmp_path / "model.onnx") == 512
+    assert context_of(model_with().metadata, tmp_path / "model.onnx") == 512
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"n_positions": "many"}'])
 def test_configuration_without_a_context_says_nothing(text: str) -> None:
-    assert context_of(model_with(**{"config.json": text}), None) is None
+    assert context_of(model_with(**{"config.json": text}).metadata, None) is None
 
 
 def test_interface_is_the_input_of_tokens_and_the_logits() -> None:

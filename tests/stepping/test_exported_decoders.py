@@ -34,8 +34,8 @@ def model(request: pytest.FixtureRequest) -> Iterator[bytes]:
 
 
 def numbers_by_distance(model: bytes) -> list[tuple[int, ...]]:
-    steps = join_steps(ps.load(model).graph)
-    paged = [node for node in steps.graph.nodes if node.op.name == "PagedAttention"]
+    graph, _ = join_steps(ps.load(model).graph)
+    paged = [node for node in graph.nodes if node.op.name == "PagedAttention"]
     assert len(paged) in (2, 4)
     return [node.inputs[6].shape for node in paged if len(node.inputs) > 6]
 
@@ -82,7 +82,7 @@ def test_steps_of_decoders_that_optimum_exports_are_joined(name: str, tmp_path: 
         archive.extractall(tmp_path)
     halves = read_halves(tmp_path / name, None)
     assert halves is not None
-    steps = join_steps(halves.step.graph)
+    _, steps = join_steps(halves.step.graph)
     assert len(steps.fixed) == 4
     assert (steps.mask is None) == (name == "whisper")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.passes.lowering.page_attention import PAGE
+from penstock.ops.internal.joined_steps import PAGE
 from tests.support.decoders import (
     SPELLINGS,
     VOCABULARY,

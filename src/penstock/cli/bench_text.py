@@ -95,7 +95,7 @@ def _generator_of(model: Model, path: str, options: CompileArguments) -> Generat
     except ImportError as error:
         raise PenstockError(f"texts need penstock-runtime[generate]: {error}") from error
     try:
-        tokenizer = tokenizer_of(None, path, model)
+        tokenizer = tokenizer_of(None, path, model.metadata)
     except InvalidInput:
         tokenizer = numbers_tokenizer()  # exported decoders are often files alone
     return Generator(model, tokenizer, **options)

@@ -148,8 +148,8 @@ class _StepOptions:
         # Their replicas are those of the repository; here is what they lack for texts.
         for name, path in _named(self.embed).items():
             model = load(path, limits=options.get("limits"), map_weights=True)
-            tokenizer = tokenizer_of(self.tokenizer, path, model)
-            most, by_first = context_of(model, path), pools_first(path)
+            tokenizer = tokenizer_of(self.tokenizer, path, model.metadata)
+            most, by_first = context_of(model.metadata, path), pools_first(path)
             embedders[name] = EmbeddingModel(name, tokenizer, most=most, by_first=by_first)
         return TextModels(generators, embedders)
 

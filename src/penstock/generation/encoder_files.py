@@ -19,8 +19,6 @@ from penstock.core.limits import Limits
 from penstock.core.records import NamedTuple
 from penstock.frontends.load import load
 from penstock.ir.graph import Model, clone
-from penstock.passes.lowering.step_probes import is_of_encoder
-from penstock.stepping.cache_branch import has_branches, with_branch, with_outputs
 
 _FIRST, _FURTHER, _MERGED = "decoder_model", "decoder_with_past_model", "decoder_model_merged"
 _DECODERS = (_MERGED, _FURTHER, _FIRST, "decoder")
@@ -43,6 +41,8 @@ def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
     found = _files(Path(place))
     if found is None:
         return None
+    # Most models have none.
+    from penstock.stepping.cache_branch import has_branches, with_branch
 
     def read(path: Path) -> Model:
         return load(path, limits=limits, map_weights=True)
@@ -97,6 +97,9 @@ def _beside(path: Path, kind: str) -> tuple[Path, dict[str, Path]] | None:
 
 def _cross_of(first: Model) -> Model | None:
     """The part of a first step that returns what cross attention reads, if it does."""
+    from penstock.passes.lowering.step_probes import is_of_encoder
+    from penstock.stepping.cache_branch import with_outputs
+
     graph = clone(first.graph)
     kept = [value for value in graph.outputs if is_of_encoder(value.name)]
     return with_outputs(first, graph, kept) if kept else None

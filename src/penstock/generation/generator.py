@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from penstock.core.errors import InvalidInput, wrong_type
-from penstock.frontends.load import load
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
 from penstock.generation.options import GenerationOptions
@@ -86,8 +85,8 @@ class Generator:
             halves = read_halves(model, options.get("limits"))  # type: ignore[arg-type]
         stepper = _stepper_of(model if halves is None else halves.step, options)
         self.stepper = stepper
-        place = model if isinstance(model, str | Path) else stepper.model.path
-        self.tokenizer = tokenizer_of(tokenizer, place, stepper.model)
+        place = model if isinstance(model, str | Path) else stepper.path
+        self.tokenizer = tokenizer_of(tokenizer, place, stepper.metadata)
         self._encoder: PromptEncoder | None = None
         if stepper.fixed:
             from penstock.generation.prompt_encoder import PromptEncoder
@@ -103,7 +102,7 @@ class Generator:
         if self._drafts is not None:
             self._draft_rows = interface_of(self._drafts)[0]
         ends = frozenset(self.tokenizer.end_ids)
-        known = context_of(stepper.model, place)
+        known = context_of(stepper.metadata, place)
         not_first: Sequence[int] = ()
         suppressed: Sequence[int] = ()
         if self._encoder is not None:
@@ -436,7 +435,8 @@ class Generator:
         from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
 
         if self._vocabulary is None:
-            size = self.stepper.model.graph.outputs[0].shape
+            types = {port.name: port.type for port in self.stepper._engine.runner.session.outputs}
+            size = getattr(types[self._source.logits], "shape", None)
             count = size[-1] if size and isinstance(size[-1], int) else None
             self._vocabulary = GrammarVocabulary(self.tokenizer, count)
         return TokenGrammar(self._vocabulary, *constraint)
@@ -472,8 +472,6 @@ def _stepper_of(model: object, options: dict[str, object]) -> Stepper:
         if options:
             raise InvalidInput(f"{[*options]} are options of the Stepper that was given")
         return model
-    if isinstance(model, str | Path):
-        model = load(model, limits=options.get("limits"), map_weights=True)  # type: ignore[arg-type]
-    if not isinstance(model, Model):
+    if not isinstance(model, str | Path | Model):
         raise wrong_type("model", model, "a path, a loaded model or a Stepper")
     return Stepper(model, **options)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from penstock.core.errors import InvalidInput
 from penstock.core.types import TensorType
 from penstock.generation.packages import extra_needed
 from penstock.generation.tokenizer import TextTokenizer
-from penstock.ir.graph import Model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,18 +38,22 @@ def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
 
 
 def tokenizer_of(
-    given: str | Path | Tokenizer | TextTokenizer | None, place: str | Path | None, model: Model
+    given: str | Path | Tokenizer | TextTokenizer | None,
+    place: str | Path | None,
+    metadata: Mapping[str, str],
 ) -> TextTokenizer:
+    """The tokenizer that is given, or that in the ``metadata`` of the model, or in a file beside
+    it."""
     if isinstance(given, TextTokenizer):
         return given
     if isinstance(given, str | Path):
         return TextTokenizer.load(given)
     if given is not None:
         return TextTokenizer(given)
-    if "tokenizer.ggml.model" in model.metadata:
+    if "tokenizer.ggml.model" in metadata:
         from penstock.frontends.weights.gguf_model import parsed_metadata
 
-        return TextTokenizer.of_gguf(parsed_metadata(model.metadata))
+        return TextTokenizer.of_gguf(parsed_metadata(metadata))
     for folder in folders_of(place):
         if (folder / "tokenizer.json").exists():
             return TextTokenizer.load(folder)
@@ -74,21 +77,20 @@ def numbers_tokenizer() -> TextTokenizer:
     return TextTokenizer(Tokenizer(models.WordLevel({"0": 0}, unk_token="0")))
 
 
-def context_of(model: Model, place: str | Path | None) -> int | None:
-    """The most tokens of a text, if the model or a file beside it says so."""
-    metadata = model.metadata
+def context_of(metadata: Mapping[str, str], place: str | Path | None) -> int | None:
+    """The most tokens of a text, if the metadata of the model or a file beside it say so."""
     found = [
         metadata.get(f"{metadata.get('general.architecture')}.context_length"),
-        *[_setting(text, _CONTEXTS) for text in _configurations(model, place)],
+        *[_setting(text, _CONTEXTS) for text in _configurations(metadata, place)],
     ]
     numbers = [int(x) for x in found if isinstance(x, int | str) and str(x).isdecimal()]
     return min([n for n in numbers if n > 1], default=None)
 
 
-def _configurations(model: Model, place: str | Path | None) -> Iterator[str]:
+def _configurations(metadata: Mapping[str, str], place: str | Path | None) -> Iterator[str]:
     """The texts of files that say what a model's sizes are."""
-    if "config.json" in model.metadata:
-        yield model.metadata["config.json"]
+    if "config.json" in metadata:
+        yield metadata["config.json"]
         return
     for folder in folders_of(place):
         for name in ("config.json", "genai_config.json"):

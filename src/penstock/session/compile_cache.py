@@ -110,10 +110,11 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
-    """The place of a model in the folder that ``cache=`` names, by default in the user's. None if
-    it has none; where ``cache=`` is given, with a warning if options do not let sessions be told
-    apart. Raises ``ValueError`` for a model that is neither a path nor bytes."""
+def cache_entry(model: object, options: CompileOptions, form: str = "") -> CacheEntry | None:
+    """The place of a model in the folder that ``cache=`` names, by default in the user's; ``form``
+    says what is made of it. None if it has none; where ``cache=`` is given, with a warning if
+    options do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a
+    path nor bytes."""
     by_default = options.cache is None
     if not isinstance(model, str | os.PathLike | bytes):
         raise ValueError(
@@ -138,7 +139,7 @@ def cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
     # Of the plans of a cluster no file has any.
     if by_default and (options.cluster is not None or not _is_private(folder)):
         return None
-    return CacheEntry(folder, source, options, by_default, errors.warnings_given)
+    return CacheEntry(folder, source, options, by_default, errors.warnings_given, form)
 
 
 def _is_private(folder: str) -> bool:
@@ -184,13 +185,15 @@ def _open_beside(folder: str, path: str) -> BinaryIO:
 class CacheEntry:
     """The place of one model with these options in a folder. ``opened``: the files that were opened
     while the model was loaded. ``unsaved``: how many plans its session has that are not there.
-    ``warnings_before``: how many warnings the process had given."""
+    ``warnings_before``: how many warnings the process had given. ``form``: what the session has in
+    the place of the model in the file (``DerivedModel``), if anything."""
 
     folder: str
     source: str | bytes
     options: CompileOptions
     by_default: bool
     warnings_before: int
+    form: str = ""
     opened: Sequence[Opened] = ()
     unsaved: int = 0
 
@@ -199,6 +202,7 @@ class CacheEntry:
         """All that the session depends on, as JSON."""
         keyed = {
             "files": self._files,
+            "form": self.form,
             "program": _program(),
             "options": {name: repr(self.options.get(name)) for name in _KEYED},
             # Its options hold where the caller gives none.
@@ -315,7 +319,11 @@ class CacheEntry:
             return None
         with suppress(OSError):  # of a folder that is only read
             os.utime(self.path)
-        model.path = None if isinstance(self.source, bytes) else os.path.abspath(self.source)
+        # What was made of the file's model is not what is read there.
+        if isinstance(self.source, bytes) or self.form:
+            model.path = None
+        else:
+            model.path = os.path.abspath(self.source)
         return model
 
     def _weights(self) -> Callable[[str, int, int], np.ndarray]:

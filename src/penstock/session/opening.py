@@ -12,17 +12,28 @@ from penstock.backends.registry import available, backends_of
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, NamedWorkers
 from penstock.core.limits import Limits
-from penstock.core.records import dataclass
+from penstock.core.records import NamedTuple, dataclass
 from penstock.frontends.common.model_files import opened_files
 from penstock.frontends.load import entered, load
 from penstock.ir.graph import Graph, Model
 from penstock.session.environment import with_environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.backends.base import Backend
     from penstock.ops.tensorflow.state import Store
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
+
+
+class DerivedModel(NamedTuple):
+    """A model that ``derive`` makes of the one at a ``path``. It may raise ``PenstockError``.
+    ``form``: what it makes, by which the compile cache tells sessions of one file apart."""
+
+    path: str | Path
+    form: str
+    derive: Callable[[Model], Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +55,12 @@ class Opened:
 def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened:
     """Read a model, unless it is one, and decide what its options are: those that are given, that
     its file wishes for, that it was saved with, or of the environment."""
+    form, derive = "", None
+    if isinstance(model, DerivedModel):
+        model, form, derive = model
     # With the options as they were given: what the model's file adds is in its digest.
-    entry, given = _cache_entry(model, options), options.expert.given
-    model, entry = _loaded(model, options, limits, entry)
+    entry, given = _cache_entry(model, options, form), options.expert.given
+    model, entry = _loaded(model, options, limits, entry, derive)
     if model.options:
         from penstock.frontends.nnpackage.options import package_options
 
@@ -89,7 +103,7 @@ def _graphs(
     return functions, partial(functions.pop, "")
 
 
-def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
+def _cache_entry(model: object, options: CompileOptions, form: str) -> CacheEntry | None:
     """The place of a model in the compile cache, if it may have one."""
     # To ask for os.PathLike looks at all abstract classes, for each type of model.
     is_path = isinstance(model, str) or hasattr(model, "__fspath__")
@@ -97,14 +111,18 @@ def _cache_entry(model: object, options: CompileOptions) -> CacheEntry | None:
         return None
     from penstock.session.compile_cache import cache_entry
 
-    return cache_entry(model, options)
+    return cache_entry(model, options, form)
 
 
 def _loaded(
-    model: object, options: CompileOptions, limits: Limits, entry: CacheEntry | None
+    model: object,
+    options: CompileOptions,
+    limits: Limits,
+    entry: CacheEntry | None,
+    derive: Callable[[Model], Model] | None,
 ) -> tuple[Model, CacheEntry | None]:
-    """The model that is given, that of a file, or that which is kept in the cache; and its place
-    there, if it may have one."""
+    """The model that is given, that of a file, or what is derived of it, or that which is kept in
+    the cache; and its place there, if it may have one."""
     # A model that is kept was checked when it was saved, and is not read again.
     kept = None if entry is None else entry.load()
     if kept is not None:
@@ -115,6 +133,8 @@ def _loaded(
         loaded = load(
             model, limits=limits, map_weights=options.map_weights, signature=options.signature
         )
+        if derive is not None:
+            loaded = derive(loaded)
     if entry is None or (entry.by_default and loaded.artifact):  # which was saved already
         return loaded, None
     entry.opened = opened

@@ -226,8 +226,10 @@ class Session:
         self._executors.freeze(has_plans=True)
 
     def _fix_shapes(self) -> None:
-        """Have a plan for each set of shapes from now on, and none with open dims."""
+        """Have a plan for each set of shapes from now on: none with open dims, and none without
+        rows that a mask hides, which would be looked for in the graph."""
         self._subgraphs.main.varying.fixed = True
+        self._subgraphs.packs = ""
 
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""

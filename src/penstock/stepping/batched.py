@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
-from penstock.core.types import NamedValues, RunValue
+from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
 from penstock.ir.graph import Model
 from penstock.session.facts import Port
@@ -39,7 +39,7 @@ class BatchedRunner:
     one at a time, once that is known."""
 
     pages = 0, 0, 0
-    fixed: Sequence[str] = ()
+    fixed: Mapping[str, Type] = {}
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BatchedRunner:
             self.state = match_state(inputs, outputs)
         else:
             self.state = check_state(state, inputs, outputs)
-        self.rows: Sequence[str] = [port.name for port in inputs if port.name not in self.state]
+        self.rows = {port.name: port.type for port in inputs if port.name not in self.state}
         self._ports = {port.name: port for port in inputs}
         self._axes = {p.name: 0 for p in outputs if p.name not in self.state.values()}
         self.axes: Mapping[str, int] = self._axes

@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
+from penstock.core.types import Type
 from penstock.stepping.joined import Piece, piece_of
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
@@ -34,13 +35,14 @@ _TURN = 8
 
 
 class Runner(Protocol):
-    """Computes pieces of sequences, and has their state. ``fixed`` are the inputs that stay as they
-    are in all steps of a sequence."""
+    """Computes pieces of sequences, and has their state. ``rows`` are the types of inputs that have
+    rows, by name, and ``fixed`` those of inputs that stay as they are in all steps of a
+    sequence."""
 
     session: Session
     axes: Mapping[str, int]
-    rows: Sequence[str]
-    fixed: Sequence[str]
+    rows: Mapping[str, Type]
+    fixed: Mapping[str, Type]
     most_sequences: int
 
     @property

@@ -22,22 +22,23 @@ import numpy as np
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded
 from penstock.core.records import NamedTuple
-from penstock.frontends.load import check_and_sort
 from penstock.ir.graph import Model
-from penstock.ops.internal.pages import RUN
-from penstock.passes.lowering.join_steps import READ, JoinedSteps
-from penstock.passes.lowering.page_attention import (
+from penstock.ops.internal.joined_steps import (
     FIXED_PAGES,
     FIXED_RUNS,
     PAGE,
     PAGES,
     POOL,
     POSITIONS,
+    READ,
     RUNS,
 )
+from penstock.ops.internal.pages import RUN
+from penstock.session.opening import DerivedModel
 from penstock.session.session import Session
 from penstock.stepping.pages import PagePool, digests
 from penstock.stepping.sequence import Rows, SequenceState
+from penstock.stepping.step_model import steps_of
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """numbers of rows of a step; beyond the last, multiples of it and of an eighth of the number"""
@@ -95,20 +96,23 @@ class _PageTable:
 
 
 class JoinedRunner:
-    """Runs pieces of sequences together, by a graph of ``steps``. ``axes`` are those of rows of its
-    outputs."""
+    """Runs pieces of sequences together, by a ``model`` of joined steps. ``axes`` are those of rows
+    of its outputs. Raises ``RowsStay`` if rows cannot be joined."""
 
     def __init__(
-        self, steps: JoinedSteps, options: CompileOptions, most_bytes: int, most_sequences: int
+        self,
+        model: Model | DerivedModel,
+        options: CompileOptions,
+        most_bytes: int,
+        most_sequences: int,
     ) -> None:
-        self.steps, self.axes, self.most_sequences = steps, steps.outputs, most_sequences
-        model = Model({"main": steps.graph}, "main")
-        check_and_sort(model)
         self.session = Session(model, options)
         self.session._fix_shapes()
+        self.steps = steps = steps_of(self.session.model)
+        self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
         self.fixed = steps.fed
-        self._inputs = {value.name: value for value in steps.graph.inputs}
+        self._inputs = {port.name for port in self.session.inputs}
         self._table, self._fixed_table = _PageTable(most_sequences), _PageTable(most_sequences)
 
     @property

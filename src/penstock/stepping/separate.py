@@ -43,7 +43,9 @@ class SeparateRunner:
         graph = with_sizes_of_heads(model.graph)
         self._roles: Roles = roles_of(graph)
         self.session = Session(model, options)
-        self.rows, self.fixed = self._roles.rows, self._roles.fixed
+        types = {value.name: value.type for value in model.graph.inputs}
+        self.rows = {name: types[name] for name in self._roles.rows}
+        self.fixed = {name: types[name] for name in self._roles.fixed}
         self._most_bytes = most_bytes
         self._held = 0
         self._one_row: bool | None = None if self.fixed else False

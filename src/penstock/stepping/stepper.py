@@ -21,14 +21,12 @@ from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, Type
 from penstock.executors.feeds import convert
-from penstock.frontends.load import load
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
-from penstock.passes.lowering.join_steps import join_steps
-from penstock.stepping.cache_branch import has_branches, with_branch
 from penstock.stepping.engine import Runner, StepEngine
 from penstock.stepping.joined import JoinedRunner
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
+from penstock.stepping.step_model import StepSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -286,20 +284,19 @@ class Stepper:
             check_count(name, count)
         nbytes = parse_bytes(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes
         check_count("cache_bytes", nbytes, maxsize)
-        loaded = model if isinstance(model, Model) else load(model, map_weights=True)
-        if has_branches(loaded):
-            loaded = with_branch(loaded, cached=True)
         settings = make(CompileOptions, "penstock.Stepper", **options)
+        settings = settings.filled({"map_weights": True})
+        self._source = source = StepSource(model, settings)
         # Rows come first: a decoder's caches are named as states are, and they grow.
         self._of_states: BatchedRunner | None = None
         self._reason: str | None = None
         runner: Runner | None = None
         if state is None:
-            runner, self._reason = _runner_of_rows(loaded, settings, nbytes, max_sequences)
+            runner, self._reason = _runner_of_rows(source, settings, nbytes, max_sequences)
         if runner is None:
             from penstock.stepping.batched import BatchedRunner
 
-            batched = BatchedRunner(loaded, settings, nbytes, max_sequences, state)
+            batched = BatchedRunner(source.model, settings, nbytes, max_sequences, state)
             if not batched.state and state is None:
                 raise InvalidInput(
                     f"the model has no state that is fed back: {self._reason}; a decoder has "
@@ -310,11 +307,9 @@ class Stepper:
             runner = self._of_states = batched
         history = RowHistory if self._of_states is None else self._of_states.history
         self._engine = StepEngine(runner, max_rows, history)
-        self.model = loaded
+        self.path, self.metadata = source.path, runner.session.model.metadata
         self.outputs = [*runner.axes]
-        types = {v.name: v.type for v in loaded.graph.inputs}
-        self._inputs = {name: type_ for name, type_ in types.items() if name in runner.rows}
-        self._fixed = {name: type_ for name, type_ in types.items() if name in runner.fixed}
+        self._inputs, self._fixed = runner.rows, runner.fixed
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -338,6 +333,11 @@ class Stepper:
         state = self._engine.sequence(priority)
         state.arrays, state.fixed = arrays, fixed
         return StepSequence(self, state)
+
+    @property
+    def model(self) -> Model:
+        """The model, which is read from its file now if plans of its steps were kept."""
+        return self._source.model
 
     @property
     def reason(self) -> str | None:
@@ -433,18 +433,18 @@ class Stepper:
 
 
 def _runner_of_rows(
-    model: Model, options: CompileOptions, most_bytes: int, most_sequences: int
+    source: StepSource, options: CompileOptions, most_bytes: int, most_sequences: int
 ) -> tuple[Runner | None, str | None]:
     """What steps a decoder, None if the model is none, and why its rows are not joined."""
     try:
-        return JoinedRunner(join_steps(model.graph), options, most_bytes, most_sequences), None
+        return JoinedRunner(source.joined(), options, most_bytes, most_sequences), None
     except RowsStay as reason:
         why = str(reason)
     # Most decoders need no other runner than the first one.
     from penstock.stepping.separate import SeparateRunner
 
     try:
-        return SeparateRunner(model, options, most_bytes), why
+        return SeparateRunner(source.model, options, most_bytes), why
     except RowsStay as reason:
         return None, str(reason)
 

@@ -9,8 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import RowsStay
+from penstock.ops.internal.joined_steps import FIXED_PAGES, FIXED_RUNS, PAGE
 from penstock.passes.lowering.join_steps import join_steps
-from penstock.passes.lowering.page_attention import FIXED_PAGES, FIXED_RUNS, PAGE
 from tests.support.cross_decoders import (
     CROSS,
     HEADS,
@@ -33,34 +33,34 @@ def why_steps_stay(kind: str, changes: dict[str, str], more: Sequence[str] = ())
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_attentions_of_each_layer_read_pages(kind: str) -> None:
-    steps = join_steps(ps.load(cross_decoder(kind)).graph)
-    ops = Counter(node.op.full_name for node in steps.graph.nodes)
+    graph, steps = join_steps(ps.load(cross_decoder(kind)).graph)
+    ops = Counter(node.op.full_name for node in graph.nodes)
     assert ops["penstock.PagedAttention"] == 2 * LAYERS
     assert ops["Softmax"] == ops["Attention"] == 0
-    paged = [node for node in steps.graph.nodes if node.op.name == "PagedAttention"]
+    paged = [node for node in graph.nodes if node.op.name == "PagedAttention"]
     assert [node.inputs[1] is None for node in paged] == [False, True] * LAYERS
     assert {*steps.fed} == {*CROSS, *([MASK] if kind in MASKED else [])}
     assert [cache.past for cache in steps.fixed] == CROSS
     assert [cache.begins for cache in steps.fixed] == [i * HEADS * PAGE * SIZE for i in range(4)]
     assert steps.mask == (MASK if kind in MASKED else None)
-    names = {value.name for value in steps.graph.inputs}
+    names = {value.name for value in graph.inputs}
     assert names >= {FIXED_RUNS, FIXED_PAGES, "ids"}
     assert names.isdisjoint([*CROSS, MASK])
 
 
 def test_page_has_room_for_the_larger_of_both() -> None:
-    steps = join_steps(ps.load(cross_decoder("unmasked")).graph)
+    _, steps = join_steps(ps.load(cross_decoder("unmasked")).graph)
     assert steps.page_size == 2 * LAYERS * HEADS * PAGE * SIZE
 
 
 def test_mask_that_attention_does_not_read_leaves_nothing_out() -> None:
     model = ps.load(cross_decoder("added", {", masked)": ", nothing)"}))
-    assert join_steps(model.graph).mask is None
+    assert join_steps(model.graph)[1].mask is None
 
 
 def test_keys_that_layers_share_lie_in_pages_once() -> None:
     changes = {"past_cross_k1": "past_cross_k0", "past_cross_v1": "past_cross_v0"}
-    steps = join_steps(ps.load(cross_decoder("microsoft", changes)).graph)
+    _, steps = join_steps(ps.load(cross_decoder("microsoft", changes)).graph)
     assert [cache.past for cache in steps.fixed] == CROSS[:2]
 
 
@@ -75,7 +75,7 @@ def test_keys_that_are_computed_in_each_step_stay() -> None:
 
 def test_hidden_states_that_are_not_read_do_not_matter() -> None:
     more = [f"float[b, n, {WIDTH}] encoder_hidden_states"]
-    steps = join_steps(ps.load(cross_decoder("unmasked", None, more)).graph)
+    _, steps = join_steps(ps.load(cross_decoder("unmasked", None, more)).graph)
     assert {*steps.fed} == {*CROSS, "encoder_hidden_states"}
 
 

@@ -6,16 +6,17 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import RowsStay
-from penstock.passes.lowering.join_steps import READ, join_steps
+from penstock.ops.internal.joined_steps import READ
+from penstock.passes.lowering.join_steps import join_steps
 from tests.support.decoders import DEFAULTS, PLAIN, decoder_model, why_steps_stay
 from tests.support.onnx_text import model_from_text
 
 
 def test_rows_that_are_read_are_gathered_before_the_last_product() -> None:
-    steps = join_steps(ps.load(decoder_model("spelled")).graph)
-    names = [node.op.name for node in steps.graph.nodes]
-    read = next(n for n in steps.graph.nodes if any(v and v.name == READ for v in n.inputs))
-    assert names.index("LayerNormalization") > steps.graph.nodes.index(read)
+    graph, _ = join_steps(ps.load(decoder_model("spelled")).graph)
+    names = [node.op.name for node in graph.nodes]
+    read = next(n for n in graph.nodes if any(v and v.name == READ for v in n.inputs))
+    assert names.index("LayerNormalization") > graph.nodes.index(read)
 
 
 def test_rows_that_depend_on_their_number_stay() -> None:

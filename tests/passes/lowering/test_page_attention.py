@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 import penstock as ps
+from penstock.ops.internal.joined_steps import PAGE
 from penstock.passes.lowering.join_steps import join_steps
-from penstock.passes.lowering.page_attention import PAGE
 from tests.support.decoders import (
     CAUSAL,
     DEFAULTS,
@@ -23,26 +23,26 @@ from tests.support.onnx_text import model_from_text
 
 @pytest.mark.parametrize("kind", SPELLINGS)
 def test_attention_of_each_spelling_reads_pages(kind: str) -> None:
-    steps = join_steps(ps.load(decoder_model(kind)).graph)
-    ops = Counter(node.op.full_name for node in steps.graph.nodes)
+    graph, steps = join_steps(ps.load(decoder_model(kind)).graph)
+    ops = Counter(node.op.full_name for node in graph.nodes)
     assert ops["penstock.PagedAttention"] == LAYERS
     assert ops["Softmax"] == ops["Attention"] == ops["com.microsoft.GroupQueryAttention"] == 0
     assert len(steps.caches) == 2 * LAYERS
     assert [*steps.rows] == ["ids"]
     assert steps.outputs == {"logits": 1}
-    windows = {n.attrs.get("window") for n in steps.graph.nodes if "window" in n.attrs}
+    windows = {n.attrs.get("window") for n in graph.nodes if "window" in n.attrs}
     assert windows == {9 if kind in ("window", "groups", "packed") else 0}
 
 
 @pytest.mark.parametrize("kind", SPELLINGS)
 def test_nothing_of_masks_is_left(kind: str) -> None:
-    steps = join_steps(ps.load(decoder_model(kind)).graph)
-    names = {node.op.name for node in steps.graph.nodes}
+    graph, _ = join_steps(ps.load(decoder_model(kind)).graph)
+    names = {node.op.name for node in graph.nodes}
     assert names.isdisjoint({"Range", "Greater", "Where", "Shape", "ReduceSum", "Expand"})
 
 
 def test_cache_of_keys_that_are_values_lies_in_pages_in_both_orders() -> None:
-    steps = join_steps(ps.load(model_from_text(PLAIN.format(**DEFAULTS))).graph)
+    _, steps = join_steps(ps.load(model_from_text(PLAIN.format(**DEFAULTS))).graph)
     assert steps.page_size == 2 * PAGE * 4
     assert [(cache.past, cache.keys) for cache in steps.caches] == [("past", True), ("past", False)]
 

@@ -17,29 +17,24 @@ not matter how an exporter writes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
 
 from penstock.analysis.type_inference import infer_types
 from penstock.core.errors import RowsStay
-from penstock.core.records import NamedTuple, dataclass, field
+from penstock.core.records import dataclass, field
 from penstock.core.types import INT64, Shape, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.common.shape_rules import element_number
+from penstock.ops.internal.joined_steps import POSITIONS, READ, WRITTEN, JoinedSteps
 from penstock.ops.internal.pages import PAGED_ATTENTION
 from penstock.ops.registry import standard
 from penstock.passes.context import PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.lift_heads import lift_heads
-from penstock.passes.lowering.page_attention import (
-    POSITIONS,
-    WRITTEN,
-    PageAttention,
-    PagedCache,
-    stays,
-)
+from penstock.passes.lowering.page_attention import PageAttention, stays
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.lowering.row_rules import ROWS as ROW_AXIS
 from penstock.passes.lowering.row_rules import (
@@ -65,45 +60,29 @@ from penstock.passes.lowering.step_probes import (
 )
 from penstock.passes.pipeline import PASSES, optimize, run_passes
 
-READ = f"{WRITTEN}read"
-"""the input of a graph of joined steps that says which rows are read"""
-
 _COMPARED = 3
 """numbers of rows and positions for which constants are compared: two small ones and a large one"""
 
 
-class JoinedSteps(NamedTuple):
-    """The ``graph`` of joined steps, the names of its inputs that have ``rows`` for each token, the
-    axes of rows of its ``outputs``, and the ``caches`` in a page of ``page_size`` elements.
-
-    Of the decoder of an encoder-decoder, ``fed`` are the names of inputs that stay as they are in
-    all steps of a sequence; ``fixed`` those that lie in pages, keys and values of cross attention,
-    without the positions that are absent in the ``mask`` of that name, if there is one."""
-
-    graph: Graph
-    rows: Sequence[str]
-    outputs: Mapping[str, int]
-    caches: Sequence[PagedCache]
-    page_size: int
-    fed: Sequence[str] = ()
-    fixed: Sequence[PagedCache] = ()
-    mask: str | None = None
-
-
-def join_steps(source: Graph) -> JoinedSteps:
-    """The graph of joined steps of a decoder. Raises ``RowsStay``, with what stands in the way."""
+def join_steps(source: Graph) -> tuple[Graph, JoinedSteps]:
+    """The graph of joined steps of a decoder, and what it takes and returns. Raises ``RowsStay``,
+    with what stands in the way."""
     graph = with_sizes_of_heads(source)
-    roles, names = roles_of(graph), [value.name for value in source.outputs]
+    roles = roles_of(graph)
     if not roles.caches:
         raise RowsStay("the graph has no caches")
     graph = prepared(graph)
     try:
-        return _joined(graph, names, roles, Probes(graph, roles, whole=False))
+        return _joined(source, graph, roles, Probes(graph, roles, whole=False))
     except RowsStay:
-        return _joined(graph, names, roles, Probes(graph, roles, whole=True))
+        return _joined(source, graph, roles, Probes(graph, roles, whole=True))
 
 
-def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> JoinedSteps:
+def _joined(
+    original: Graph, source: Graph, roles: Roles, probes: Probes
+) -> tuple[Graph, JoinedSteps]:
+    names = [value.name for value in original.outputs]
+    types = {value.name: value.type for value in original.inputs}
     graph = _with_free_positions(source, roles, probes.near)
     run_passes((PASSES["fold_constants"],), graph, PassContext())
     infer_types(graph)
@@ -125,16 +104,16 @@ def _joined(source: Graph, names: Sequence[str], roles: Roles, probes: Probes) -
     _check_fixed(graph, roles)
     left = (*roles.caches, *roles.fixed)
     graph.inputs = [v for v in graph.inputs if v.name not in left]
-    return JoinedSteps(
-        graph,
-        roles.rows,
+    steps = JoinedSteps(
+        {name: types[name] for name in roles.rows},
         dict(zip(names, axes, strict=True)),
         joining.caches,
         max(joining.page_size, joining.fixed_size),
-        roles.fixed,
+        {name: types[name] for name in roles.fixed},
         [*joining.fixed.values()],
         mask,
     )
+    return graph, steps
 
 
 def _mask_of(graph: Graph, roles: Roles) -> str:

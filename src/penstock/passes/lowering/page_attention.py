@@ -30,37 +30,25 @@ from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ir.op import Attrs, Op
 from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.joined_steps import (
+    FIXED_PAGES,
+    FIXED_RUNS,
+    PAGE,
+    PAGES,
+    POOL,
+    POSITIONS,
+    RUNS,
+    WRITTEN,
+    PagedCache,
+)
 from penstock.ops.internal.pages import PAGED_ATTENTION, RUN
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.lowering.row_rules import Stays, static_dims
 from penstock.passes.lowering.score_biases import ScoreBiases, Seen
 from penstock.passes.lowering.step_probes import Probes, Roles, is_mask
 
-WRITTEN = "penstock/"
-"""begins the names of values that are written here"""
-POSITIONS, POOL, RUNS, PAGES, FIXED_RUNS, FIXED_PAGES = (
-    f"{WRITTEN}{name}"
-    for name in ("positions", "pool", "runs", "pages", "fixed_runs", "fixed_pages")
-)
-"""inputs of a graph of joined steps, beside those of rows"""
-
-PAGE = 32
-"""positions of a page"""
 _OF_HEADS = 4
 """axes of keys or values"""
-
-
-class PagedCache(NamedTuple):
-    """Keys or values of a layer: the names of the ``past`` and the ``present``, if it grows, and
-    where it ``begins`` in a page, [groups, positions, size], or [groups, size, positions] if these
-    are ``keys``."""
-
-    past: str
-    present: str | None
-    groups: int
-    size: int
-    begins: int
-    keys: bool
 
 
 class _Source(NamedTuple):

@@ -1,0 +1,100 @@
+"""The model of joined steps of a decoder, which the compile cache keeps in place of the decoder.
+
+Its metadata say what its steps take and return, beside what those of the decoder say: a process
+that finds the plans of steps reads no model, and runs no pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from penstock.artifact.decode import decode_type
+from penstock.compiler.options import CompileOptions
+from penstock.core.errors import InvalidModel
+from penstock.frontends.load import check_and_sort, load
+from penstock.ir.graph import Model
+from penstock.ops.internal.joined_steps import JoinedSteps, PagedCache
+from penstock.session.opening import DerivedModel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What finding joined steps takes is imported where plans are not kept.
+
+_STEPS = "penstock.steps"
+"""the name in metadata of what steps take and return"""
+
+
+class StepSource:
+    """The decoder that steps are of: given, or in a file, which is read when it is needed."""
+
+    def __init__(self, given: Model | str | Path, options: CompileOptions) -> None:
+        self._given, self._options = given, options
+        self._model: Model | None = None
+
+    @property
+    def path(self) -> str | None:
+        """The file or folder of the model, if it is in one."""
+        return self._given.path if isinstance(self._given, Model) else os.path.abspath(self._given)
+
+    @property
+    def model(self) -> Model:
+        """The model of a step, without the branch of a first one."""
+        if self._model is None:
+            given, options = self._given, self._options
+            if not isinstance(given, Model):
+                given = load(
+                    given,
+                    limits=options.limits,
+                    map_weights=options.map_weights,
+                    signature=options.signature,
+                )
+            self._model = _of_further_steps(given)
+        return self._model
+
+    def joined(self) -> Model | DerivedModel:
+        """The model of joined steps, or how to make it of the file."""
+        if isinstance(self._given, Model):
+            return _joined(self.model)
+        return DerivedModel(os.fspath(self._given), "joined steps", self._derived)
+
+    def _derived(self, loaded: Model) -> Model:
+        # If its rows stay, another runner takes the model.
+        self._model = _of_further_steps(loaded)
+        return _joined(self._model)
+
+
+def _of_further_steps(model: Model) -> Model:
+    from penstock.stepping.cache_branch import has_branches, with_branch
+
+    return with_branch(model, cached=True) if has_branches(model) else model
+
+
+def _joined(model: Model) -> Model:
+    """The model of joined steps. Raises ``RowsStay``."""
+    from penstock.artifact.encode import encode_type
+    from penstock.passes.lowering.join_steps import join_steps
+
+    graph, steps = join_steps(model.graph)
+    types = [{n: encode_type(t) for n, t in ports.items()} for ports in (steps.rows, steps.fed)]
+    document = json.dumps(steps._replace(rows=types[0], fed=types[1]))
+    metadata = {**model.metadata, _STEPS: document}
+    made = Model({"main": graph}, "main", metadata=metadata)
+    check_and_sort(made)
+    return made
+
+
+def steps_of(model: Model) -> JoinedSteps:
+    """What the steps of a model of joined steps take and return. Raises ``InvalidModel``."""
+    try:
+        steps = JoinedSteps(*json.loads(model.metadata[_STEPS]))
+        rows, fed = (
+            {name: decode_type(type_) for name, type_ in ports.items()}
+            for ports in (steps.rows, steps.fed)
+        )
+        caches, fixed = ([PagedCache(*cache) for cache in of] for of in (steps.caches, steps.fixed))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InvalidModel(f"what is kept of joined steps is damaged: {error!r}") from error
+    return steps._replace(rows=rows, fed=fed, caches=caches, fixed=fixed)
