@@ -41,7 +41,7 @@ from penstock.core.types import (
     dtype_name,
     dtype_named,
 )
-from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.graph import Contents, Graph, Node, Value
 from penstock.ir.op import Op, Role
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.ops.registry import MICROSOFT
@@ -230,8 +230,8 @@ class _Checker:
 
     def _of(self, value: Any) -> TypeName:
         """The type of a constant or of an input of the graph."""
-        if value.const is not None:
-            return _ELEMENTS.get(dtype_name(value.const.dtype))
+        if value.is_constant:
+            return name_of(value.type)
         name = self._fed[value.name] if value.name in self._fed else name_of(value.type)
         self._types[value] = name
         return name
@@ -263,11 +263,10 @@ class _Checker:
     def _inferred(self, node: Node, inputs: Sequence[TypeName]) -> Sequence[Type]:
         pairs = list(zip(node.inputs, inputs, strict=True))
         types = [
-            None if v is None else v.type if v.const is not None else _type(t) for v, t in pairs
+            None if v is None else v.type if v.is_constant else _type(t) for v, t in pairs
         ]
         try:
-            consts = [None if v is None else v.const for v in node.inputs]
-            return node.op.infer(types, node.attrs, consts)
+            return node.op.infer(types, node.attrs, Contents(node.inputs))
         except Exception:  # compiling reports it, if the node is needed
             return ()
 

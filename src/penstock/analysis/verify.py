@@ -106,7 +106,7 @@ class _Index:
             scope.values += filter(None, made)
             for value in scope.values:
                 self.defined.setdefault(value, i)
-            self.constants |= {v: None for v in filter(None, read) if v.const is not None}
+            self.constants |= {v: None for v in filter(None, read) if _is_constant(v)}
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
@@ -156,8 +156,13 @@ def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
     return scopes
 
 
+def _is_constant(value: Value) -> bool:
+    """Whether a value has contents, also if they were put there past ``set_constant``."""
+    return not value.is_held or value.const is not None
+
+
 def _described(value: Value) -> str:
-    if value.const is not None:
+    if _is_constant(value):
         return f"constant {value.name!r}"
     if value.producer is not None:
         return f"{value.name!r}, made by {value.producer.label}"
@@ -203,7 +208,7 @@ def _check_graph_inputs(index: _Index) -> Iterator[str]:
                     f"input {value.name!r} of {scope} is also made by {value.producer.label}; "
                     "it can be one of these only"
                 )
-            if value.const is not None:
+            if _is_constant(value):
                 yield f"input {value.name!r} of {scope} is a constant; take it off the inputs"
 
 
@@ -223,7 +228,7 @@ def _check_node_outputs(index: _Index) -> Iterator[str]:
                     f"{value.name!r} is an output of {node.label}, but names {other} as its "
                     "producer; a value has one producer, and names it"
                 )
-            if value.const is not None:
+            if _is_constant(value):
                 yield (
                     f"{value.name!r} is a constant and an output of {node.label}; "
                     "use a new value for the constant"
@@ -274,7 +279,7 @@ def _check_reads(index: _Index) -> Iterator[str]:
 
 def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
     """The reason why ``value`` cannot be read in scope ``reader``; None if it can."""
-    if value.const is not None:
+    if _is_constant(value):
         if value.producer is None:
             return None
         return (
@@ -507,6 +512,9 @@ def _check_constants(index: _Index) -> Iterator[str]:
     """A constant is an array that fits its type; the bytes of all of them are bounded."""
     total = 0
     for value in with_checkpoints(index.constants):
+        if not value.is_held:  # it was checked when it was let go
+            total += value.type.nbytes
+            continue
         array = value.const
         if not isinstance(array, np.ndarray):
             yield f"constant {value.name!r} is a {type(array).__name__}; make it a NumPy array"

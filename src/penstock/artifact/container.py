@@ -44,7 +44,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
 from penstock.host.crc32c import crc32c
 from penstock.ir.layout import unbroadcast
-from penstock.ops.common.constant_cache import origin_of_constant, source_after_release
+from penstock.ops.common.constant_cache import Reordered, origin_of_constant, sources_after_release
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,8 +214,8 @@ class ArtifactFile:
         self._checked: set[tuple[int, int, int]] = set()
         self._made: dict[int, np.ndarray] = {}
         self._referenced: list[int] = []
-        self._released: dict[int, Callable[[], np.ndarray | None]] = {}
-        """what returns arrays that are not held any more, or None"""
+        self._released: dict[int, ref[np.ndarray] | ref[Reordered]] = {}
+        """what has arrays that are not held any more, if anything does"""
         self._read: Callable[[str, int, int], np.ndarray] | None = None
         self.stores: list[Any] | None = None
         """stores of variables of the model, once they were decoded"""
@@ -275,7 +275,8 @@ class ArtifactFile:
             # Graphs and plans that share an array must go on sharing it.
             array = self._made.get(index)
             if array is None and index in self._released:
-                array = self._released[index]()
+                source = self._released[index]()
+                array = source.array() if isinstance(source, Reordered) else source
             if array is None:
                 array = self._array(index, arrays[index])
                 if index in self._released:  # read once more
@@ -307,9 +308,17 @@ class ArtifactFile:
         """Stop holding the arrays that are in files of the model: other objects do, give them back,
         or they are read again."""
         with self._lock:
-            for index in self._referenced:
-                self._released[index] = source_after_release(self._made.pop(index))
-            self._referenced = []
+            indices, self._referenced = self._referenced, []
+            sources = sources_after_release([self._made.pop(index) for index in indices])
+            self._released.update(zip(indices, sources, strict=True))
+
+    def reordered(self, index: object) -> tuple[TensorType, Reordered] | None:
+        """The type of an array that is held in an order of a kernel alone, and what holds it."""
+        source = self._released[index]() if type(index) is int and index in self._released else None
+        if not isinstance(source, Reordered) or source.constant() is not None:
+            return None
+        name, shape, *_ = self._table["arrays"][index]
+        return TensorType(dtype_named(name), tuple(shape)), source
 
     def _array(self, index: int, entry: Any) -> np.ndarray:
         what = f"its array {index}"

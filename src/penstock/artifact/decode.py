@@ -135,6 +135,13 @@ def _typed(x: object, type_: type[T]) -> T:
     return x
 
 
+def _is_same(one: Value, other: Value) -> bool:
+    """Whether two constants are one array."""
+    if one.resident_in is None:
+        return other.is_held and one.const is other.const
+    return one.resident_in is other.resident_in
+
+
 def decode_stores(file: ArtifactFile) -> list[Store]:
     """The stores of variables of a model, the same ones each time."""
     if file.stores is None:
@@ -186,7 +193,15 @@ class _Decoder:
         name, type_, *array = _typed(entry, list)
         if not array:
             return Value(_typed(name, str), decode_type(type_))
-        return Value(_typed(name, str), const=self.file.array(*array))
+        (index,) = array
+        if (held := self.file.reordered(index)) is None:
+            return Value(_typed(name, str), const=self.file.array(index))
+        # Given back only where a kernel wants another order.
+        type_, home = held
+        value = Value(_typed(name, str), type_)
+        value.is_constant = True
+        value.release(home.array)
+        return value
 
     def graph(self, entry: dict[str, Any]) -> Graph:
         self.depth += 1
@@ -225,7 +240,7 @@ class _Decoder:
         _expect((op is FUSED) == isinstance(region, Region), "a region is of a fused node")
         if isinstance(region, Region):  # of constants, kernels look at those inside
             pairs = zip(region.inputs, node.inputs, strict=True)
-            same = all(v.const is None or (w is not None and w.const is v.const) for v, w in pairs)
+            same = all(not v.is_constant or (w is not None and _is_same(v, w)) for v, w in pairs)
             _expect(same, "a region has other constants than its node")
         return node
 
@@ -267,18 +282,18 @@ class _Decoder:
         listed = self.all_of(entry["inputs"])
         # Values of its own: what is inferred in a region must not change types outside of it.
         own: dict[Value | None, Value | None] = {
-            v: Value(v.name) if v.const is None else v for v in listed
+            v: v if v.is_constant else Value(v.name) for v in listed
         }
         _expect(bool(nodes) and len(own) == len(listed), "a region has other inputs than values")
         inputs = tuple([own[v] or v for v in listed])
         for node in nodes:
             # Nothing recurses into them.
             _expect(not node.graphs and node.op is not FUSED, "regions nest")
-            known = all(v is None or v.const is not None or v in own for v in node.inputs)
+            known = all(v is None or v.is_constant or v in own for v in node.inputs)
             _expect(known, "a region reads a value from outside")
             node.inputs = [own.get(v, v) for v in node.inputs]
             (output,) = node.outputs
-            if output is None or output.const is not None or output in own:
+            if output is None or output.is_constant or output in own:
                 raise ValueError("a region makes a value twice")
             own[output] = Value(output.name, producer=node)
             node.outputs = [own[output]]

@@ -314,6 +314,8 @@ class Artifact:
         saved = None if arena is None else SavedArena(*arena)
         copies = []
         for constant, name, indices in document["copies"]:
+            if self._file.reordered(constant) is not None:
+                continue  # a plan before has taken them
             packing = capability(self._context.by_name[name], PacksConstants)
             if packing is None:
                 raise ValueError(f"it has constants in the order of {name}")

@@ -235,15 +235,18 @@ def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
     return copies
 
 
-def source_after_release(constant: np.ndarray) -> Callable[[], np.ndarray | None]:
-    """What gives a constant later: itself while anything holds it, or what it is given back from;
-    None once both are gone."""
+def sources_after_release(
+    constants: Iterable[np.ndarray],
+) -> list[ref[np.ndarray] | ref[Reordered]]:
+    """What gives each of some constants later: itself while anything holds it, or what it is given
+    back from."""
+    homes: dict[int, Reordered] = {}
     for reference in _REORDERED.valuerefs():
         entry = reference()
-        if entry is not None and entry.is_released and entry.constant() is constant:
-            home = ref(entry)
-            return lambda: None if (entry := home()) is None else entry.array()
-    return ref(constant)
+        if entry is not None and entry.is_released and (array := entry.constant()) is not None:
+            homes[id(array)] = entry
+    found = [(constant, homes.get(id(constant))) for constant in constants]
+    return [ref(constant) if home is None else ref(home) for constant, home in found]
 
 
 def origin_of_constant(value: Value) -> Origin | None:
