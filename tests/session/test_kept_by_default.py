@@ -25,6 +25,7 @@ from penstock.core.errors import warn
 from penstock.core.limits import DEFAULT_LIMITS
 from penstock.extend import Kernel, operator
 from penstock.ops import registry
+from penstock.ops.common.constant_cache import Reordered
 from penstock.session import compile_cache, opening
 from penstock.session.artifact import Artifact
 from penstock.tuning.cost_table import cost_table
@@ -383,6 +384,22 @@ def test_plans_of_further_shapes_are_added(
     with ps.compile(model) as session:
         session.run({"x": np.ones((4, 300), np.float32)})
     assert kept(folder)[0].read_bytes() == before
+
+
+def test_weights_that_kernels_hold_are_not_given_back_for_further_plans(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(rows: int) -> np.ndarray:
+        return np.asarray(session.run({"x": np.ones((rows, 300), np.float32)})["y"])
+
+    expected = []
+    for rows in (20, 30):  # each in a process of its own
+        with ps.compile(model) as session:
+            expected.append(run(rows))
+    with nothing_is_compiled(), ps.compile(model) as session:
+        np.testing.assert_array_equal(run(20), expected[0])
+        monkeypatch.setattr(Reordered, "array", lambda weights: pytest.fail("they are given back"))
+        np.testing.assert_array_equal(run(30), expected[1])
 
 
 def test_measured_costs_decide_anew(model: Path, folder: Path) -> None:

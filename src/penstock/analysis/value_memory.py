@@ -77,7 +77,7 @@ class ValueMemory:
         Constants and values of unknown shape count as such: kernels copy these themselves."""
         view = self.views.get(value)
         type_ = value.type if view is None else view.type
-        if value.const is not None or not is_plannable(type_):
+        if value.is_constant or not is_plannable(type_):
             return True
         if view is None and value not in self.strides:
             expected = dense_strides(type_, self.expected.get(value, ()))

@@ -213,6 +213,11 @@ class CacheEntry:
         }
         return json.dumps(keyed, sort_keys=True)
 
+    @property
+    def most_plans(self) -> int | None:
+        """How many plans of the session are kept at most."""
+        return MOST_PLANS if self.by_default else None
+
     @cached_property
     def path(self) -> str:
         """The file of the session, which has the whole key: names may be equal by chance."""
@@ -371,8 +376,7 @@ class CacheEntry:
             # Who compiles the model again must be told again.
             if errors.warnings_given != self.warnings_before:
                 return
-            plans = sum(name.startswith("plan ") for name in writer.documents)
-            if not writer.fits() or not 1 <= plans <= MOST_PLANS:
+            if not writer.fits() or not any(name.startswith("plan ") for name in writer.documents):
                 return
         others: set[str] = set()
         if isinstance(self.source, str) and not os.path.isdir(self.source):

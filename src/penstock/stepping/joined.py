@@ -112,7 +112,7 @@ class JoinedRunner:
         self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
         self.fixed = steps.fed
-        self._inputs = {port.name for port in self.session.inputs}
+        self._inputs = {*self.session._subgraphs.main.names}
         self._table, self._fixed_table = _PageTable(most_sequences), _PageTable(most_sequences)
 
     @property

@@ -15,7 +15,6 @@ from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.host.threads import core_budget
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import normalize_axis
-from penstock.ops.tflite.arrays import IDENTITIES
 
 _MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
 _PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
@@ -235,6 +234,8 @@ def into_filled(site: Site) -> NativeCall | None:
         if not plain or site.attr("sorted", False):
             return None
     elif f"scatternd_{_SUMS.get(kernel, kernel)}" in site.library.kernels:
+        from penstock.ops.tflite.arrays import IDENTITIES  # of segments, which few models have
+
         fill = np.full(1, IDENTITIES[name](dtype), dtype)
     kernel = f"scatternd_{_SUMS.get(kernel, kernel)}"
     inputs = None, at, of_updates

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penstock.core.records import dataclass
 from penstock.core.types import ANY, RunValue, Type
-from penstock.ir.graph import Node, Value
+from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Op, Types
 
@@ -77,7 +77,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     region: Region = attrs["region"]
     if region.output.type is ANY:  # as read from a file
         for value, type_ in _types_within(region, types).items():
-            if value.const is None:
+            if not value.is_constant:
                 value.type = type_ or ANY
     return (region.output.type,)
 
@@ -94,10 +94,10 @@ def _types_within(region: Region, types: Types) -> dict[Value, Type | None]:
     known: dict[Value, Type | None] = dict(zip(region.inputs, types, strict=True))
     for part in region.nodes:
         inputs = [None if v is None else known.get(v, v.type) for v in part.inputs]
-        contents = [None if v is None else v.const for v in part.inputs]
         (output,) = part.outputs
         assert output is not None
-        known[output] = next(iter(part.op.infer(inputs, part.attrs, contents)), ANY)
+        types = part.op.infer(inputs, part.attrs, Contents(part.inputs))
+        known[output] = next(iter(types), ANY)
     return known
 
 

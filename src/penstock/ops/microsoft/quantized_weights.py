@@ -21,7 +21,6 @@ from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.products import product_in_parts, product_work
 from penstock.ops.common.specialize import Routine, Tensors, by_shape, specialized, static_type
-from penstock.ops.onnx.quantization import SOURCES, subtract_zero_point
 from penstock.ops.registry import MICROSOFT, operator
 
 FIXED_BYTES = 32 * 2**20
@@ -178,6 +177,8 @@ def _check_groups(packed: PackedWeights, g_idx: np.ndarray | None) -> None:
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if attrs.get("block_size", 128) < 0:
         raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
+    from penstock.ops.onnx.quantization import SOURCES  # products of blocks do without
+
     data, indices, scales = (rules.tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype.name not in SOURCES:
         raise ShapeError(f"{dtype_name(data.dtype)} is no quantized type")
@@ -237,6 +238,8 @@ class _GatheredBlocks:
 @operator("GatherBlockQuantized", domain=MICROSOFT, infer=_infer_gather)
 @by_shape(arity=(4, 1), widen=False)
 def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
+    from penstock.ops.onnx.quantization import subtract_zero_point
+
     attrs, bits = node.attrs, node.attrs.get("bits", 4)
     dims, dtype = static_type(inputs, 0)
     index_type, scale_type = rules.tensor(inputs, 1), rules.tensor(inputs, 2)
