@@ -262,9 +262,7 @@ class _Checker:
 
     def _inferred(self, node: Node, inputs: Sequence[TypeName]) -> Sequence[Type]:
         pairs = list(zip(node.inputs, inputs, strict=True))
-        types = [
-            None if v is None else v.type if v.is_constant else _type(t) for v, t in pairs
-        ]
+        types = [None if v is None else v.type if v.is_constant else _type(t) for v, t in pairs]
         try:
             return node.op.infer(types, node.attrs, Contents(node.inputs))
         except Exception:  # compiling reports it, if the node is needed

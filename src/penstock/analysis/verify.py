@@ -513,7 +513,7 @@ def _check_constants(index: _Index) -> Iterator[str]:
     total = 0
     for value in with_checkpoints(index.constants):
         if not value.is_held:  # it was checked when it was let go
-            total += value.type.nbytes
+            total += value.type.nbytes if isinstance(value.type, TensorType) else 0
             continue
         array = value.const
         if not isinstance(array, np.ndarray):

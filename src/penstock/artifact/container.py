@@ -75,14 +75,17 @@ class _Reference(NamedTuple):
 class ArtifactWriter:
     """Collects the documents and arrays of an artifact. An array is written once, however often it
     is added. Of arrays that are in a file of the model below ``base`` it has only where they are.
-    ``most``: how many bytes it should have at most."""
+    ``most``: how many bytes it should have at most, and ``most_plans`` how many plans."""
 
-    def __init__(self, base: str | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, base: str | None = None, most: int | None = None, most_plans: int | None = None
+    ) -> None:
         self.documents: dict[str, bytes] = {}
         self.stores: dict[Any, int] = {}
         """stores of variables of the model, in the order of their document"""
         self._base = base
         self._most = most
+        self.most_plans = most_plans
         self._arrays: list[np.ndarray | _Reference] = []
         self._index: dict[object, int] = {}
 

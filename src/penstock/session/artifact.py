@@ -83,11 +83,10 @@ def save_session(
     plans: Mapping[tuple[Any, ...], Executor],
     writer: ArtifactWriter,
     keys: Sequence[object] = (),
-    most: int | None = None,
 ) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key, the first
-    ones of them if the file should have ``most`` plans. It names the executors of those that no
-    file can have. ``keys``: of plans that the file has, with the model."""
+    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key, as many
+    of them as the file may have. It names the executors of those that no file can have. ``keys``:
+    of plans that the file has, with the model."""
     from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
 
     if not keys:
@@ -101,7 +100,7 @@ def save_session(
     for key, executor in plans.items():
         # A plan for values that are no tensors has no shapes to be found by.
         found = context.executor in AFTER_LOWERING and None not in key
-        if found and (len(keys) == most or str(encode_key(key)) in saved):
+        if found and (len(keys) == writer.most_plans or str(encode_key(key)) in saved):
             continue
         if found and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)

@@ -213,11 +213,6 @@ class CacheEntry:
         }
         return json.dumps(keyed, sort_keys=True)
 
-    @property
-    def most_plans(self) -> int | None:
-        """How many plans of the session are kept at most."""
-        return MOST_PLANS if self.by_default else None
-
     @cached_property
     def path(self) -> str:
         """The file of the session, which has the whole key: names may be equal by chance."""
@@ -361,7 +356,8 @@ class CacheEntry:
         from penstock.artifact.container import ArtifactWriter
 
         base = None if isinstance(self.source, bytes) else self._base
-        return ArtifactWriter(base, MOST_BY_DEFAULT if self.by_default else None)
+        most, plans = (MOST_BY_DEFAULT, MOST_PLANS) if self.by_default else (None, None)
+        return ArtifactWriter(base, most, plans)
 
     def save(self, writer: ArtifactWriter) -> None:
         """Keep a session, unless its files have changed since they were read, and remove those not

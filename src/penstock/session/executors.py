@@ -526,18 +526,16 @@ class Executors:
         write: Callable[[ArtifactWriter], None],
         writer: ArtifactWriter,
         keys: Sequence[object] = (),
-        most: int | None = None,
     ) -> None:
-        """Let ``write`` write the session, with at most ``most`` plans; ``writer`` has the model
-        and plans of these ``keys``."""
+        """Let ``write`` write the session; ``writer`` has the model and plans of these ``keys``."""
         from penstock.session.artifact import save_session
 
         main, context = self._subgraphs.main, self._compiler.context
         # Whoever opens the session may never meet the shapes that grew in this process.
         plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
-        if most is not None:  # rather those that were used last
+        if writer.most_plans is not None:  # rather those that were used last
             plans = dict(reversed(plans.items()))
-        save_session(self._model, context, main, plans, writer, keys, most)
+        save_session(self._model, context, main, plans, writer, keys)
         write(writer)
         if context.executor in AFTER_LOWERING:
             for executor in plans.values():  # which have given their constants back
@@ -553,8 +551,8 @@ class Executors:
         try:
             writer = entry.writer()
             keys = () if self._artifact is None else self._artifact.copy_into(writer)
-            if len(keys) != entry.most_plans:
-                self._write(entry.save, writer, keys, entry.most_plans)
+            if len(keys) != writer.most_plans:
+                self._write(entry.save, writer, keys)
         except (OSError, PenstockError) as error:
             self._entry = None
             if not entry.by_default:

@@ -56,7 +56,9 @@ class BatchedRunner:
             self.state = match_state(inputs, outputs)
         else:
             self.state = check_state(state, inputs, outputs)
-        self.rows = {port.name: port.type for port in inputs if port.name not in self.state}
+        self.rows: Mapping[str, Type] = {
+            port.name: port.type for port in inputs if port.name not in self.state
+        }
         self._ports = {port.name: port for port in inputs}
         self._axes = {p.name: 0 for p in outputs if p.name not in self.state.values()}
         self.axes: Mapping[str, int] = self._axes

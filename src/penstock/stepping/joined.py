@@ -38,7 +38,7 @@ from penstock.session.opening import DerivedModel
 from penstock.session.session import Session
 from penstock.stepping.pages import PagePool, digests
 from penstock.stepping.sequence import Rows, SequenceState
-from penstock.stepping.step_model import steps_of
+from penstock.stepping.step_model import joined_steps_of
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """numbers of rows of a step; beyond the last, multiples of it and of an eighth of the number"""
@@ -108,7 +108,7 @@ class JoinedRunner:
     ) -> None:
         self.session = Session(model, options)
         self.session._fix_shapes()
-        self.steps = steps = steps_of(self.session.model)
+        self.steps = steps = joined_steps_of(self.session.model)
         self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
         self.fixed = steps.fed

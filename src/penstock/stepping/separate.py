@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
-from penstock.core.types import TensorType
+from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Model
 from penstock.passes.lowering.step_probes import (
     Roles,
@@ -44,8 +44,8 @@ class SeparateRunner:
         self._roles: Roles = roles_of(graph)
         self.session = Session(model, options)
         types = {value.name: value.type for value in model.graph.inputs}
-        self.rows = {name: types[name] for name in self._roles.rows}
-        self.fixed = {name: types[name] for name in self._roles.fixed}
+        self.rows: Mapping[str, Type] = {name: types[name] for name in self._roles.rows}
+        self.fixed: Mapping[str, Type] = {name: types[name] for name in self._roles.fixed}
         self._most_bytes = most_bytes
         self._held = 0
         self._one_row: bool | None = None if self.fixed else False

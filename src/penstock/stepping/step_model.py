@@ -78,18 +78,19 @@ def _joined(model: Model) -> Model:
     from penstock.passes.lowering.join_steps import join_steps
 
     graph, steps = join_steps(model.graph)
-    types = [{n: encode_type(t) for n, t in ports.items()} for ports in (steps.rows, steps.fed)]
-    document = json.dumps(steps._replace(rows=types[0], fed=types[1]))
-    metadata = {**model.metadata, _STEPS: document}
+    document: dict[str, object] = dict(zip(JoinedSteps._fields, steps, strict=True))
+    for name, ports in (("rows", steps.rows), ("fed", steps.fed)):
+        document[name] = {port: encode_type(type_) for port, type_ in ports.items()}
+    metadata = {**model.metadata, _STEPS: json.dumps(document)}
     made = Model({"main": graph}, "main", metadata=metadata)
     check_and_sort(made)
     return made
 
 
-def steps_of(model: Model) -> JoinedSteps:
+def joined_steps_of(model: Model) -> JoinedSteps:
     """What the steps of a model of joined steps take and return. Raises ``InvalidModel``."""
     try:
-        steps = JoinedSteps(*json.loads(model.metadata[_STEPS]))
+        steps = JoinedSteps(**json.loads(model.metadata[_STEPS]))
         rows, fed = (
             {name: decode_type(type_) for name, type_ in ports.items()}
             for ports in (steps.rows, steps.fed)

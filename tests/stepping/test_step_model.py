@@ -16,7 +16,7 @@ from penstock.core.limits import DEFAULT_LIMITS
 from penstock.ir.graph import Model
 from penstock.session import compile_cache
 from penstock.session.opening import DerivedModel
-from penstock.stepping.step_model import steps_of
+from penstock.stepping.step_model import joined_steps_of
 from tests.session.test_compile_cache import nothing_is_compiled
 from tests.support.cross_decoders import cross_decoder, cross_logits, fixed_of
 from tests.support.decoders import VOCABULARY, decoder_model, fed, reference_logits
@@ -155,12 +155,19 @@ def test_most_plans_are_those_that_were_used_last(
     assert sorted(key[0] for key in keys) == [[1, 1], [1, 8]]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "[1, 2, 3, 4, 5, 6, 7]", '[{"ids": 5}, {}, [], 1, {}]']
-)
+WRONG = [
+    "",
+    "[]",
+    "{}",
+    '{"rows": {"ids": 5}, "outputs": {}, "caches": [], "page_size": 1, "fed": {}}',
+    '{"rows": {}, "outputs": {}, "caches": [[1]], "page_size": 1, "fed": {}}',
+]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_what_says_nothing_of_steps_is_refused(text: str) -> None:
     with pytest.raises(InvalidModel, match="damaged"):
-        steps_of(Model({}, "main", metadata={"penstock.steps": text}))
+        joined_steps_of(Model({}, "main", metadata={"penstock.steps": text}))
 
 
 def test_derived_model_is_pickled_by_its_contents(path: Path) -> None:
