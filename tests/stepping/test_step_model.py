@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -132,8 +134,9 @@ def test_steppers_with_other_options_find_nothing(path: Path, options: dict[str,
         ps.Stepper(path, **options)
 
 
-def test_loaded_model_is_not_kept(path: Path, folder: Path) -> None:
-    check(ps.Stepper(ps.load(path)))
+@pytest.mark.parametrize("read", [ps.load, Path.read_bytes, onnx.load])
+def test_model_in_memory_is_not_kept(read: Callable[[Path], Any], path: Path, folder: Path) -> None:
+    check(ps.Stepper(read(path)))
     gc.collect()
     assert not folder.exists()
 

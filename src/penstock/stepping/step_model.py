@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
 from penstock.artifact.decode import decode_type
 from penstock.compiler.options import CompileOptions
@@ -18,9 +17,6 @@ from penstock.ir.graph import Model
 from penstock.ops.internal.joined_steps import JoinedSteps, PagedCache
 from penstock.session.opening import DerivedModel
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 # What finding joined steps takes is imported where plans are not kept.
 
 _STEPS = "penstock.steps"
@@ -28,16 +24,18 @@ _STEPS = "penstock.steps"
 
 
 class StepSource:
-    """The decoder that steps are of: given, or in a file, which is read when it is needed."""
+    """The decoder that steps are of: given, or at a path, from which it is read when it is
+    needed."""
 
-    def __init__(self, given: Model | str | Path, options: CompileOptions) -> None:
+    def __init__(self, given: object, options: CompileOptions) -> None:
         self._given, self._options = given, options
+        self._place = os.fspath(given) if isinstance(given, str | os.PathLike) else None
         self._model: Model | None = None
 
     @property
     def path(self) -> str | None:
         """The file or folder of the model, if it is in one."""
-        return self._given.path if isinstance(self._given, Model) else os.path.abspath(self._given)
+        return self.model.path if self._place is None else os.path.abspath(self._place)
 
     @property
     def model(self) -> Model:
@@ -56,9 +54,9 @@ class StepSource:
 
     def joined(self) -> Model | DerivedModel:
         """The model of joined steps, or how to make it of the file."""
-        if isinstance(self._given, Model):
+        if self._place is None:
             return _joined(self.model)
-        return DerivedModel(os.fspath(self._given), "joined steps", self._derived)
+        return DerivedModel(self._place, "joined steps", self._derived)
 
     def _derived(self, loaded: Model) -> Model:
         # If its rows stay, another runner takes the model.
