@@ -51,7 +51,7 @@ def tokenizer_of(
     if given is not None:
         return TextTokenizer(given)
     if "tokenizer.ggml.model" in metadata:
-        from penstock.frontends.weights.gguf_model import parsed_metadata
+        from penstock.frontends.weights.gguf_metadata import parsed_metadata
 
         return TextTokenizer.of_gguf(parsed_metadata(metadata))
     for folder in folders_of(place):

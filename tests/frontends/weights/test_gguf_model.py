@@ -11,7 +11,6 @@ import pytest
 
 import penstock as ps
 from penstock.frontends.weights.block_codes import FORMATS, decode
-from penstock.frontends.weights.gguf_model import parsed_metadata
 from tests.frontends.weights.test_decoder import CASES, logits
 from tests.support.weight_cases import GgufWriter, random_blocks
 
@@ -139,14 +138,6 @@ def test_metadata_of_the_tokenizer_are_those_of_the_model(tmp_path: Path) -> Non
     assert json.loads(model.metadata["tokenizer.ggml.scores"]) == [0.5, 1.5]
     assert model.metadata["tokenizer.ggml.eos_token_id"] == "2"
     assert model.metadata["tokenizer.chat_template"] == "{{ messages }}"
-
-
-def test_parsed_metadata_are_those_of_the_file() -> None:
-    writer = CASES["llama"].gguf()
-    values = {"a": "text", "b": "7", "c": 7, "d": ["7", "x"], "e": True, "f": '"quoted"', "g": ""}
-    writer.metadata |= values
-    parsed = parsed_metadata(ps.load(writer.bytes()).metadata)
-    assert {key: parsed[key] for key in values} == values
 
 
 def test_mapped_file_gives_the_same_logits(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Sequence
 
 from penstock.core.errors import InvalidModel, quoted
 from penstock.core.limits import Limits
@@ -20,7 +18,8 @@ from penstock.frontends.weights.configuration import (
     checked_size,
 )
 from penstock.frontends.weights.decoder import write_decoder
-from penstock.frontends.weights.gguf import Metadata, read_gguf
+from penstock.frontends.weights.gguf import read_gguf
+from penstock.frontends.weights.gguf_metadata import metadata_texts
 from penstock.frontends.weights.gpt2 import Gpt2Configuration, write_gpt2
 from penstock.frontends.weights.rotary import Rotary, rotary_of
 from penstock.frontends.weights.settings import Settings, unsupported
@@ -78,28 +77,7 @@ def load_gguf(source: str | bytes, limits: Limits, map_weights: bool) -> Model:
         advice = f"graphs of {known} are made from weights; {EXPORT}"
         raise unsupported(f"architecture {quoted(architecture)}", advice, label)
     store.check_all_read()
-    return b.model(None if isinstance(source, bytes) else source, _texts(file.metadata))
-
-
-def _texts(metadata: Metadata) -> dict[str, str]:
-    """The metadata as texts: what is no text as JSON, and so a text that reads as such."""
-    return {key: x if _is_plain(x) else json.dumps(x) for key, x in metadata.items()}
-
-
-def _is_plain(value: object) -> TypeGuard[str]:
-    """Whether a value is a text that is not JSON itself."""
-    if not isinstance(value, str):
-        return False
-    try:
-        json.loads(value)
-    except (ValueError, RecursionError):
-        return True
-    return False
-
-
-def parsed_metadata(texts: Mapping[str, str]) -> dict[str, object]:
-    """The values of metadata that ``load_gguf`` has put into a model."""
-    return {key: text if _is_plain(text) else json.loads(text) for key, text in texts.items()}
+    return b.model(None if isinstance(source, bytes) else source, metadata_texts(file.metadata))
 
 
 def _gpt2(settings: Settings) -> Gpt2Configuration:
