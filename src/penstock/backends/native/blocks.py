@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -15,15 +15,10 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.host.native import in_c_order
 from penstock.host.threads import core_budget
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
-from penstock.ops.microsoft.experts import (
-    MOE,
-    QMOE,
-    ROUTER_WEIGHTS,
-    ExpertLayer,
-    fusion_of,
-    packed_experts,
-)
 from penstock.ops.microsoft.quantized_weights import PackedWeights, unpack
+
+if TYPE_CHECKING:
+    from penstock.ops.microsoft.experts import ExpertLayer
 
 # As in c/products/blocks.c.
 PANEL = 32
@@ -117,6 +112,9 @@ _MOST_FLOPS = 6_000_000_000
 @family("com.microsoft.MoE", "com.microsoft.QMoE")
 def experts_call(site: Site) -> NativeCall | None:
     """Of each token's experts alone, with constant weights, of float32 or of a few bits."""
+    # Most models with weights of a few bits have no experts.
+    from penstock.ops.microsoft.experts import MOE, QMOE, ROUTER_WEIGHTS, fusion_of
+
     layers = QMOE if site.node.op.name == "QMoE" else MOE
     x, scores, shares = (site.input(i) for i in (0, 1, ROUTER_WEIGHTS))
     if x is None or scores is None or 0 in (*x.dims, *scores.dims):
@@ -172,6 +170,8 @@ def _layer_words(
 ) -> list[Word] | None:
     """The words of a layer, if compiled code takes it; what they are made of goes to ``keep``, and
     the weights in the order of panels to ``held``."""
+    from penstock.ops.microsoft.experts import packed_experts
+
     weights, ref = site.input(layer.weights), site.weights(layer.weights)
     if weights is None:
         return [None] * 8 if layer.name == "fc3" else None

@@ -66,6 +66,11 @@ def open_path(path: str | Path) -> BinaryIO:
         raise InvalidModel(f"{os.fspath(path)!r} cannot be read: {reason}") from error
 
 
+def is_pointer(head: bytes) -> bool:
+    """Whether a file that begins with ``head`` stands for one that Git LFS stores elsewhere."""
+    return head.startswith(b"version https://git-lfs")
+
+
 def open_inside(folder: Path, location: str) -> BinaryIO:
     """Open the file at ``location``, a relative path, inside the model's folder. Raises
     ``ValueError`` with a reason."""

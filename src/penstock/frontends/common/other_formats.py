@@ -162,11 +162,6 @@ def refuse_by_contents(source: str | bytes, head: bytes, *, text: bool = False) 
     _refuse(source, f"{kind}, beginning with {first!r}", _TEXT[1])
 
 
-def is_pointer(head: bytes) -> bool:
-    """Whether a file that begins with ``head`` stands for one that Git LFS stores elsewhere."""
-    return head.startswith(b"version https://git-lfs")
-
-
 def refuse_zip(source: str | bytes, head: bytes) -> None:
     """Raise ``InvalidModel`` if the file is a zip file, of which packages were told before."""
     if not head.startswith(b"PK\3\4"):

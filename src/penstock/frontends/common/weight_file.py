@@ -16,8 +16,7 @@ from penstock.core.limits import Limits
 from penstock.core.origins import note_origin
 from penstock.core.records import dataclass, field
 from penstock.frontends.common.diagnostics import TensorError
-from penstock.frontends.common.model_files import HEAD_BYTES
-from penstock.frontends.common.other_formats import LFS_POINTER, is_pointer
+from penstock.frontends.common.model_files import HEAD_BYTES, is_pointer
 from penstock.host.malloc import new_bytes
 
 MAX_OVERLAP = 16
@@ -53,6 +52,8 @@ class WeightFile:
             self.size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES)
             if is_pointer(head):
+                from penstock.frontends.common.other_formats import LFS_POINTER
+
                 raise ValueError(LFS_POINTER)
             if mapped and self.size:
                 mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
