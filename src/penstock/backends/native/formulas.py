@@ -124,7 +124,7 @@ def _where(condition: Term, a: Term, b: _Operand) -> Term:
 
 
 def _clip(attrs: Attrs, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
-    if low is not None and high is not None and x.kind == "f4":
+    if low is not None and high is not None and x.kind[0] == "f":
         return _typed("clip", x, low, high)
     x = x if low is None else _max(x, low)
     return x if high is None else _min(x, high)

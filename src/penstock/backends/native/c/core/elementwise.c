@@ -121,7 +121,7 @@
 /* Those that are no expression of elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(mod_f4)          \
-    X(muladd_f4) X(clip_f4) X(ramp_f4) X(half_f4) X(f4_half)                                      \
+    X(muladd_f4) X(clip_f4) X(clip_f8) X(ramp_f4) X(half_f4) X(f4_half)                           \
     X(dequantize_u1) X(dequantize_s1) X(dequantize_u2) X(dequantize_s2)              \
     X(dequantize_i4) X(quantize_u1) X(quantize_s1) X(quantize_u2) X(quantize_s2)
 
@@ -212,22 +212,24 @@ INSTRUCTION(mod_f4)
 }
 
 /* Of three operands; sums of products in two roundings, as a product and a sum. */
-#define DEFINE_OF_THREE(name, ...)                                                                \
+#define DEFINE_OF_THREE(name, type, ...)                                                          \
     INSTRUCTION(name)                                                                             \
     {                                                                                             \
-        float *d = to;                                                                            \
-        const float *xs = x, *ys = y, *zs = z;                                                    \
+        type *d = to;                                                                             \
+        const type *xs = x, *ys = y, *zs = z;                                                     \
         LOOP({                                                                                    \
-            const float a = xs[i], b = ys[i], c = zs[i];                                          \
-            float t = 0;                                                                          \
+            const type a = xs[i], b = ys[i], c = zs[i];                                           \
+            type t = 0;                                                                           \
             __VA_ARGS__;                                                                          \
             d[i] = t;                                                                             \
         });                                                                                       \
         return 0;                                                                                 \
     }
-DEFINE_OF_THREE(muladd_f4, t = a * b + c)
-DEFINE_OF_THREE(clip_f4, t = a < b ? b : a, t = b != b ? b : t, t = t > c ? c : t, t = c != c ? c : t)
-DEFINE_OF_THREE(ramp_f4, t = a * b + c, t = t < 0 ? 0 : t, t = t > 1 ? 1 : t)
+#define CLIPPED t = a < b ? b : a, t = b != b ? b : t, t = t > c ? c : t, t = c != c ? c : t
+DEFINE_OF_THREE(muladd_f4, float, t = a * b + c)
+DEFINE_OF_THREE(clip_f4, float, CLIPPED)
+DEFINE_OF_THREE(clip_f8, double, CLIPPED)
+DEFINE_OF_THREE(ramp_f4, float, t = a * b + c, t = t < 0 ? 0 : t, t = t > 1 ? 1 : t)
 
 #define DEFINE_HALVES(name, converted)                                                            \
     INSTRUCTION(name)                                                                             \

@@ -25,7 +25,7 @@ struct mean_of_codes {
     double ratio; /* of the scales of the result and of x, where there is no multiplier */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32 };
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32, SHORT = 160 };
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -108,6 +108,28 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
+    /* Rows so short that most of the time would go to joining lanes: eight lanes, then four. */    \
+    static inline wide name##_short(const type *x, int64_t length)                                \
+    {                                                                                             \
+        lane lanes[8];                                                                            \
+        FILL(lanes, 8, start);                                                                    \
+        int64_t i = 0;                                                                            \
+        for (; i + 8 <= length; i += 8)                                                           \
+            NOT_UNROLLED for (int l = 0; l < 8; l++)                                              \
+                lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                             \
+        for (int l = 0; l < 4; l++)                                                               \
+            lanes[l] = COMBINE(lanes[l], lanes[l + 4]);                                           \
+        if (length & 4) {                                                                         \
+            for (int l = 0; l < 4; l++)                                                           \
+                lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                             \
+            i += 4;                                                                               \
+        }                                                                                         \
+        wide total = COMBINE(COMBINE((wide)lanes[0], (wide)lanes[1]),                             \
+                             COMBINE((wide)lanes[2], (wide)lanes[3]));                            \
+        for (; i < length; i++)                                                                   \
+            total = COMBINE(total, MAP((wide)x[i], 0));                                           \
+        return total;                                                                             \
+    }                                                                                             \
     /* Rows of a few elements, side by side. */                                                   \
     INLINED void name##_few(const type *x, int64_t rows, const int64_t length, wide *restrict totals)\
     {                                                                                             \
@@ -123,8 +145,14 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         FEW(name, 2)                                                                              \
         FEW(name, 3)                                                                              \
         FEW(name, 4)                                                                              \
-        if (a->length < LANES)                                                                    \
+        /* Side by side, sums are computed in a wider type, of which fewer fit a vector. */       \
+        if (a->length < (sizeof(lane) == 4 && sizeof(wide) == 8 ? 8 : LANES))                     \
             return name##_few(x, rows, a->length, totals);                                        \
+        if (a->length < SHORT && sizeof(lane) > 2) {                                              \
+            for (int64_t j = 0; j < rows; j++, x += a->length)                                    \
+                totals[j] = name##_short(x, a->length);                                           \
+            return;                                                                               \
+        }                                                                                         \
         for (int64_t i = 0; i < rows; i++)                                                        \
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
     }
@@ -251,8 +279,15 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 
 #define SUM(a, b) ((a) + (b))
 #define PRODUCT(a, b) ((a) * (b))
-#define HIGHER(a, b) ({ const __typeof__(a) other = (b); ((other > (a)) | (other != other)) ? other : (a); })
-#define LOWER(a, b) ({ const __typeof__(a) other = (b); ((other < (a)) | (other != other)) ? other : (a); })
+/* Two selections, which compilers keep without branches. */
+#define EXTREME(a, b, operator)                                                                   \
+    ({                                                                                            \
+        const __typeof__(a) own = (a), other = (b);                                               \
+        const __typeof__(a) more = other operator own ? other : own;                              \
+        other != other ? other : more;                                                            \
+    })
+#define HIGHER(a, b) EXTREME(a, b, >)
+#define LOWER(a, b) EXTREME(a, b, <)
 #define SAME(x, top) (x)
 #define SQUARE(x, top) ((x) * (x))
 #define ABSOLUTE(x, top) ((x) < 0 ? -(x) : (x))
