@@ -25,7 +25,7 @@ struct mean_of_codes {
     double ratio; /* of the scales of the result and of x, where there is no multiplier */
 };
 
-enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, FEW = 32, SHORT = 160 };
+enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160 };
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -224,17 +224,6 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         const type *x = (const type *)a->x + first;                                               \
         const int64_t step = a->last ? -1 : 1;                                                    \
         int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
-        if (a->length <= FEW) {                                                                   \
-            int64_t few = place;                                                                  \
-            type top = x[few];                                                                    \
-            for (int64_t left = a->length; --left > 0;) {                                         \
-                place += step;                                                                    \
-                const int beaten = (!(x[place] operator top)) & (top == top);                     \
-                few = beaten ? place : few;                                                       \
-                top = beaten ? x[place] : top;                                                    \
-            }                                                                                     \
-            return few;                                                                           \
-        }                                                                                         \
         const type best = extreme##_folded(x, a->length);                                         \
         /* Blocks that lack it are passed over, of which compilers compare all elements at once. */\
         for (int any = 0; i + LANES <= a->length; i += LANES, place += step * LANES) {            \
@@ -251,10 +240,34 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         return place;                                                                             \
     }                                                                                             \
                                                                                                   \
+    /* Rows of up to SEVERAL elements, side by side. */                                           \
+    static __attribute__((noinline)) void name##_few(const struct reduction *a, int64_t first,    \
+                                                     int64_t rows, int64_t *restrict y)           \
+    {                                                                                             \
+        const type *restrict x = (const type *)a->x + first * a->length;                          \
+        type best[ROWS];                                                                          \
+        int32_t places[ROWS];                                                                     \
+        for (int64_t i = 0; i < a->length; i++) {                                                 \
+            const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
+            for (int64_t j = 0; j < rows; j++) {                                                  \
+                const type own = x[j * a->length + place];                                        \
+                const int beaten = (!i) | ((!(own operator best[j])) & (best[j] == best[j]));     \
+                places[j] = beaten ? place : places[j];                                           \
+                best[j] = beaten ? own : best[j];                                                 \
+            }                                                                                     \
+        }                                                                                         \
+        for (int64_t j = 0; j < rows; j++)                                                        \
+            y[j] = places[j];                                                                     \
+    }                                                                                             \
+                                                                                                  \
     static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, int64_t *y)\
     {                                                                                             \
-        for (int64_t i = first; i < end; i++)                                                     \
-            y[i - first] = name##_row(a, i * a->length);                                          \
+        const int64_t many = a->length < SEVERAL ? ROWS : 1;                                      \
+        for (int64_t i = first; i < end; i += many, y += many)                                    \
+            if (many > 1)                                                                         \
+                name##_few(a, i, end - i < many ? end - i : many, y);                             \
+            else                                                                                  \
+                *y = name##_row(a, i * a->length);                                                \
     }                                                                                             \
                                                                                                   \
     static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
