@@ -8,6 +8,7 @@ from penstock.core.errors import InternalError
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph
 from penstock.passes.context import Pass, PassContext
+from penstock.passes.optimize.fold_constants import InferTypes
 from penstock.passes.pipeline import CHECK_PASSES, run_passes
 from tests.passes.test_pipeline import add_chain
 
@@ -15,12 +16,12 @@ from tests.passes.test_pipeline import add_chain
 class Corruption(Pass):
     """A pass with a bug."""
 
-    def __init__(self, corrupt) -> None:
-        self.corrupt = corrupt
+    def __init__(self, corrupt, tells: bool = True) -> None:
+        self.corrupt, self.tells = corrupt, tells
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         self.corrupt(graph)
-        return True
+        return self.tells
 
 
 def drop_first(graph: Graph) -> None:
@@ -39,9 +40,11 @@ def mistype(graph: Graph) -> None:
     ("corrupt", "message"),
     [(drop_first, "v0"), (reverse, "n2 before n1"), (mistype, r"float32\[3\]")],
 )
-def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message):
+@pytest.mark.parametrize("tells", [True, False])
+def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message, tells):
+    idle = InferTypes()  # behind which the graph is known to be right
     with pytest.raises(InternalError, match=f"pass corruption left .*{message}"):
-        run_passes([Corruption(corrupt)], add_chain(3), PassContext())
+        run_passes([idle, Corruption(corrupt, tells), idle], add_chain(3), PassContext())
 
 
 def test_check_is_off_without_the_environment_variable(monkeypatch):

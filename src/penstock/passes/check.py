@@ -15,6 +15,30 @@ if TYPE_CHECKING:
     from penstock.passes.context import Pass
 
 
+class GraphChecks:
+    """``check_graph`` after each pass, for a graph that has not changed since the pass before only
+    once: most passes change nothing, and a check takes longer than they do."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, list[object]] = {}
+
+    def __call__(self, after: Pass, graph: Graph) -> None:
+        facts = _facts(graph)
+        if self._seen.get(id(graph)) != facts:
+            check_graph(after, graph)
+            self._seen[id(graph)] = _facts(graph)
+
+
+def _facts(graph: Graph) -> list[object]:
+    """What a graph consists of, to be compared: all that a pass may change in it."""
+    facts: list[object] = [graph, *graph.inputs, *graph.outputs, *[v.type for v in graph.inputs]]
+    for node in graph.walk():
+        facts += (node, node.op, id(node.attrs), len(node.attrs), len(node.inputs))
+        facts += (*node.inputs, *node.outputs, *node.control_inputs)
+        facts += [value.type for value in node.outputs if value is not None]
+    return facts
+
+
 def check_graph(after: Pass, graph: Graph) -> None:
     """Raise ``InternalError`` that names the pass ``after`` unless ``graph`` is valid and sorted,
     and the types of its values agree with those that its operations infer."""

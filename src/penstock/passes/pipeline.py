@@ -417,9 +417,9 @@ def run_passes(
     checks = bool(os.environ.get(CHECK_PASSES))
     shown = list(filter(None, [context.after_pass]))
     if checks:
-        from penstock.passes.check import check_graph
+        from penstock.passes.check import GraphChecks
 
-        shown.append(check_graph)
+        shown.append(GraphChecks())
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
