@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -31,15 +32,21 @@ def test_beams_as_many_as_tokens_find_the_likeliest_texts() -> None:
         assert abs(text.score - scores[tuple(text.tokens)]) < 1e-5
 
 
-def _searched(beams: int, length: int, ends: set[int]) -> tuple[list[int], float]:
-    """The best text of a beam search that computes every text anew."""
+Change = Callable[[np.ndarray, list[int]], np.ndarray]
+
+
+def _searched(
+    beams: int, length: int, ends: set[int], change: Change = lambda logs, tokens: logs
+) -> tuple[list[int], float]:
+    """The best text of a beam search that computes every text anew. ``change`` is made to the log
+    probabilities of what follows a text."""
     live: list[tuple[list[int], float]] = [([], 0.0)]
     found: list[tuple[float, list[int]]] = []
     for step in range(1, length + 1):
         every = [
             (score + log, tokens, token)
             for tokens, score in live
-            for token, log in enumerate(log_probabilities([*PROMPT, *tokens]))
+            for token, log in enumerate(change(log_probabilities([*PROMPT, *tokens]), tokens))
         ]
         live = []
         for score, tokens, token in sorted(every, key=lambda own: -own[0])[: 2 * beams]:
@@ -68,6 +75,55 @@ def test_search_is_that_of_a_search_without_caches(beams: int, ends: set[int]) -
     tokens, score = _searched(beams, 6, ends)
     assert result.tokens == tokens
     assert abs(result.texts[0].score - score) < 1e-5
+
+
+def test_penalties_are_those_of_each_beam() -> None:
+    def change(logs: np.ndarray, tokens: list[int]) -> np.ndarray:
+        # Of log probabilities, which are negative, as transformers has it.
+        logs[[*{*PROMPT, *tokens}]] *= 1.9
+        logs -= 0.3 * np.bincount(tokens, minlength=logs.size)
+        return logs
+
+    with generator_of() as generator:
+        result = generator.generate(
+            PROMPT, beams=3, max_tokens=8, repetition_penalty=1.9, frequency_penalty=0.3
+        )
+    tokens, score = _searched(3, 8, set(), change)
+    assert result.tokens == tokens
+    assert abs(result.texts[0].score - score) < 1e-5
+
+
+def test_forbidden_tokens_make_others_no_likelier() -> None:
+    likely = [int(n) for n in np.argsort(-log_probabilities(PROMPT))[:3]]
+
+    def change(logs: np.ndarray, tokens: list[int]) -> np.ndarray:
+        logs[likely] = -np.inf
+        return logs
+
+    with generator_of() as generator:
+        bias = dict.fromkeys(likely, -np.inf)
+        result = generator.generate(PROMPT, beams=3, max_tokens=5, logit_bias=bias)
+    tokens, score = _searched(3, 5, set(), change)
+    assert result.tokens == tokens
+    assert abs(result.texts[0].score - score) < 1e-5
+
+
+def test_beams_without_any_possible_token_are_an_error() -> None:
+    bias = dict.fromkeys(range(VOCABULARY), -np.inf)
+    with generator_of() as generator, pytest.raises(ps.RunError, match="no token is possible"):
+        generator.generate(PROMPT, beams=2, max_tokens=2, logit_bias=bias)
+
+
+def test_texts_of_a_search_have_log_probabilities() -> None:
+    with generator_of() as generator:
+        text = generator.generate(PROMPT, beams=2, max_tokens=3, logprobs=2).texts[0]
+    assert [own.token for own in text.logprobs] == text.tokens
+    for place, own in enumerate(text.logprobs):
+        logs = log_probabilities([*PROMPT, *text.tokens[:place]])
+        likeliest = [int(n) for n in np.argsort(-logs)[:2]]
+        assert own.logprob == pytest.approx(logs[own.token], abs=1e-5)
+        assert [token for token, _ in own.alternatives] == likeliest
+        assert [log for _, log in own.alternatives] == pytest.approx(logs[likeliest], abs=1e-5)
 
 
 def test_stream_gives_texts_of_a_search_once_they_are_there() -> None:

@@ -9,14 +9,21 @@ hypothesis that is kept (Freitag and Al-Onaizan, https://arxiv.org/abs/1702.0180
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core.errors import RunError
 from penstock.core.records import NamedTuple
 from penstock.generation.result import GeneratedText
-from penstock.generation.sampling import TokenChoice, TokenSampler, largest_first, log_sum_exp
+from penstock.generation.sampling import (
+    TokenChoice,
+    TokenSampler,
+    choice_of,
+    largest_first,
+    log_sum_exp,
+)
 from penstock.generation.text_request import TextSource, TextWriter
 
 if TYPE_CHECKING:
@@ -28,13 +35,19 @@ if TYPE_CHECKING:
 
 
 class _Beam(NamedTuple):
-    """A text so far: its tokens behind the prompt, the sum of the logarithms of their
-    probabilities, the sequence that has all of them but the last, and the form that it has."""
+    """A text so far: its tokens behind the prompt and what their alternatives were, the sum of the
+    logarithms of their probabilities, the sequence that has all of them but the last, the form that
+    it has, and what has counted its tokens."""
 
-    tokens: tuple[int, ...]
+    choices: tuple[TokenChoice, ...]
     score: float
     sequence: StepSequence
     grammar: TokenGrammar | None
+    sampler: TokenSampler | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [choice.token for choice in self.choices]
 
 
 class BeamSearch:
@@ -49,10 +62,11 @@ class BeamSearch:
         ended: Callable[[Sequence[GeneratedText], BaseException | None], object],
     ) -> None:
         self.source, self.prompt, self.options, self.ended = source, [*prompt], options, ended
-        self._found: list[tuple[float, tuple[int, ...], str]] = []
+        self._found: list[tuple[float, tuple[TokenChoice, ...], str]] = []
         self._beams: list[_Beam] = []
         self._logits: dict[int, np.ndarray] = {}
-        self._sampler: TokenSampler | None = None
+        ends = () if options.ignore_end else source.end_ids
+        self._ends = frozenset([*ends, *options.stop_ids])
         self._over = False
         self._stop: StopCondition | None = None
         limits = [options.max_tokens, source.context and source.context - len(prompt)]
@@ -85,25 +99,33 @@ class BeamSearch:
     def _advance(self) -> None:
         """Continue the best beams, once the logits of all are there."""
         logits = [self._logits[i] for i in range(len(self._beams))]
+        if self._beams[0].sampler is None:
+            sampler = self.source.sampler(self.options, logits[0].shape[-1])
+            self._beams = [self._beams[0]._replace(sampler=sampler)]
         self._logits = {}
         chosen: list[tuple[float, int, int]] = []
-        ends = self.source.end_ids.union(self.options.stop_ids)
-        for score, place, token in self._candidates(logits):
+        candidates = self._candidates(logits)
+        if not candidates and not self._found:
+            raise RunError(
+                "no token is possible behind any beam: logit_bias, min_tokens and a grammar forbid "
+                "all of them"
+            )
+        for score, place, token in candidates:
             beam = self._beams[place]
-            if token in ends and not self.options.ignore_end:
+            if token in self._ends:
                 # Others than the best are no hypotheses where they are no beams.
                 if len(chosen) < self.options.beams:
-                    self._keep(beam.tokens, score, len(beam.tokens) + 1, "stop")
+                    self._keep(beam.choices, score, len(beam.choices) + 1, "stop")
             else:
                 chosen.append((score, place, token))
             if len(chosen) == self.options.beams:
                 break
-        length = len(self._beams[0].tokens) + 1
-        self._continue(chosen)
+        length = len(self._beams[0].choices) + 1
+        self._continue(chosen, logits)
         finished = not self._beams or length == self._most
         if finished:
             for beam in self._beams:
-                self._keep(beam.tokens, beam.score, length, "length")
+                self._keep(beam.choices, beam.score, length, "length")
         best = max([beam.score for beam in self._beams], default=-inf)
         if finished or (
             len(self._found) == self.options.beams
@@ -116,42 +138,54 @@ class BeamSearch:
 
     def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
         """The best continuations, twice as many as beams: as many may end."""
-        if self._sampler is None:
-            self._sampler = self.source.sampler(self.options, logits[0].shape[-1])
         count, found = 2 * self.options.beams, []
         for place, (beam, numbers) in enumerate(zip(self._beams, logits, strict=True)):
+            assert beam.sampler is not None
             mask = None if beam.grammar is None else beam.grammar.mask()
             text = [*self.prompt, *beam.tokens]
-            adjusted = self._sampler.adjusted(numbers, text, len(beam.tokens), mask)
-            total = log_sum_exp(adjusted)
+            # What is forbidden in one beam makes no other token of it likelier than in others.
+            logs = numbers - np.float32(log_sum_exp(numbers))
+            adjusted = beam.sampler.adjusted(logs, text, len(beam.choices), mask)
             for token in largest_first(adjusted, min(count, adjusted.size)):
                 number = float(adjusted[token])
                 if number > -inf:
-                    found.append((beam.score + number - total, place, token))
+                    found.append((beam.score + number, place, token))
         return sorted(found, key=lambda own: -own[0])[:count]
 
-    def _continue(self, chosen: Sequence[tuple[float, int, int]]) -> None:
+    def _continue(
+        self, chosen: Sequence[tuple[float, int, int]], logits: Sequence[np.ndarray]
+    ) -> None:
         """Let these be the beams. The first that continues another has its sequence."""
         old, beams = self._beams, []
         taken: set[int] = set()
         for score, place, token in chosen:
             beam = old[place]
-            sequence = beam.sequence if place not in taken else beam.sequence.fork()
-            grammar = beam.grammar
+            sequence, sampler, grammar = beam.sequence, beam.sampler, beam.grammar
+            if place in taken:
+                sequence, sampler = sequence.fork(), sampler and sampler.fork()
             if grammar is not None:
                 grammar = grammar.copy()
                 grammar.accept(token)
             taken.add(place)
-            beams.append(_Beam((*beam.tokens, token), score, sequence, grammar))
+            choice = self._choice(token, logits[place])
+            beams.append(_Beam((*beam.choices, choice), score, sequence, grammar, sampler))
         for place, beam in enumerate(old):
             if place not in taken:
                 beam.sequence.close()
         self._beams = beams
 
-    def _keep(self, tokens: tuple[int, ...], score: float, length: int, finish: str) -> None:
+    def _choice(self, token: int, logits: np.ndarray) -> TokenChoice:
+        """A token with its log probability and alternatives, if these are wanted."""
+        if self.options.logprobs is None:
+            return TokenChoice(token, nan, [])
+        return choice_of(token, logits, self.options.logprobs)
+
+    def _keep(
+        self, choices: tuple[TokenChoice, ...], score: float, length: int, finish: str
+    ) -> None:
         """Keep a hypothesis, if it is one of the best."""
         scored = score / length**self.options.length_penalty
-        self._found = sorted([*self._found, (scored, tokens, finish)], key=lambda own: -own[0])
+        self._found = sorted([*self._found, (scored, choices, finish)], key=lambda own: -own[0])
         del self._found[self.options.beams :]
 
     def close(self) -> None:
@@ -165,10 +199,10 @@ class BeamSearch:
         texts = [self._text(*own) for own in self._found[: self.options.count]]
         self.ended(texts, error)
 
-    def _text(self, score: float, tokens: tuple[int, ...], finish: str) -> GeneratedText:
+    def _text(self, score: float, choices: tuple[TokenChoice, ...], finish: str) -> GeneratedText:
         writer = TextWriter(self.source, self.prompt, self.options, 0)
-        for token in tokens:
-            writer.take(TokenChoice(token, 0.0, []))
+        for choice in choices:
+            writer.take(choice)
             if writer.result.finish:
                 break
         result = writer.finished(finish)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,10 +114,13 @@ class TokenSampler:
             token = self._draw(self.adjusted(logits, tokens, generated, mask))
         if not self._wants_logprob:
             return TokenChoice(token, math.nan, [])
-        total = log_sum_exp(logits)
-        count = self.options.logprobs or 0
-        alternatives = [(i, float(logits[i]) - total) for i in largest_first(logits, count)]
-        return TokenChoice(token, float(logits[token]) - total, alternatives)
+        return choice_of(token, logits, self.options.logprobs or 0)
+
+    def fork(self) -> TokenSampler:
+        """One for a text that goes on in another way from here."""
+        other = copy(self)
+        other._penalties = self._penalties.fork()
+        return other
 
     def adjusted(
         self,
@@ -216,6 +220,13 @@ class _Penalties:
         self._ids = np.empty(64, np.intp)
         self._counts = np.zeros(64, np.float32)  # in the text, that is, without the prompt
 
+    def fork(self) -> _Penalties:
+        """The same counts, for another text."""
+        other = copy(self)
+        other._place = {**self._place}
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        return other
+
     def apply(self, scores: np.ndarray, tokens: Sequence[int], generated: int) -> None:
         """Change the scores of the tokens that were seen, in place."""
         if len(tokens) < self._read:  # they were taken back
@@ -291,6 +302,13 @@ def log_sum_exp(logits: np.ndarray) -> float:
     top = float(logits.max())
     _check_top(top)
     return top + math.log(float(_block_sums(logits, top, 1.0).sum()))
+
+
+def choice_of(token: int, logits: np.ndarray, count: int) -> TokenChoice:
+    """A token that was chosen, with its log probability and those of the ``count`` likeliest."""
+    total = log_sum_exp(logits)
+    alternatives = [(i, float(logits[i]) - total) for i in largest_first(logits, count)]
+    return TokenChoice(token, float(logits[token]) - total, alternatives)
 
 
 def candidates(scores: np.ndarray, options: GenerationOptions) -> tuple[np.ndarray, np.ndarray]:
