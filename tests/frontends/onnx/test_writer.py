@@ -59,6 +59,29 @@ def test_nested_graphs_see_constants_and_values_around_them():
         np.testing.assert_array_equal(theirs, -x + (1 if c else -1) * np.float32([5, 6]))
 
 
+def test_other_runtimes_read_loops_with_quantized_weights():
+    """They need the types of the inputs of bodies, and weights beside their readers."""
+    proto = model_from_text("""g (int64 k, float[n,64] x) => (float[n,64] y) {
+        y = Loop (k, , x) <body = body (int64 i, bool c, float[n,64] s) => (bool d, float[n,64] t) {
+            d = Identity (c)
+            w = DequantizeLinear <axis=1> (codes, scales, zeros)
+            p = MatMul (s, w)
+            t = Tanh (p)
+        }>
+    }""")
+    rng = np.random.default_rng(0)
+    for name, array in {
+        "codes": rng.integers(-100, 100, (64, 64)).astype(np.int8),
+        "scales": np.full(64, 0.003, np.float32),
+        "zeros": np.zeros(64, np.int8),
+    }.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    data = onnx_bytes(ps.load(proto))
+    feeds = {"k": np.array(3), "x": rng.standard_normal((2, 64)).astype(np.float32)}
+    (theirs,) = onnxruntime.InferenceSession(data).run(None, feeds)
+    np.testing.assert_allclose(theirs, ps.compile(data).run(feeds)["y"], atol=0.02)
+
+
 def test_branch_that_only_passes_a_value_on():
     text = """g (bool c, float[2] x) => (float[2] y) {
         y = If (c) <then_branch = t () => (float[2] o) { o = Identity(x) },

@@ -7,7 +7,7 @@ operation means what it means here. Operations that ONNX does not have are refus
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from penstock.analysis.schemas import (
     find_schema,
     newest_opset,
 )
+from penstock.analysis.type_inference import infer_types
 from penstock.core.errors import Unsupported
-from penstock.core.records import dataclass, field
+from penstock.core.records import dataclass
 from penstock.core.types import (
     STRING,
     MapType,
@@ -40,7 +41,7 @@ from penstock.frontends.onnx.messages import (
 )
 from penstock.frontends.onnx.schema_protos import defaults
 from penstock.frontends.onnx.tensors import PACKED_BITS
-from penstock.ir.graph import Graph, Model, Node, Value
+from penstock.ir.graph import Graph, Model, Node, Value, clone
 from penstock.ir.op import Attrs
 from penstock.ops.registry import MICROSOFT
 
@@ -65,7 +66,9 @@ def onnx_bytes(model: Model) -> bytes:
 
 def onnx_message(model: Model) -> ModelProto:
     """The entry of ``model`` as a message. Raises ``Unsupported``."""
-    graph = model.graph
+    # A model that was only loaded has no types in nested graphs, which other runtimes ask for.
+    graph = clone(model.graph)
+    infer_types(graph)
     opset = _opset(graph)
     proto = ModelProto(ir_version=_IR_VERSION, producer_name="penstock")
     proto.opset_import.add(domain="", version=opset)
@@ -74,8 +77,23 @@ def onnx_message(model: Model) -> ModelProto:
         proto.opset_import.add(domain=domain, version=newest_opset(domain) or 1)
     for key, text in model.metadata.items():
         proto.metadata_props.add(key=key, value=text)
-    _GraphWriter(_Names(graph), opset).write(graph, proto.graph, outermost=True)
+    _GraphWriter(_Names(graph), opset, _constants_of(graph)).write(graph, proto.graph)
     return proto
+
+
+def _constants_of(graph: Graph) -> dict[Graph, list[Value]]:
+    """The constants that each graph has: those that it alone reads, and the outermost one those
+    that several read. Optimizers of other runtimes find weights only beside their readers."""
+    place_of: dict[Value, Graph] = {}
+    for inner in graph.graphs():
+        inputs = [value for node in inner.nodes for value in node.inputs]
+        for value in [*inputs, *inner.outputs]:
+            if value is not None and value.is_constant:
+                place_of[value] = inner if place_of.get(value, inner) is inner else graph
+    constants: dict[Graph, list[Value]] = {}
+    for value, place in place_of.items():
+        constants.setdefault(place, []).append(value)
+    return constants
 
 
 def _opset(graph: Graph) -> int:
@@ -136,14 +154,13 @@ class _Names(dict[Value, str]):
 
 @dataclass
 class _GraphWriter:
-    """Writes one model's graphs. ``written`` are the constants that the graph around has."""
+    """Writes one model's graphs, each with its ``constants``."""
 
     names: _Names
     opset: int
-    written: set[Value] = field(default_factory=set)
-    constants: list[Value] = field(default_factory=list)
+    constants: Mapping[Graph, Sequence[Value]]
 
-    def write(self, graph: Graph, proto: GraphProto, outermost: bool = False) -> None:
+    def write(self, graph: Graph, proto: GraphProto) -> None:
         proto.name = graph.name or "main"
         for value in graph.inputs:
             info = proto.input.add(name=self.names[value])
@@ -152,11 +169,9 @@ class _GraphWriter:
             self.node(node, proto.node.add())
         for value in graph.outputs:
             self.output(value, graph, proto)
-        # Those of nested graphs are here as well: the graph around is visible in them.
-        if outermost:
-            for value in self.constants:
-                assert value.peek is not None
-                tensor_message(value.peek, proto.initializer.add(name=self.names[value]))
+        for value in self.constants.get(graph, ()):
+            assert value.peek is not None
+            tensor_message(value.peek, proto.initializer.add(name=self.names[value]))
 
     def output(self, value: Value, graph: Graph, proto: GraphProto) -> None:
         """An output of a graph, which a node of that graph must produce, once."""
@@ -169,12 +184,7 @@ class _GraphWriter:
         _set_type(info.type, value.type)
 
     def read(self, value: Value | None) -> str:
-        if value is None:
-            return ""
-        if value.is_constant and value not in self.written:
-            self.written.add(value)
-            self.constants.append(value)
-        return self.names[value]
+        return "" if value is None else self.names[value]
 
     def node(self, node: Node, proto: NodeProto) -> None:
         proto.op_type, proto.domain, proto.name = node.op.name, node.op.domain, node.name
