@@ -10,6 +10,9 @@ from click.testing import CliRunner, Result
 
 import penstock as ps
 from penstock.cli.commands import main
+from penstock.cli.quantize import metric_of
+from penstock.core.checkpoints import cancelled_by
+from penstock.host.stop_condition import StopCondition
 from tests.support.quantizable import feed_forward, rows
 from tests.support.tflite_networks import convolutional, images
 
@@ -72,8 +75,16 @@ def test_faults_of_a_metric_are_shown(files):
     assert result.exit_code == 1 and "cannot be run" in result.output
     result = call(files, "--metric", f"{sys.executable} -c print('x')", "--max-error", "1")
     assert result.exit_code == 1 and "must print a number" in result.output
+    result = call(files, "--metric", "measure 'it", "--max-error", "1")
+    assert result.exit_code == 1 and "is no command" in result.output
     result = call(files, "--metric", "true")
     assert result.exit_code == 2 and "--max-error" in result.output
+
+
+def test_program_that_hangs_is_ended_where_the_work_must_stop():
+    metric = metric_of(f"{sys.executable} -c 'import time; time.sleep(600)'")
+    with pytest.raises(ps.DeadlineExceeded), cancelled_by(StopCondition(0.1, None, "quantizing")):
+        metric([{"y": np.zeros(1)}], [{"y": np.zeros(1)}])
 
 
 def test_wrong_samples_are_a_fault_of_the_input(files):

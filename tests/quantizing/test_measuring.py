@@ -50,12 +50,33 @@ def test_metric_takes_the_outputs_of_all_samples(reference):
     assert reference.error(ps.compile(model_from_text(OTHER)), metric) == 0.5
     with pytest.raises(ps.InvalidInput, match="not a number"):
         reference.error(ps.compile(model_from_text(OTHER)), lambda a, b: math.nan)
+    with pytest.raises(ps.InvalidInput, match="not a number but None"):
+        reference.error(ps.compile(model_from_text(OTHER)), lambda a, b: None)
 
 
 def test_model_without_real_outputs_is_refused():
     text = "g (float[4] x) => (bool[4] y) { y = IsNaN(x) }"
     with pytest.raises(ps.InvalidInput, match="metric="):
         FloatReference.of(ps.compile(model_from_text(text)), samples_of(DATA, ["x"]))
+
+
+def test_output_without_elements_in_some_samples_has_errors_in_others():
+    data = samples_of([np.zeros((0, 2), np.float32), np.float32([[0, 1], [2, 4]])], ["x"])
+    text = "g (float[n,2] x) => (float[n,2] y) { y = Identity(x) }"
+    reference = FloatReference.of(ps.compile(model_from_text(text)), data)
+    text = "g (float[n,2] x) => (float[n,2] y) <float a = {0.5}> { y = Add(x, a) }"
+    error = reference.error(ps.compile(model_from_text(text)), None)
+    assert error == pytest.approx(0.5 / 4)
+
+
+def test_infinite_elements_must_stay_and_others_are_compared():
+    text = "g (float[4] x) => (float[4] y) { y = Log(x) }"
+    data = samples_of([np.float32([0, 1, math.e, -1])], ["x"])
+    reference = FloatReference.of(ps.compile(model_from_text(text)), data)
+    text = "g (float[4] x) => (float[4] y) <float a = {0.1}> { z = Log(x) y = Add(z, a) }"
+    error = reference.error(ps.compile(model_from_text(text)), None)
+    assert error == pytest.approx(0.1)
+    assert reference.error(ps.compile(model_from_text(FLOAT)), None) == math.inf
 
 
 def test_seconds_are_of_each_session_and_step():

@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.quantizing import search as searching
+from penstock.quantizing.measuring import FloatReference
 from penstock.quantizing.record import FLOAT
 from penstock.quantizing.samples import samples_of
 from penstock.quantizing.search import Goal, Search
@@ -50,6 +51,17 @@ def test_fastest_choice_is_taken_if_its_error_is_small(search):
     assert {*point.choice.values()} == {"static"}
     assert point.largest <= 0.02
     assert search.record.errors == {}  # no layer had to be looked at alone
+
+
+def test_choice_must_be_within_the_bound_on_all_samples(search, monkeypatch):
+    monkeypatch.setattr(searching, "_MANY", 1)
+    first, *others = images(8)
+    rare = [x * 40 for x in others]
+    search.samples = samples_of([first, *rare], ["x"])
+    search.__post_init__()
+    point = search.run()
+    errors = FloatReference.of(search.original, search.samples.divided()[0])
+    assert point.error == pytest.approx(errors.error(search.session(point.choice), None))
 
 
 def test_layers_stay_float_until_the_error_is_within_the_bound(search):

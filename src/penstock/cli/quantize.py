@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ import numpy as np
 
 from penstock.cli.base import MODEL, SIGNATURE, command, show_table
 from penstock.cli.options import file_option, gathered
+from penstock.core.checkpoints import WAKE_S, checkpoint
 from penstock.core.errors import InvalidInput
 from penstock.core.option_records import help_of
 from penstock.core.records import dataclass
@@ -59,7 +61,10 @@ def metric_of(program: str) -> Metric:
     """A metric that a program computes: it is called with two folders more, of the float model's
     outputs and of the candidate's, each with a file ``0.npz``, ``1.npz`` ... for each sample, and
     prints a number, 0 for no error."""
-    words = shlex.split(program)
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
+        raise InvalidInput(f"--metric {program!r} is no command: {error}") from error
 
     def metric(wanted: Sequence[NamedValues], outputs: Sequence[NamedValues]) -> float:
         # In files: outputs may be larger than what a pipe or a command line takes.
@@ -70,24 +75,37 @@ def metric_of(program: str) -> Metric:
                 for i, sample in enumerate(samples):
                     np.savez(own / f"{i}.npz", **sample)
             try:
-                done = subprocess.run(
-                    [*words, *map(str, folders)], capture_output=True, text=True, check=False
-                )
+                code, output, errors = _output_of([*words, *map(str, folders)])
             except OSError as error:
                 raise InvalidInput(f"--metric {program!r} cannot be run: {error}") from error
             # Programs may tell what they do before.
-            last = (done.stdout.strip().splitlines() or [""])[-1]
+            last = (output.strip().splitlines() or [""])[-1]
             try:
-                if done.returncode:
-                    raise ValueError(f"it ended with {done.returncode}")
+                if code:
+                    raise ValueError(f"it ended with {code}")
                 return float(last)
             except ValueError as error:
-                more = done.stderr.strip()[-500:]
+                more = errors.strip()[-500:]
                 raise InvalidInput(
                     f"--metric {program!r} must print a number last: {error} {more}"
                 ) from error
 
     return metric
+
+
+def _output_of(words: Sequence[str]) -> tuple[int, str, str]:
+    """What a program ends with, and what it prints. Where this thread's work must stop meanwhile,
+    the program is ended."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            while True:
+                checkpoint()
+                with suppress(subprocess.TimeoutExpired):
+                    output, errors = process.communicate(timeout=WAKE_S)
+                    return process.returncode, output, errors
+        finally:
+            process.kill()
 
 
 @dataclass(frozen=True)

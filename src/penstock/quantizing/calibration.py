@@ -56,7 +56,7 @@ def observe(
         values = session.run(sample, fetches=list(names))
         for name in names:
             array, own = np.asarray(values.pop(name), FLOAT32), found[name]
-            if name in axes:
+            if name in axes and array.size:
                 others = tuple(a for a in range(array.ndim) if a != axes[name] % array.ndim)
                 own.means.append(array.mean(axis=others))
             flat, own.size = array.reshape(-1), array.size
@@ -100,13 +100,14 @@ def squared_error(range_: Range, elements: np.ndarray) -> ValueRange:
     if not elements.size:
         return whole
     counts, edges = np.histogram(elements, _BINS, (whole.low, whole.high or 1.0))
+    edges = edges.astype(np.float64)  # squares of large numbers leave the range of float32
     centers, weights = (edges[1:] + edges[:-1]) / 2, counts
     used = weights > 0
     centers, weights = centers[used], weights[used]
     best, least = whole, np.inf
     for share in _SHARES:
         for tried in _shrunk(whole, float(share)):
-            scale = tried.scale
+            scale = float(tried.scale)
             codes = np.clip(np.rint(centers / scale) + tried.zero, 0, 255)
             difference = (codes - tried.zero) * scale - centers
             # Within a step the error is that of rounding, which centers of bins do not show.

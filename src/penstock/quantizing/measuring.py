@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from penstock.core.checkpoints import checkpoint
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, shortened
 from penstock.core.records import dataclass
 from penstock.core.types import NamedValues
 from penstock.observers.profile import Profile
@@ -36,12 +36,15 @@ class FloatReference:
     @classmethod
     def of(cls, session: Session, samples: Samples) -> FloatReference:
         """Run the float model. Raises ``InvalidInput`` where no output can be compared."""
-        outputs = [session.run(sample) for sample in samples]
+        outputs = []
+        for sample in samples:
+            checkpoint()
+            outputs.append(session.run(sample))
         spreads = spreads_of(outputs)
         if not spreads:
             raise InvalidInput(
-                "no output of the model is a tensor of finite real numbers, by which errors are "
-                "measured; give a metric of your own (metric=)"
+                "for these samples no output of the model has finite real numbers, by which errors "
+                "are measured: look for NaN in the samples, or give a metric of your own (metric=)"
             )
         return cls(samples, outputs, spreads)
 
@@ -77,9 +80,16 @@ class FloatReference:
         """The error that is bounded: the largest of all outputs, or the metric's."""
         if metric is None:
             return max(own.rms for own in self.errors(session).values())
-        value = float(metric(self.outputs, [session.run(sample) for sample in self.samples]))
+        result = metric(self.outputs, [session.run(sample) for sample in self.samples])
+        try:
+            value = float(result)
+        except (TypeError, ValueError):
+            value = math.nan
         if math.isnan(value):
-            raise InvalidInput("the metric is not a number; it must be one, 0 for no error")
+            raise InvalidInput(
+                f"the metric is not a number but {shortened(repr(result))}; it must be one, 0 for "
+                "no error"
+            )
         return value
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import NamedValues
+from penstock.observers.ranges import Range, range_of
 
 
 class OutputError(NamedTuple):
@@ -23,24 +24,21 @@ class OutputError(NamedTuple):
 
 
 def spreads_of(outputs: Sequence[NamedValues]) -> dict[str, float]:
-    """The spread of each output over all samples, of those that can be compared: tensors of finite
-    real numbers."""
+    """The spread of each output over all samples, of those that can be compared: tensors with
+    finite real numbers."""
     spreads = {}
     for name in outputs[0]:
-        arrays = [o[name] for o in outputs]
-        if not all(_comparable(a) for a in arrays):
-            continue
-        low, high = min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays)
-        # An output that is the same for all samples has no spread: its size stands for it.
-        spread = high - low
-        spreads[name] = spread if spread > 0 else max(abs(high), 1.0)
+        # Of some samples there may be no elements, such as boxes of a detector, and some may be
+        # infinite, such as what a mask hides.
+        whole = Range()
+        for array in [own[name] for own in outputs]:
+            if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+                whole |= range_of(array[np.isfinite(array)].astype(np.float64))
+        if whole.min <= whole.max:
+            # An output that is the same for all samples has no spread: its size stands for it.
+            spread = whole.max - whole.min
+            spreads[name] = spread if spread > 0 else max(abs(whole.max), 1.0)
     return spreads
-
-
-def _comparable(array: object) -> bool:
-    if not isinstance(array, np.ndarray) or not array.size or array.dtype.kind not in "f":
-        return False
-    return bool(np.isfinite(array).all())
 
 
 def output_error(wanted: np.ndarray, array: np.ndarray, spread: float) -> OutputError:
@@ -48,6 +46,14 @@ def output_error(wanted: np.ndarray, array: np.ndarray, spread: float) -> Output
     # Such as the boxes of a detector, of which a candidate may find another number.
     if wanted.shape != array.shape:
         return OutputError(math.inf, math.inf)
+    # What is infinite or NaN must stay so.
+    finite = np.isfinite(wanted)
+    if not finite.all():
+        if not np.array_equal(wanted[~finite], array[~finite], equal_nan=True):
+            return OutputError(math.inf, math.inf)
+        wanted, array = wanted[finite], array[finite]
+    if not array.size:
+        return OutputError(0.0, 0.0)
     difference = np.abs(array.astype(np.float64) - wanted)
     if not np.isfinite(difference).all():
         return OutputError(math.inf, math.inf)
