@@ -44,6 +44,24 @@ def test_gemma_3_has_windows_and_slower_rotations_by_layer() -> None:
 def test_gemma_2_has_caps_unless_they_are_off() -> None:
     assert (configured("gemma2").softcap, configured("gemma2").final_softcap) == (50, 30)
     assert configured("gemma2").windows == [4096, 0] * 3
+    config = configured("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (config.softcap, config.final_softcap) == (0, 0)
+
+
+def test_gemma_3_has_a_cap_of_its_logits_alone() -> None:
+    config = configured("gemma3_text", attn_logit_softcapping=3.0, final_logit_softcapping=2.0)
+    assert (config.softcap, config.final_softcap) == (0, 2)
+
+
+def test_window_that_is_null_is_none() -> None:
+    assert configured("mistral", num_key_value_heads=4).windows == [4096] * 6
+    assert configured("mistral", num_key_value_heads=4, sliding_window=None).windows == [0] * 6
+
+
+def test_qwen_with_experts_has_windows_in_all_layers() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = configured("qwen3_moe", use_sliding_window=True, sliding_window=8, **experts)
+    assert config.windows == [8] * 6
 
 
 def test_qwen_has_windows_only_if_it_says_so() -> None:
@@ -105,6 +123,7 @@ def test_wrong_settings_are_refused(model_type: str, more: dict[str, object], re
     [
         ("llama", {"hidden_act": "mish"}, "activation 'mish'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "later positions"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ("gemma2", {"layer_types": ["chunked_attention"] * 6}, "layer type 'chunked_attention'"),
     ],
 )

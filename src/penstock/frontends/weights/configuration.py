@@ -95,6 +95,8 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 }
 """by ``model_type``"""
 
+_ACTIVATION = ("hidden_act", "silu"), ("hidden_activation", "gelu_pytorch_tanh")
+"""the name of the setting and its default, of others and of Gemma"""
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -134,11 +136,11 @@ def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfigu
         scale,
         _rotaries(settings, model_type, layers, head_size),
         _windows(settings, model_type, layers),
-        activation_of(settings, "hidden_activation" if family.gemma else "hidden_act", "silu"),
+        activation_of(settings, *_ACTIVATION[family.gemma]),
         norm_offset=float(family.gemma),
         embedding_scale=width**0.5 if family.gemma else 1.0,
-        softcap=settings.number("attn_logit_softcapping", 0.0),
-        final_softcap=settings.number("final_logit_softcapping", 0.0),
+        softcap=settings.number("attn_logit_softcapping", 0.0) if model_type == "gemma2" else 0.0,
+        final_softcap=settings.number("final_logit_softcapping", 0.0) if family.gemma else 0.0,
         sandwich=family.gemma,
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or settings.flag("attention_bias"),
@@ -187,6 +189,8 @@ def _windows(settings: Settings, model_type: str, layers: int) -> list[int]:
         return [window] * layers
     if not model_type.startswith("gemma") and not settings.flag("use_sliding_window"):
         return [0] * layers
+    if model_type == "qwen3_moe":  # of which max_window_layers is not read
+        return [window] * layers
     types = layer_types(settings, model_type, layers)
     return [window if kind == "sliding_attention" else 0 for kind in types]
 
@@ -236,6 +240,9 @@ def _rotaries(
         known = {key: x for key, x in (common | {**more}).items() if x is not None}
         parameters = {**known, **{key: x for key, x in own.items() if x is not None}}
         share = parameters.get("partial_rotary_factor", 1.0)
+        if share != 1 and model_type != "phi3":
+            feature = f"rotation of a part of each head (partial_rotary_factor {share!r:.40})"
+            raise unsupported(feature, EXPORT, settings.label)
         try:
             if not isinstance(share, int | float) or not 0 < share <= 1:
                 raise ValueError(f"its partial_rotary_factor is {share!r:.40}")

@@ -91,7 +91,7 @@ def output_logits(b: ModelWriter, logits: Value) -> None:
 
 def head(b: ModelWriter, x: Value, width: int, tied: bool) -> Value:
     """The scores of all tokens: by a matrix of their own, or by that of the embedding."""
-    role = "token_embd" if tied or "output.weight" not in b.store else "output"
+    role = "token_embd" if tied else "output"
     return b.linear(x, role, width, b.store.shape(f"{role}.weight")[0])
 
 

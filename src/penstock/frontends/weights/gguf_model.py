@@ -135,6 +135,7 @@ def _decoder(
         qkv_bias=architecture.qkv_bias,
         fused=architecture.fused,
         interleaved=architecture.interleaved,
+        tied="output.weight" not in store,
         experts=_experts(settings, layers),
     )
 

@@ -70,7 +70,7 @@ def write_gpt2(store: TensorStore, config: Gpt2Configuration) -> ModelWriter:
         x = b.op("Add", x, _feed_forward(b, x, f"blk.{i}", config))
     b.section("head")
     x = b.layer_norm(x, "output_norm", config.width, config.epsilon)
-    output_logits(b, head(b, x, config.width, tied=False))
+    output_logits(b, head(b, x, config.width, tied="output.weight" not in b.store))
     present_outputs(b, presents, config.heads, config.width // config.heads)
     return b
 

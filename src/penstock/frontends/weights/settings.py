@@ -27,9 +27,11 @@ class Settings:
     defaults: Mapping[str, object] | None = None
 
     def get(self, key: str) -> object:
-        """A value, or its default; None if there is neither."""
-        value = self.values.get(self.prefix + key)
-        return (self.defaults or {}).get(key) if value is None else value
+        """A value, or its default; None if there is neither. A value that is null in the file has
+        no default: it says that there is no window, or no cap."""
+        if self.prefix + key in self.values:
+            return self.values[self.prefix + key]
+        return (self.defaults or {}).get(key)
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number of at least 1."""
