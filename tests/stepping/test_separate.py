@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import penstock as ps
 from tests.support.onnx_text import model_from_text
+from tests.support.weight_cases import cases
 
 RNG = np.random.default_rng(1)
 
@@ -15,6 +18,37 @@ def test_model_without_caches_is_refused() -> None:
     model = model_from_text("g (float[b, 4] x) => (float[b, 4] y) { y = Neg (x) }")
     with pytest.raises(ps.InvalidInput, match="no state that is fed back"):
         ps.Stepper(ps.load(model))
+
+
+@pytest.mark.parametrize("parts", [[5, 1, 1, 1, 1, 1, 2], [12], [4, 8], [7, 5]])
+def test_text_that_turns_long_is_computed_anew(tmp_path: Path, parts: list[int]) -> None:
+    """The model turns all positions slower in texts of more than 8."""
+    case = cases()["phi3_long"]
+    ids = case.inputs["input_ids"][:1]
+    with ps.Stepper(ps.load(case.write(tmp_path)), max_rows=6) as stepper:
+        sequence, at = stepper.sequence(), 0
+        for rows in parts:
+            at += rows
+            outputs = sequence.step({"input_ids": ids[:, at - rows : at]}, wanted=1)
+        np.testing.assert_allclose(outputs["logits"][0, 0], case.expected[0, -1], atol=1e-4)
+
+
+def test_rows_of_a_draft_are_those_of_texts_of_their_length(tmp_path: Path) -> None:
+    case = cases()["phi3_long"]
+    ids = case.inputs["input_ids"][:1]
+    with ps.Stepper(ps.load(case.write(tmp_path))) as stepper:
+        one, other = stepper.sequence(), stepper.sequence()
+        for row in range(12):
+            (alone,) = one.step({"input_ids": ids[:, row : row + 1]})["logits"][0]
+            if row == 5:
+                other.step({"input_ids": ids[:, :6]})
+                drafted = other.step({"input_ids": ids[:, 6:10]}, wanted=4)["logits"][0]
+                other.cut(7)
+            elif 6 <= row < 10:
+                np.testing.assert_allclose(drafted[row - 6], alone, atol=1e-5)
+                if row == 7:
+                    again = other.step({"input_ids": ids[:, 7:8]})["logits"][0, 0]
+                    np.testing.assert_allclose(again, alone, atol=1e-5)
 
 
 def test_model_whose_rows_depend_on_one_another_steps_one_sequence_at_a_time() -> None:

@@ -313,6 +313,11 @@ class Graph:
         return f"Graph({self.name!r}, {len(self.nodes)} nodes)"
 
 
+LONG_FROM = "penstock.long_from"
+"""the metadata of a decoder that reads texts of more positions than this in another way: what it has
+computed of a shorter beginning is none of theirs"""
+
+
 @dataclass(slots=True, eq=False)
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.

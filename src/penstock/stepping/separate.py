@@ -4,6 +4,12 @@ Each sequence has the caches that the model returned, which grow where they lie.
 caches reads all rows of a sequence in each step. Exporters trace a step of one row of an
 encoder-decoder, and may have written a graph that is right for one alone: the first step of several
 rows tries that out.
+
+Some models read texts of more than so many positions in another way (``LONG_FROM``). A sequence that
+grows beyond is computed anew from its first row on, in one run::
+
+    short ........|          rows until there, by caches of a short text
+    long  ........|....      all rows, with caches of a long text
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import numpy as np
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import TensorType, Type
-from penstock.ir.graph import Model
+from penstock.ir.graph import LONG_FROM, Model
 from penstock.passes.lowering.step_probes import (
     Roles,
     is_of_encoder,
@@ -65,6 +71,8 @@ class SeparateRunner:
         else:
             self._presents = dict(zip(caches, grown, strict=False))
         self._types = {value.name: value.type for value in graph.inputs}
+        self._most_short = int(model.metadata.get(LONG_FROM, 0)) if caches else 0
+        """positions of a short text at most, 0 if the model makes no difference"""
 
     @property
     def pages(self) -> tuple[int, int, int]:
@@ -104,7 +112,10 @@ class SeparateRunner:
 
     def cut(self, sequence: SequenceState, rows: int) -> None:
         """Drop the state of all rows from ``rows`` on."""
-        if rows < sequence.computed:
+        if self._turns_long(rows, sequence.computed):
+            self.release(sequence)
+            self.begin(sequence)
+        elif rows < sequence.computed:
             self._held -= _bytes_of(sequence)
             for name, array in sequence.arrays.items():
                 sequence.arrays[name] = array[:, :, :rows]
@@ -121,13 +132,43 @@ class SeparateRunner:
         ((sequence, count),) = pieces
         past = sequence.computed if self._roles.caches else 0
         count += sequence.computed - past
+        begin = max(sequence.rows.count - sequence.wanted, sequence.computed)
+        if self._turns_long(past, past + count):
+            outputs = self._long(sequence, past, count, begin)
+        else:
+            outputs = self._continued(sequence, past, count)
+            outputs = {name: outputs[name][:, begin - past : count] for name in self.axes}
+        return [outputs]
+
+    def _turns_long(self, rows: int, more: int) -> bool:
+        """Whether a text of some ``rows`` is short, and one of ``more`` is not."""
+        return rows <= self._most_short < more
+
+    def _long(self, sequence: SequenceState, past: int, count: int, begin: int) -> Rows:
+        """The outputs of rows from ``begin`` on of a text that turns long."""
+        parts = []
+        short = self._most_short - past
+        # Of a text that goes on, such as by a draft; a prompt is long from its first row on.
+        if past and begin < self._most_short:
+            outputs = self._continued(sequence, past, short)
+            parts.append({name: outputs[name][:, begin - past :] for name in self.axes})
+            begin = self._most_short
+        if past:
+            self._held -= _bytes_of(sequence)
+            sequence.arrays = {}
+            self.begin(sequence)
+        outputs = self._continued(sequence, 0, past + count)
+        parts.append({name: outputs[name][:, begin:] for name in self.axes})
+        return {n: np.concatenate([p[n] for p in parts], axis) for n, axis in self.axes.items()}
+
+    def _continued(self, sequence: SequenceState, past: int, count: int) -> Rows:
+        """The outputs of rows behind ``past`` ones, whose caches the sequence has then."""
         step = self._several if self._roles.caches and count > 1 else self._step
         outputs, caches = step(sequence, sequence.arrays, past, count)
         self._held -= _bytes_of(sequence)
         sequence.arrays = caches
         self._held += _bytes_of(sequence)
-        begin = max(sequence.rows.count - sequence.wanted, sequence.computed) - past
-        return [{name: outputs[name][:, begin:count] for name in self.axes}]
+        return outputs
 
     def _step(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
         """The outputs of some rows, and the caches behind them."""

@@ -21,7 +21,7 @@ from penstock.frontends.weights.experts import mixture_of
 from penstock.frontends.weights.rotary import Rotary
 from penstock.frontends.weights.tensors import TensorStore
 from penstock.frontends.weights.writer import ModelWriter
-from penstock.ir.graph import Value
+from penstock.ir.graph import LONG_FROM, Value
 from penstock.ops.common.shape_rules import element_number
 
 Angles = dict[int, tuple[Value, Value]]
@@ -98,6 +98,7 @@ def head(b: ModelWriter, x: Value, width: int, tied: bool) -> Value:
 def _angles(b: ModelWriter, positions: Value, rotary: Rotary) -> tuple[Value, Value]:
     frequencies = b.constant(rotary.frequencies)
     if rotary.long_frequencies is not None:
+        b.metadata[LONG_FROM] = str(rotary.original)
         last = b.op("ReduceMax", positions, keepdims=0)
         is_long = b.op("GreaterOrEqual", last, rotary.original)
         frequencies = b.op("Where", is_long, b.constant(rotary.long_frequencies), frequencies)

@@ -33,6 +33,8 @@ class ModelWriter:
         self._outputs: list[Value] = []
         self._output_dims: dict[str, tuple[Dim, ...]] = {}
         self._nodes: list[Node] = []
+        self.metadata: dict[str, str] = {}
+        """what the graph says of itself, beside what the files say"""
         self._types = InferredTypes()
         self._names = UniqueNames(lambda: [*store.tensors])
         self.section("model")
@@ -81,7 +83,7 @@ class ModelWriter:
         return Model(
             {"main": graph},
             "main",
-            metadata=metadata,
+            metadata=metadata | self.metadata,
             path=path,
             check_types=check_types,
             output_dims=self._output_dims,
