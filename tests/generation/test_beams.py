@@ -138,6 +138,14 @@ def test_beams_have_the_form_of_a_grammar() -> None:
     with Generator(ps.load(decoder_model("spelled")), letter_tokenizer()) as generator:
         text = generator.generate(PROMPT, beams=3, regex="ab|ac|bd", max_tokens=5).texts[0]
     assert text.text in ("ab", "ac", "bd")
+    assert text.finish == "stop"
+
+
+@pytest.mark.parametrize("more", [{"ignore_end": True}, {"min_tokens": 4}])
+def test_search_ends_texts_that_nothing_may_follow(more: dict[str, object]) -> None:
+    with Generator(ps.load(decoder_model("spelled")), letter_tokenizer()) as generator:
+        texts = generator.generate(PROMPT, beams=2, regex="ab|c", max_tokens=5, **more).texts
+    assert texts[0].text in ("ab", "c")
 
 
 def test_deadline_ends_a_search() -> None:

@@ -234,6 +234,11 @@ def test_wrong_prompts_are_refused(prompt: list[object]) -> None:
         generator.generate(prompt)
 
 
+def test_bytes_are_no_tokens() -> None:
+    with generator_of() as generator, pytest.raises(TypeError, match="a text, tokens"):
+        generator.generate(b"w1")
+
+
 def test_unknown_options_are_refused() -> None:
     with generator_of() as generator, pytest.raises(TypeError, match="temprature"):
         generator.generate(PROMPT, temprature=1)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, RunError
 from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
 from penstock.generation.options import GenerationOptions
 from penstock.generation.sampling import TokenSampler
 from penstock.generation.tokenizer import TextTokenizer
 from tests.support.tokenizers import byte_tokenizer, trained_tokenizer
+from tests.support.word_texts import letter_tokenizer
 
 SIZE = 512  # of the logits: more than there are tokens
 SCHEMA = {
@@ -146,6 +147,12 @@ def test_wrong_grammar_raises_with_its_message(
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
         TokenGrammar(vocabulary, form, text)
+
+
+def test_letters_that_no_token_has_are_named_as_the_cause() -> None:
+    grammar = TokenGrammar(GrammarVocabulary(letter_tokenizer()), "regex", "é+")
+    with pytest.raises(RunError, match="no token of the vocabulary may follow"):
+        grammar.mask()
 
 
 def test_grammars_of_one_text_are_compiled_once(

@@ -20,7 +20,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1, math.nan, math.inf],
     "presence_penalty": [math.nan, -math.inf],
     "frequency_penalty": [math.nan, math.inf],
-    "logit_bias": [{-1: 0.0}, {1: math.nan}, {1: math.inf}],
+    "logit_bias": [{-1: 0.0}, {1: math.nan}, {1: math.inf}, {1: 1e39}],
     "seed": [-1, 2**64],
     "stop": ["", ["a", ""]],
     "stop_ids": [[-1]],
@@ -104,4 +104,5 @@ def test_options_normalize_sequences_counts_and_schemas() -> None:
     assert options.best_of == 3
     assert options.constraint == ("json_schema", '{"type": "object"}')
     assert options.logit_bias == {5: 1.0}
+    assert GenerationOptions(logit_bias={5: -1e300}).logit_bias == {5: -math.inf}
     assert GenerationOptions(beams=4, count=2).best_of == 1

@@ -116,6 +116,10 @@ class BeamSearch:
                 # Others than the best are no hypotheses where they are no beams.
                 if len(chosen) < self.options.beams:
                     self._keep(beam.choices, score, len(beam.choices) + 1, "stop")
+            elif _completes(beam.grammar, token):
+                if len(chosen) < self.options.beams:
+                    choices = (*beam.choices, self._choice(token, logits[place]))
+                    self._keep(choices, score, len(choices), "stop")
             else:
                 chosen.append((score, place, token))
             if len(chosen) == self.options.beams:
@@ -208,3 +212,12 @@ class BeamSearch:
         result = writer.finished(finish)
         result.score = score
         return result
+
+
+def _completes(grammar: TokenGrammar | None, token: int) -> bool:
+    """Whether nothing may follow a token in the form that a text has."""
+    if grammar is None:
+        return False
+    behind = grammar.copy()
+    behind.accept(token)
+    return behind.is_finished

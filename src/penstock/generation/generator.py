@@ -132,7 +132,7 @@ class Generator:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise wrong_type("prompt", prompt, "a text, tokens or messages")
         if prompt and isinstance(prompt[0], Mapping):
             with_tools = bool(tools)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Grammars that are kept compiled: a large schema takes a second.
 _KEPT = 32
+_NO_TOKEN = "NoExtension"  # what llguidance says where letters of a grammar are in no token
 
 
 class GrammarVocabulary:
@@ -98,7 +99,10 @@ class TokenGrammar:
         Raises ``RunError`` if the grammar takes too much time or memory."""
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise RunError(f"{self._form}: {_message(self._matcher)}")
+            message = _message(self._matcher)
+            if _NO_TOKEN in message:
+                message = "no token of the vocabulary may follow, so that no text has this form"
+            raise RunError(f"{self._form}: {message}")
         words = np.zeros(self._words, np.uint32)
         given = np.frombuffer(bits, np.uint8)[: words.nbytes]
         words.view(np.uint8)[: given.size] = given

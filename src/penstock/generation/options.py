@@ -12,6 +12,8 @@ from penstock.core.records import dataclass
 
 GREEDY_BELOW = 1e-5
 """temperatures below it count as 0: quotients of logits would leave the range of float32"""
+LARGEST_BIAS = 1e38
+"""sums of more and a logit may be infinite in float32"""
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 1000
 MOST_TEXTS = 1024
@@ -199,11 +201,14 @@ def _biases(value: object) -> dict[int, float]:
         _whole("logit_bias", token, 0, MOST_TOKENS)
         if isinstance(bias, bool) or not isinstance(bias, Real):
             raise wrong_type(f"logit_bias[{token}]", bias, "a number")
-        if math.isnan(float(bias)) or float(bias) == math.inf:
+        if math.isnan(float(bias)) or float(bias) > LARGEST_BIAS:
             raise InvalidInput(
-                f"logit_bias[{token}]={bias!r}: a finite number, or minus infinity, is needed"
+                f"logit_bias[{token}]={bias!r}: a number up to {LARGEST_BIAS:g}, or minus "
+                "infinity, is needed"
             )
-    return {int(token): float(bias) for token, bias in value.items()}
+    # Smaller ones are minus infinity in float32.
+    least = -LARGEST_BIAS
+    return {int(n): -math.inf if bias < least else float(bias) for n, bias in value.items()}
 
 
 def _schema_text(value: Mapping[str, object]) -> str:
