@@ -48,6 +48,13 @@ def test_text_names_layers_and_points(files):
     assert "out.onnx: time " in text and "up " in text and "codes everywhere" in text
 
 
+def test_model_is_not_replaced_by_its_own_codes(files):
+    before = (files / "m.onnx").read_bytes()
+    result = call(files, "-o", str(files / "m.onnx"))
+    assert result.exit_code == 2 and "is the model itself" in result.output
+    assert (files / "m.onnx").read_bytes() == before
+
+
 def test_goal_that_cannot_be_met_ends_with_1(files):
     result = call(files, "--size", "0.01")
     assert result.exit_code == 1

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -51,6 +52,19 @@ def test_saved_session(tmp_path):
     )
 
 
+def test_report_of_infinite_errors_is_json():
+    """Where elements are infinite depends on numbers that become codes."""
+    text = """g (float[4, 64] x) => (float[4, 64] y) <float low = {-inf}, float z = {0}> {
+        a = MatMul (x, w) above = Greater (a, z) y = Where (above, a, low) }"""
+    model = model_from_text(text)
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    quantized = ps.quantize(model, [*rows()], max_error=0.05)
+    assert None in [point["error"] for point in quantized.report["points"]]
+    json.dumps(quantized.report, allow_nan=False)
+    assert "infinite" in quantized.html
+
+
 def test_goal_that_cannot_be_met_says_what_is_possible():
     with pytest.raises(ps.PenstockError, match=r"possible are: error .* with time .* and size"):
         ps.quantize(feed_forward(), [*rows()], size=0.01)
@@ -88,6 +102,11 @@ def test_search_that_was_stopped_is_resumed(tmp_path):
     assert "record ranges" not in steps
     with pytest.raises(ps.InvalidInput, match="another model"):
         ps.quantize(feed_forward(), [*rows(4)], max_error=0.05, resume=path)
+    with pytest.raises(ps.InvalidInput, match="other samples"):
+        ps.quantize(feed_forward(), [*rows()[:-1], rows()[0]], max_error=0.05, resume=path)
+    with pytest.raises(ps.InvalidInput, match="other options"):
+        metric = {"max_error": 0.05, "metric": lambda one, other: 0.0}
+        ps.quantize(feed_forward(), [*rows()], resume=path, **metric)
 
 
 def test_deadline_and_cancel():

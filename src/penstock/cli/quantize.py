@@ -23,6 +23,7 @@ from penstock.frontends.load import load
 from penstock.quantizing.measuring import Metric
 from penstock.quantizing.quantize import QuantizeOptions
 from penstock.quantizing.quantize import quantize as quantized
+from penstock.quantizing.report import error_text
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _MOST_ROWS = 30
@@ -30,7 +31,9 @@ _MOST_ROWS = 30
 
 def _show(result: JsonObject) -> None:
     shares = f"time {result['time']:.3f} and weights {result['size']:.3f} of the original's"
-    click.echo(f"{result['output']}: {shares}, error {result['error']:.3g} on samples held out")
+    click.echo(
+        f"{result['output']}: {shares}, error {error_text(result['error'])} on samples held out"
+    )
     rows = [
         (
             own["name"],
@@ -48,8 +51,8 @@ def _show(result: JsonObject) -> None:
             p["note"],
             f"{p['time']:.3f}",
             f"{p['size']:.3f}",
-            f"{p['error']:.3g}",
-            f"{p['error_held_out']:.3g}",
+            error_text(p["error"]),
+            error_text(p["error_held_out"]),
             "chosen" if p["chosen"] else "",
         )
         for p in result["points"]
@@ -90,6 +93,8 @@ def metric_of(program: str) -> Metric:
                     f"--metric {program!r} must print a number last: {error} {more}"
                 ) from error
 
+    # What is resumed was measured by the same program.
+    metric.__qualname__ = program
     return metric
 
 
@@ -168,6 +173,8 @@ def quantize(
     """Quantize a model: choose a type for each layer, by measured times and errors, so that it is
     as fast as the error allows that you state."""
     program = options.metric
+    if output.exists() and Path(model).exists() and output.samefile(model):
+        raise click.UsageError(f"--output {output} is the model itself: name another file")
     if program is not None and options.max_error is None:
         raise click.UsageError("--metric needs --max-error, the largest number that it may print")
     result = quantized(

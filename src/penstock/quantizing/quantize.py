@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.compiler.compiler import progress_of
 from penstock.compiler.options import make
-from penstock.core.checkpoints import Progress, cancelled_by, reporting
+from penstock.core.checkpoints import Progress, cancelled_by, checkpoint, reporting
 from penstock.core.errors import (
     DeadlineExceeded,
     InvalidInput,
@@ -25,11 +25,12 @@ from penstock.core.types import JsonObject
 from penstock.frontends.load import load
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.host.machine import machine_name
+from penstock.host.replace_file import replacing
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.quantizing.measuring import Metric, seconds_in_turns
 from penstock.quantizing.record import Point, Record
-from penstock.quantizing.report import describe_search, report_of_layers
+from penstock.quantizing.report import describe_search, error_text, report_of_layers
 from penstock.quantizing.samples import Samples, Source, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
@@ -177,13 +178,14 @@ class Quantized:
             with compile(self.model, threads=self._threads, cache=False) as session:
                 session.save(target)
             return
-        target.write_bytes(self.tflite if target.suffix == _TFLITE else self.onnx)
+        with replacing(target) as file:
+            file.write(self.tflite if target.suffix == _TFLITE else self.onnx)
 
     def __repr__(self) -> str:
         own = self.report
         return (
             f"Quantized({own['model']!r}: time {own['time']:.2f}, size {own['size']:.2f}, "
-            f"error {own['error']:.3g} on samples held out)"
+            f"error {error_text(own['error'])} on samples held out)"
         )
 
 
@@ -277,11 +279,16 @@ def _possible(search: Search, point: Point) -> str:
 
 def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
     """What measurements depend on, as a digest: ``source`` is the float model."""
-    # Of the samples the first: to read all of them would take as long as to begin anew.
     digest = hashlib.blake2b(source, digest_size=16)
-    for name, array in next(iter(samples)).items():
-        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
-    digest.update(repr((len(samples), options.goal, options.threads, machine_name())).encode())
+    for sample in samples:
+        checkpoint()
+        for name, array in sample.items():
+            # Of texts that are objects, bytes would be addresses.
+            content = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
+            digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
+    metric = options.metric
+    own = metric and getattr(metric, "__qualname__", type(metric).__qualname__)
+    digest.update(repr((options.goal, own, options.threads, machine_name())).encode())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -55,21 +56,22 @@ def describe_search(
         "ms_after": seconds[0] * 1e3,
         "time": seconds[0] / seconds[1],
         "size": point.size,
-        "error": point.held_out,
-        "error_chosen_by": point.error,
+        "error": _finite(point.held_out),
+        "error_chosen_by": _finite(point.error),
         "outputs": [
-            {"name": name, "rms": own.rms, "largest": own.largest} for name, own in errors.items()
+            {"name": name, "rms": _finite(own.rms), "largest": _finite(own.largest)}
+            for name, own in errors.items()
         ],
         "clipping": search.record.clipping,
-        "clippings": search.record.clippings,
+        "clippings": {way: _finite(error) for way, error in search.record.clippings.items()},
         "layers": layers,
         "points": [
             {
                 "note": p.note,
                 "time": p.time,
                 "size": p.size,
-                "error": p.error,
-                "error_held_out": p.held_out,
+                "error": _finite(p.error),
+                "error_held_out": _finite(p.held_out),
                 "chosen": p.choice == point.choice,
             }
             for p in search.record.points
@@ -80,7 +82,17 @@ def describe_search(
 def _error(search: Search, layer: QuantizableLayer, point: Point) -> float | None:
     """The error of the outputs with this layer alone as its type, if it was measured."""
     squared = search.record.errors.get(layer.name, {}).get(point.choice.get(layer.name, "float32"))
-    return None if squared is None else squared**0.5
+    return None if squared is None else _finite(squared**0.5)
+
+
+def _finite(error: float) -> float | None:
+    """An error as JSON can have it; None if it is infinite, as where outputs are NaN."""
+    return error if math.isfinite(error) else None
+
+
+def error_text(error: float | None) -> str:
+    """An error of a report as people read it."""
+    return "infinite" if error is None else f"{error:.3g}"
 
 
 def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
@@ -129,7 +141,7 @@ def _facts(document: JsonObject) -> list[tuple[str, str]]:
     return [
         ("time of a run", f"{shares}, {milliseconds}"),
         ("bytes of weights", f"{document['size']:.3f} of the original's"),
-        ("error on samples held out", f"{document['error']:.3g}{allowed}"),
+        ("error on samples held out", f"{error_text(document['error'])}{allowed}"),
         ("samples", f"{counts['chosen_by']} to choose by, {counts['held_out']} held out"),
         ("ranges clipped by", document["clipping"] or "nothing: no layer has static ranges"),
     ]
@@ -138,7 +150,7 @@ def _facts(document: JsonObject) -> list[tuple[str, str]]:
 def _outputs(document: JsonObject) -> str:
     return _table(
         ("output", "root mean square", "largest difference"),
-        [(o["name"], f"{o['rms']:.3g}", f"{o['largest']:.3g}") for o in document["outputs"]],
+        [(o["name"], error_text(o["rms"]), error_text(o["largest"])) for o in document["outputs"]],
     )
 
 
@@ -163,7 +175,7 @@ def _points(document: JsonObject) -> str:
         (
             p["note"] + (" (chosen)" if p["chosen"] else ""),
             *(f"{p['time']:.3f}", f"{p['size']:.3f}"),
-            *(f"{p['error']:.3g}", f"{p['error_held_out']:.3g}"),
+            *(error_text(p["error"]), error_text(p["error_held_out"])),
         )
         for p in document["points"]
     ]
@@ -196,9 +208,9 @@ _WIDTH, _HEIGHT, _EDGE = 520, 260, 40
 def curve(document: JsonObject) -> str:
     """The points that were tried, as a picture: time to the right, the larger of the errors up,
     and the bound as a line."""
-    points = [(p["time"], max(p["error"], p["error_held_out"]), p) for p in document["points"]]
     # A choice whose outputs are NaN has no place in the picture.
-    points = [(t, e, p) for t, e, p in points if e < float("inf")]
+    placed = [p for p in document["points"] if None not in (p["error"], p["error_held_out"])]
+    points = [(p["time"], max(p["error"], p["error_held_out"]), p) for p in placed]
     bound = document["goal"]["max_error"]
     most_error = max([e for _, e, _ in points] + [bound or 0.0, 1e-9]) * 1.1
     most_time = max([t for t, _, _ in points] + [1.0]) * 1.05
