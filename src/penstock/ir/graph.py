@@ -314,8 +314,8 @@ class Graph:
 
 
 LONG_FROM = "penstock.long_from"
-"""the metadata of a decoder that reads texts of more positions than this in another way: what it has
-computed of a shorter beginning is none of theirs"""
+"""the metadata of a decoder that reads texts of more positions than this in another way: what it
+has computed of a shorter beginning is none of theirs"""
 
 
 @dataclass(slots=True, eq=False)

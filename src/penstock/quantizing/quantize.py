@@ -287,7 +287,7 @@ def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
             content = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
     metric = options.metric
-    own = metric and getattr(metric, "__qualname__", type(metric).__qualname__)
+    own = None if metric is None else getattr(metric, "__qualname__", type(metric).__qualname__)
     digest.update(repr((options.goal, own, options.threads, machine_name())).encode())
     return digest.hexdigest()
 
