@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -146,6 +147,20 @@ def test_search_ends_texts_that_nothing_may_follow(more: dict[str, object]) -> N
     with Generator(ps.load(decoder_model("spelled")), letter_tokenizer()) as generator:
         texts = generator.generate(PROMPT, beams=2, regex="ab|c", max_tokens=5, **more).texts
     assert texts[0].text in ("ab", "c")
+
+
+def test_searches_that_share_few_pages_end() -> None:
+    """A beam that waits for the others of its search holds no page that these need."""
+    with generator_of() as generator:
+        wanted = [generator.generate([n, 3, 9], beams=3, max_tokens=6).tokens for n in range(4)]
+        nbytes = generator.stepper._engine.runner.pool.nbytes_of_page
+    with generator_of(cache_bytes=3 * nbytes) as generator, ThreadPoolExecutor(4) as threads:
+        found = threads.map(
+            lambda n: generator.generate([n, 3, 9], beams=3, max_tokens=6, timeout=60).tokens,
+            range(4),
+        )
+        assert [*found] == wanted
+        assert generator.stepper.stats.preempted > 0
 
 
 def test_deadline_ends_a_search() -> None:

@@ -33,6 +33,26 @@ def test_text_that_turns_long_is_computed_anew(tmp_path: Path, parts: list[int])
         np.testing.assert_allclose(outputs["logits"][0, 0], case.expected[0, -1], atol=1e-4)
 
 
+def test_fork_of_a_sequence_whose_caches_were_taken_away(tmp_path: Path) -> None:
+    case = cases()["phi3_long"]
+    ids = case.inputs["input_ids"]
+    model = ps.load(case.write(tmp_path))
+    with ps.Stepper(model) as stepper:
+        sequence = stepper.sequence()
+        sequence.step({"input_ids": ids[:1, :4]})
+        nbytes = sum(array.nbytes for array in sequence._state.arrays.values())
+        want = sequence.step({"input_ids": ids[:1, 4:5]})["logits"]
+    with ps.Stepper(model, cache_bytes=2 * nbytes) as stepper:
+        one, other = stepper.sequence(), stepper.sequence()
+        for sequence in (one, other):
+            sequence.step({"input_ids": ids[:1, :4]})
+        other.step({"input_ids": ids[:1, 4:5]})
+        assert stepper.stats.preempted
+        fork = one.fork()
+        got = fork.step({"input_ids": ids[:1, 4:5]})["logits"]
+        np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 def test_rows_of_a_draft_are_those_of_texts_of_their_length(tmp_path: Path) -> None:
     case = cases()["phi3_long"]
     ids = case.inputs["input_ids"][:1]

@@ -79,6 +79,21 @@ def test_many_threads_get_the_answers_of_each_alone(pages: int) -> None:
         assert pages == 6 or (stats.preempted > 0) == (pages == 4)
 
 
+def test_sequences_that_nobody_steps_give_their_pages_to_others() -> None:
+    with stepper_of() as probe:
+        nbytes = probe._engine.runner.pool.nbytes_of_page
+    with stepper_of(cache_bytes=2 * nbytes) as stepper:
+        texts = [text_of(9) for _ in range(4)]
+        sequences = [stepper.sequence() for _ in texts]
+        for sequence, ids in zip(sequences, texts, strict=True):
+            check(sequence, "spelled", ids[:5], [5])
+        forks = [sequence.fork() for sequence in sequences]
+        for sequence, ids in zip([*sequences, *forks], [*texts, *texts], strict=True):
+            got = sequence.step(fed(ids[5:]), wanted=4)["logits"][0]
+            want = reference_logits(decoder_model("spelled"), ids.tolist())[5:]
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
+
+
 def test_prefix_that_was_met_is_not_computed_again() -> None:
     ids = text_of(100)
     with stepper_of() as stepper:

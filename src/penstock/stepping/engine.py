@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
@@ -277,10 +277,8 @@ class StepEngine:
         """Take pages for rows of a sequence, of those of lower rank if there are no others."""
         try:
             while not self.runner.reserve(sequence, rows):
-                chosen = {p.sequence for p in pieces}
-                others = [s for s in self.holding if s is not sequence and s not in chosen]
-                victim = max(others, key=lambda s: s.rank, default=None)
-                if victim is None or victim.rank < sequence.rank:
+                victim = self._victim(sequence, {p.sequence for p in pieces})
+                if victim is None:
                     return False
                 self.preempted += 1
                 del self.holding[victim]
@@ -290,6 +288,19 @@ class StepEngine:
             self._fail(sequence, error, results)
             return False
         return True
+
+    def _victim(
+        self, sequence: SequenceState, chosen: Collection[SequenceState]
+    ) -> SequenceState | None:
+        """The sequence whose state a step of another one takes: of those that nobody waits for, the
+        one that was stepped longest ago; else the last of lower rank."""
+        others = [s for s in self.holding if s is not sequence and s not in chosen and s.has_state]
+        # Who has an idle one may wait for ``sequence``, as a search does for all of its beams.
+        idle = [s for s in others if s not in self.waiting]
+        if idle:
+            return min(idle, key=lambda s: (s.priority, s.served))
+        victim = max(others, key=lambda s: s.rank, default=None)
+        return None if victim is None or victim.rank < sequence.rank else victim
 
     def _run(self, pieces: list[Piece]) -> list[Rows | BaseException]:
         """The outputs of pieces, or the errors that they end with: of several, each by itself."""

@@ -112,6 +112,11 @@ class SequenceState:
         return self.rows.count - self.computed
 
     @property
+    def has_state(self) -> bool:
+        """Whether it holds memory of caches."""
+        return bool(self.pages or self.fixed_pages or self.arrays)
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Its place among others: of higher priority first, then those that came first."""
         return -self.priority, self.number

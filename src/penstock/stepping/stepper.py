@@ -196,7 +196,9 @@ class StepSequence:
             copy.rows, copy.stop = self._state.rows.copied(), self._state.stop
             copy.fixed = self._state.fixed
             engine.runner.fork(self._state, copy)
-            engine.holding[copy] = None
+            # One whose state was taken away begins again when it is stepped, and so does its copy.
+            if self._state in engine.holding:
+                engine.holding[copy] = None
 
         engine.change(change)
         return StepSequence(self._stepper, copy)
