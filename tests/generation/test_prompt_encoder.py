@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.generation.generator import Generator
 from penstock.generation.options import GenerationOptions
+from penstock.generation.prompt_encoder import PromptEncoder
 from tests.support.encoder_decoders import NAMES, cases_of, folders, generator_of, tokens_of
 
 __all__ = ["folders"]
@@ -86,6 +88,14 @@ def test_features_are_taken_as_they_are(folders: Path) -> None:
 def test_draft_model_is_refused(folders: Path) -> None:
     with pytest.raises(ps.InvalidInput, match="reads no prompt of an encoder"):
         generator_of(folders / "t5", draft=folders / "t5" / "encoder_model.onnx")
+
+
+def test_encoder_of_features_with_a_mask_is_refused() -> None:
+    """How its decoder divides the mask, as that of Speech2Text does, is not known."""
+    features = TensorType(FLOAT32, (1, "frames", 8))
+    fixed = {"features": features, "attention_mask": TensorType(INT64, (1, "frames"))}
+    with pytest.raises(ps.InvalidInput, match="more than the features of sound"):
+        PromptEncoder(None, fixed, {}, None)
 
 
 def test_deadline_holds_for_the_encoder(folders: Path) -> None:

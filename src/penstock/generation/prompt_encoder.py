@@ -67,6 +67,12 @@ class PromptEncoder:
         types = fixed if halves is None else _types_of(halves.encoder)
         self._inputs = {name: _shaped(name, type_) for name, type_ in types.items()}
         features = [name for name, type_ in self._inputs.items() if _is_of_features(type_)]
+        if features and len(self._inputs) > 1:
+            # A decoder behind such an encoder divides the lengths of masks as that divides frames.
+            raise InvalidInput(
+                f"the encoder reads {[*self._inputs]}: one that reads more than the features of "
+                "sound is not known; give tokens, or what it returns, to penstock.Stepper"
+            )
         self.features = self._inputs[features[0]] if features else None
         """the type of the encoder's features [1, ...], None if it reads tokens"""
         self._mel: MelSpectrogram | None = None
@@ -113,7 +119,7 @@ class PromptEncoder:
             if _is_of_features(type_):
                 feeds[name] = np.asarray(prompt, type_.dtype)
                 continue
-            count = 1 if is_array else len(prompt)
+            count = len(prompt)
             if "mask" in name.lower():
                 feeds[name] = np.ones((1, count), type_.dtype)
             elif "type" in name.lower():
