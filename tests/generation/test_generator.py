@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import penstock as ps
@@ -261,6 +262,29 @@ def test_model_without_tokens_is_refused() -> None:
         r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r) y = Identity (x) }"""
     with pytest.raises(ps.InvalidInput, match="generates no text"):
         Generator(ps.load(model_from_text(text)), word_tokenizer())
+
+
+def test_encoder_is_refused() -> None:
+    text = """g (int64[b, s] ids, float[b, 1, p, 4] past) => (float[b, s, 4] last_hidden_state,
+        float[b, 1, t, 4] present) <int64[1] one = {1}> {
+        x = Gather (table, ids) r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r)
+        last_hidden_state = Identity (x) }"""
+    model = model_from_text(text)
+    table = np.zeros((VOCABULARY, 4), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    with pytest.raises(ps.InvalidInput, match="'last_hidden_state', not logits"):
+        Generator(ps.load(model), word_tokenizer())
+
+
+def test_tools_without_messages_are_refused() -> None:
+    with generator_of() as generator, pytest.raises(ps.InvalidInput, match="give messages"):
+        generator.generate(PROMPT, tools=[{"name": "f"}])
+
+
+@pytest.mark.parametrize("context", [0, -3, "4", True])
+def test_context_is_a_count(context: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="context"):
+        generator_of(context=context)
 
 
 def test_options_beside_a_stepper_are_refused() -> None:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from penstock.core.errors import InvalidInput, wrong_type
+from penstock.core.errors import InvalidInput, check_count, wrong_type
 from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
-from penstock.generation.options import GenerationOptions
+from penstock.generation.options import MOST_TOKENS, GenerationOptions
 from penstock.generation.result import Generation, TextPiece
 from penstock.generation.sources import context_of, interface_of, tokenizer_of
 from penstock.generation.text_request import TextRequest, TextSource, TextWriter
@@ -79,6 +79,8 @@ class Generator:
         context: int | None = None,
         **options: object,
     ) -> None:
+        if context is not None:
+            check_count("context", context, MOST_TOKENS)
         halves = None
         if isinstance(model, str | Path):
             # Before the front ends: to them, such a folder is none of a model.
@@ -130,11 +132,14 @@ class Generator:
             tools: Those that the chat template tells the model of.
             variables: Further variables of the chat template, such as ``enable_thinking``.
         """
+        is_chat = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)
+        if (tools or variables) and not is_chat:
+            raise InvalidInput("tools and variables are for the chat template: give messages")
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise wrong_type("prompt", prompt, "a text, tokens or messages")
-        if prompt and isinstance(prompt[0], Mapping):
+        if is_chat:
             with_tools = bool(tools)
             if with_tools not in self._template:
                 from penstock.generation.chat import ChatTemplate

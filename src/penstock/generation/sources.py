@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.stepping.stepper import Stepper
 
 _CONTEXTS = ("max_target_positions", "max_position_embeddings", "n_positions", "context_length")
+_HIDDEN = "hidden"  # in names of outputs of encoders
 
 
 def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
@@ -34,6 +35,11 @@ def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
         or types[0].dtype.kind != "i"
     ):
         raise InvalidInput(f"the model generates no text: its rows are {[*rows]}, not tokens alone")
+    if _HIDDEN in logits.lower():
+        raise InvalidInput(
+            f"the model generates no text: it returns {logits!r}, not logits of tokens; give a "
+            "decoder, or the folder of an encoder-decoder"
+        )
     return next(iter(rows)), types[0].dtype, logits
 
 
