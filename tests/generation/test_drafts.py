@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.generation.drafts import DraftModel, PromptLookup
-from tests.support.decoders import decoder_model
-from tests.support.word_texts import PROMPT, likeliest
+from penstock.generation.drafts import DraftModel, DraftSource, PromptLookup
+from tests.support.decoders import VOCABULARY, decoder_model
+from tests.support.word_texts import PROMPT, generator_of, likeliest
 
 
 def test_lookup_goes_on_as_before() -> None:
@@ -42,7 +42,7 @@ def test_lookup_by_steps_equals_a_search(tokens: list[int], most: int) -> None:
 
 def test_draft_of_a_model_is_its_likeliest_tokens() -> None:
     stepper = ps.Stepper(ps.load(decoder_model("spelled")))
-    draft = DraftModel(stepper, "ids", longest=4)
+    draft = DraftModel(DraftSource.of(stepper, None), longest=4)
     want = likeliest(PROMPT, 6)
     assert draft.propose(PROMPT, 9) == want[:4]
     assert draft.propose([*PROMPT, *want[:2]], 9) == want[2:6]
@@ -50,3 +50,29 @@ def test_draft_of_a_model_is_its_likeliest_tokens() -> None:
     assert draft.propose(other, 2) == likeliest(other, 2)
     draft.close()
     assert not stepper._engine.holding
+
+
+def test_there_are_no_drafts_behind_what_a_model_does_not_read() -> None:
+    stepper = ps.Stepper(ps.load(decoder_model("spelled")))
+    draft = DraftModel(DraftSource.of(stepper, None)._replace(size=10, context=6))
+    assert draft.propose([3, 10], 9) == []
+    assert draft.propose([3, 9, 4, 4, 4, 4, 4], 9) == []
+    want = likeliest([3, 9, 4, 4], 3)
+    assert draft.propose([3, 9, 4, 4], 9) == want
+    draft.close()
+
+
+def test_tokens_that_a_draft_alone_has_are_left_out() -> None:
+    """Exporters pad vocabularies, each model's to another size."""
+    with generator_of() as generator:
+        want = generator.generate(PROMPT, max_tokens=8).tokens
+
+        class Guesses:
+            def propose(self, tokens: list[int], most: int) -> list[int]:
+                return [want[len(tokens) - len(PROMPT)], VOCABULARY, 1][:most]
+
+            def close(self) -> None:
+                pass
+
+        generator._drafts_of_text = Guesses  # type: ignore[method-assign]
+        assert generator.generate(PROMPT, max_tokens=8).tokens == want

@@ -13,7 +13,11 @@ A step of a few rows takes hardly more time than one of a single row, which read
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from penstock.core.records import NamedTuple
+from penstock.generation.sources import context_of, interface_of
 
 if TYPE_CHECKING:
     from penstock.stepping.stepper import Stepper, StepSequence
@@ -59,29 +63,56 @@ class PromptLookup:
         """There is nothing to give back."""
 
 
-class DraftModel:
-    """Lets a smaller model guess, whose tokens are the same: the likeliest ones, by a sequence of a
-    ``stepper`` of its own."""
+class DraftSource(NamedTuple):
+    """A smaller model that guesses, by its ``stepper``: the names of the input that has ``rows`` of
+    tokens and of the output that has ``logits``; how many tokens its vocabulary has (``size``), and
+    a text at most (``context``), None if that is not known."""
 
-    def __init__(self, stepper: Stepper, rows: str, longest: int = LONGEST_DRAFT) -> None:
-        self._rows, self._longest = rows, longest
-        self._sequence: StepSequence = stepper.sequence()
+    stepper: Stepper
+    rows: str
+    logits: str
+    size: int | None = None
+    context: int | None = None
+
+    @classmethod
+    def of(cls, stepper: Stepper, place: str | Path | None) -> DraftSource:
+        """That of a model, with files beside it in a ``place``."""
+        rows, _, logits = interface_of(stepper)
+        shapes = {value.name: value.shape for value in stepper.model.graph.outputs}
+        dims = shapes[logits] or stepper.model.output_dims.get(logits) or (None,)
+        size = dims[-1] if isinstance(dims[-1], int) else None
+        return cls(stepper, rows, logits, size, context_of(stepper.model, place))
+
+
+class DraftModel:
+    """Lets a smaller model guess, whose tokens are the same: the likeliest ones, by a sequence of
+    its own. Behind tokens that the model does not have, and texts that are too long for it, there
+    are no guesses."""
+
+    def __init__(self, source: DraftSource, longest: int = LONGEST_DRAFT) -> None:
+        self._source, self._longest = source, longest
+        self._sequence: StepSequence = source.stepper.sequence()
         self._read: list[int] = []
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
         """The likeliest tokens behind a text, one by one."""
+        source = self._source
         same = 0
         for a, b in zip(self._read, tokens, strict=False):
             if a != b:
                 break
             same += 1
         same = min(same, len(tokens) - 1)
+        new, draft = [*tokens[same:]], list[int]()
+        most = min(self._longest, most)
+        if source.context is not None:
+            most = min(most, source.context + 1 - len(tokens))  # the last one is not read
+        if most < 1 or (source.size is not None and max(new) >= source.size):
+            return []
         self._sequence.cut(same)
         self._read = [*tokens]
-        new, draft = [*tokens[same:]], []
-        for _ in range(min(self._longest, most)):
-            outputs = self._sequence.step({self._rows: [new]})
-            (logits,) = outputs.values()
+        for _ in range(most):
+            logits = self._sequence.step({source.rows: [new]})[source.logits]
             new = [int(logits[0, -1].argmax())]
             draft += new
         self._read += draft[:-1]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from penstock.executors.control import CancelToken
     from penstock.generation.chat import ChatTemplate
-    from penstock.generation.drafts import Drafts
+    from penstock.generation.drafts import Drafts, DraftSource
     from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
     from penstock.generation.prompt_encoder import PromptEncoder
 
@@ -97,12 +97,15 @@ class Generator:
             self._encoder = PromptEncoder(halves, stepper.fixed, own, place)
             if draft not in (None, "prompt"):
                 raise InvalidInput("a draft model reads no prompt of an encoder; give 'prompt'")
-        self._draft_rows = ""
-        self._drafts = None if draft in (None, "prompt") else _stepper_of(draft, options)
+        self._drafts: DraftSource | None = None
+        if draft not in (None, "prompt"):
+            from penstock.generation.drafts import DraftSource
+
+            own_place = draft if isinstance(draft, str | Path) else None
+            small = _stepper_of(draft, options)
+            self._drafts = DraftSource.of(small, own_place or small.model.path)
         self._lookup = draft == "prompt"
         rows, dtype, logits = interface_of(stepper)
-        if self._drafts is not None:
-            self._draft_rows = interface_of(self._drafts)[0]
         ends = frozenset(self.tokenizer.end_ids)
         known = context_of(stepper.metadata, place)
         not_first: Sequence[int] = ()
@@ -431,7 +434,7 @@ class Generator:
         from penstock.generation.drafts import DraftModel, PromptLookup
 
         if self._drafts is not None:
-            return DraftModel(self._drafts, self._draft_rows)
+            return DraftModel(self._drafts)
         return PromptLookup()
 
     def _grammar(self, options: GenerationOptions) -> TokenGrammar | None:
@@ -450,7 +453,7 @@ class Generator:
         """End all requests, and give the memory of caches back."""
         self.stepper.close()
         if self._drafts is not None:
-            self._drafts.close()
+            self._drafts.stepper.close()
 
     def __enter__(self) -> Generator:
         return self

@@ -66,7 +66,7 @@ class TokenSampler:
         index: int = 0,
     ) -> None:
         self.options = options
-        self._size = vocabulary_size
+        self.size = vocabulary_size
         biases = options.logit_bias or {}
         named = [*biases, *options.stop_ids]
         if unknown := next((token for token in named if token >= vocabulary_size), None):
@@ -148,9 +148,9 @@ class TokenSampler:
         return scores
 
     def _checked(self, logits: np.ndarray) -> np.ndarray:
-        if logits.shape != (self._size,):
+        if logits.shape != (self.size,):
             raise InvalidInput(
-                f"logits of the shape {logits.shape}: {(self._size,)} is needed, one number for "
+                f"logits of the shape {logits.shape}: {(self.size,)} is needed, one number for "
                 "each token"
             )
         return logits if logits.dtype == np.float32 else logits.astype(np.float32)
@@ -165,9 +165,9 @@ class TokenSampler:
         if mask.dtype != np.bool_:
             words = np.ascontiguousarray(mask, "<u4").view(np.uint8)
             mask = np.unpackbits(words, bitorder="little").view(np.bool_)
-        if mask.size < self._size:
-            mask = np.concatenate([mask, np.zeros(self._size - mask.size, np.bool_)])
-        return mask[: self._size]
+        if mask.size < self.size:
+            mask = np.concatenate([mask, np.zeros(self.size - mask.size, np.bool_)])
+        return mask[: self.size]
 
     def _likeliest(
         self, logits: np.ndarray, tokens: Sequence[int], generated: int, mask: np.ndarray | None

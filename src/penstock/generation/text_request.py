@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -182,7 +183,10 @@ class TextRequest:
         left = self.writer.left
         if self.drafts is not None and (left is None or left > 1):
             most = len(self.tokens) if left is None else left - 1
-            self._draft = self.drafts.propose(self.tokens, most)
+            draft = self.drafts.propose(self.tokens, most)
+            # The vocabulary of a model that guesses may have more.
+            assert self._sampler is not None
+            self._draft = [*takewhile(self._sampler.size.__gt__, draft)]
         rows = self.writer.source.rows_of([self.tokens[-1], *self._draft])
         sequence.feed(rows, 1 + len(self._draft), self.stepped, self.stop)
 
