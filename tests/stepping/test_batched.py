@@ -212,6 +212,17 @@ def test_sequence_begins_with_the_states_that_are_given() -> None:
             stepper.sequence(initial={"h0": h0})
 
 
+def test_limit_of_the_largest_number_of_all_samples_is_found() -> None:
+    """It shows only where one sample has larger numbers than usual."""
+    text = """g (float[b, 4] frame, float[b, 4] h) => (float[b, 4] y, float[b, 4] hn)
+        <float limit = {20}> {
+        top = ReduceMax <keepdims = 0> (frame) large = Greater (top, limit)
+        sum = Add (h, frame) hn = Where (large, frame, sum) y = Relu (hn) }"""
+    with ps.Stepper(model_from_text(text), state={"h": "hn"}) as stepper:
+        assert stepper.reason is not None
+        assert "depend on one another" in stepper.reason
+
+
 def test_states_of_all_sequences_are_bounded() -> None:
     with stepper_of(cache_bytes=2 * 2 * 4 * UNITS) as stepper:
         rng = np.random.default_rng(0)

@@ -31,6 +31,7 @@ from penstock.stepping.state_pairs import batch_axes, check_state, match_state
 from penstock.stepping.state_rows import StateBatch, StateRows
 
 _SAMPLES = 2
+_LARGE = 64.0  # times as large as numbers of a normal distribution
 
 
 class BatchedRunner:
@@ -283,23 +284,36 @@ class BatchedRunner:
             shape = tuple([n for n in dims if isinstance(n, int)])
             frame[name] = _random(np.empty(shape, port.dtype), rng)
         with suppress(PenstockError):  # it is no frame that the model takes
-            self._compare(*self._samples(frame, self._initial))
+            self._try_samples(frame, self._initial)
 
     def _try(self, frame: Rows, initial: Rows) -> None:
         """Try samples like a frame of a sequence. Raises what a run of that ends with."""
         self.session._run_ahead({**frame, **initial})
         try:
-            self._compare(*self._samples(frame, initial))
+            self._try_samples(frame, initial)
         except PenstockError as error:
             self._run_alone(f"the model does not run on samples like the first frame: {error}")
 
-    def _samples(self, frame: Rows, initial: Rows) -> tuple[list[Rows], list[NamedValues]]:
-        """A frame and others like it with random states, and what is computed of each alone."""
+    def _try_samples(self, frame: Rows, initial: Rows) -> None:
+        """Try samples that are alike, and then one that is large beside others."""
+        self._compare(*self._samples(frame, initial))
+        if self.reason is None:
+            # What is cut off or chosen by the largest number of all shows there alone.
+            with suppress(PenstockError):  # the model may take no such numbers
+                self._compare(*self._samples(frame, initial, _LARGE))
+
+    def _samples(
+        self, frame: Rows, initial: Rows, scale: float = 1.0
+    ) -> tuple[list[Rows], list[NamedValues]]:
+        """A frame and others like it with random states, and what is computed of each alone. The
+        last one's numbers are ``scale`` times as large."""
         rng = np.random.default_rng(0)
         samples: list[Rows] = []
         for i in range(_SAMPLES):
             own = {n: _shuffled(x, rng) for n, x in frame.items() if i and n in self._batch_axes}
             states = {name: _random(x, rng) for name, x in initial.items()}
+            if scale != 1 and i == _SAMPLES - 1:
+                own, states = ({n: _scaled(x, scale) for n, x in y.items()} for y in (own, states))
             samples.append({**frame, **own, **states})
         return samples, [self.session._run_ahead(sample) for sample in samples]
 
@@ -345,6 +359,10 @@ def _random(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if like.dtype.kind in "iub":
         return rng.integers(0, 2, like.shape).astype(like.dtype)
     return rng.standard_normal(like.shape).astype(like.dtype)
+
+
+def _scaled(array: np.ndarray, scale: float) -> np.ndarray:
+    return array * array.dtype.type(scale) if array.dtype.kind == "f" else array
 
 
 def _shuffled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
