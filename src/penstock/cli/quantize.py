@@ -173,8 +173,6 @@ def quantize(
     """Quantize a model: choose a type for each layer, by measured times and errors, so that it is
     as fast as the error allows that you state."""
     program = options.metric
-    if output.exists() and Path(model).exists() and output.samefile(model):
-        raise click.UsageError(f"--output {output} is the model itself: name another file")
     if program is not None and options.max_error is None:
         raise click.UsageError("--metric needs --max-error, the largest number that it may print")
     result = quantized(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.records import NamedTuple
-from penstock.generation.sources import context_of, interface_of
+from penstock.generation.sources import context_of, interface_of, vocabulary_size_of
 
 if TYPE_CHECKING:
     from penstock.stepping.stepper import Stepper, StepSequence
@@ -78,10 +78,9 @@ class DraftSource(NamedTuple):
     def of(cls, stepper: Stepper, place: str | Path | None) -> DraftSource:
         """That of a model, with files beside it in a ``place``."""
         rows, _, logits = interface_of(stepper)
-        shapes = {value.name: value.shape for value in stepper.model.graph.outputs}
-        dims = shapes[logits] or stepper.model.output_dims.get(logits) or (None,)
-        size = dims[-1] if isinstance(dims[-1], int) else None
-        return cls(stepper, rows, logits, size, context_of(stepper.model, place))
+        size = vocabulary_size_of(stepper, logits)
+        context = context_of(stepper.metadata, place or stepper.path)
+        return cls(stepper, rows, logits, size, context)
 
 
 class DraftModel:

@@ -24,7 +24,7 @@ from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
 from penstock.generation.options import MOST_TOKENS, GenerationOptions
 from penstock.generation.result import Generation, TextPiece
-from penstock.generation.sources import context_of, interface_of, tokenizer_of
+from penstock.generation.sources import context_of, interface_of, tokenizer_of, vocabulary_size_of
 from penstock.generation.text_request import TextRequest, TextSource, TextWriter
 from penstock.generation.tokenizer import TextTokenizer
 from penstock.host.stop_condition import StopCondition
@@ -102,8 +102,7 @@ class Generator:
             from penstock.generation.drafts import DraftSource
 
             own_place = draft if isinstance(draft, str | Path) else None
-            small = _stepper_of(draft, options)
-            self._drafts = DraftSource.of(small, own_place or small.model.path)
+            self._drafts = DraftSource.of(_stepper_of(draft, options), own_place)
         self._lookup = draft == "prompt"
         rows, dtype, logits = interface_of(stepper)
         ends = frozenset(self.tokenizer.end_ids)
@@ -443,9 +442,7 @@ class Generator:
         from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
 
         if self._vocabulary is None:
-            types = {port.name: port.type for port in self.stepper._engine.runner.session.outputs}
-            size = getattr(types[self._source.logits], "shape", None)
-            count = size[-1] if size and isinstance(size[-1], int) else None
+            count = vocabulary_size_of(self.stepper, self._source.logits)
             self._vocabulary = GrammarVocabulary(self.tokenizer, count)
         return TokenGrammar(self._vocabulary, *constraint)
 

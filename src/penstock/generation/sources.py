@@ -43,6 +43,13 @@ def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
     return next(iter(rows)), types[0].dtype, logits
 
 
+def vocabulary_size_of(stepper: Stepper, logits: str) -> int | None:
+    """How many tokens the output of logits is for, if its shape says so."""
+    types = {port.name: port.type for port in stepper._engine.runner.session.outputs}
+    shape = getattr(types[logits], "shape", None)
+    return shape[-1] if shape and isinstance(shape[-1], int) else None
+
+
 def tokenizer_of(
     given: str | Path | Tokenizer | TextTokenizer | None,
     place: str | Path | None,

@@ -209,6 +209,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
     stop = StopCondition(None, own.cancel, "quantizing")
     with cancelled_by(stop), reporting(progress_of(own.progress)):
         loaded = model if isinstance(model, Model) else load(model)
+        _check_output(loaded, own.output)
         rewriter: TfliteRewriter | None = None
         if own.writes_tflite:
             rewriter = TfliteRewriter(_tflite_source(model), loaded.entry)
@@ -228,6 +229,15 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         if own.output is not None:
             quantized.save(own.output)
         return quantized
+
+
+def _check_output(model: Model, output: str | os.PathLike[str] | None) -> None:
+    """Raise ``OptionError`` if the file of the float model would be replaced."""
+    if output is None or model.path is None:
+        return
+    places = Path(output), Path(model.path)
+    if all(place.exists() for place in places) and os.path.samefile(*places):
+        raise OptionError(f"output={os.fspath(output)!r} is the model itself: name another file")
 
 
 def _tflite_source(model: ModelLike) -> bytes:
