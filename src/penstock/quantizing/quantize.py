@@ -235,8 +235,7 @@ def _check_output(model: Model, output: str | os.PathLike[str] | None) -> None:
     """Raise ``OptionError`` if the file of the float model would be replaced."""
     if output is None or model.path is None:
         return
-    places = Path(output), Path(model.path)
-    if all(place.exists() for place in places) and os.path.samefile(*places):
+    if all(map(os.path.exists, (output, model.path))) and os.path.samefile(output, model.path):
         raise OptionError(f"output={os.fspath(output)!r} is the model itself: name another file")
 
 

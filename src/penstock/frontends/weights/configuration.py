@@ -95,8 +95,6 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 }
 """by ``model_type``"""
 
-_ACTIVATION = ("hidden_act", "silu"), ("hidden_activation", "gelu_pytorch_tanh")
-"""the name of the setting and its default, of others and of Gemma"""
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -136,7 +134,7 @@ def decoder_configuration(settings: Settings, model_type: str) -> DecoderConfigu
         scale,
         _rotaries(settings, model_type, layers, head_size),
         _windows(settings, model_type, layers),
-        activation_of(settings, *_ACTIVATION[family.gemma]),
+        _activation(settings, family),
         norm_offset=float(family.gemma),
         embedding_scale=width**0.5 if family.gemma else 1.0,
         softcap=settings.number("attn_logit_softcapping", 0.0) if model_type == "gemma2" else 0.0,
@@ -155,6 +153,12 @@ def checked_size(settings: Settings, key: str, size: int) -> int:
     if not 0 < size <= _MOST_SIZE:
         raise settings.wrong(key, size, f"a size of heads from 1 to {_MOST_SIZE}")
     return size
+
+
+def _activation(settings: Settings, family: DecoderFamily) -> str:
+    if family.gemma:
+        return activation_of(settings, "hidden_activation", "gelu_pytorch_tanh")
+    return activation_of(settings, "hidden_act", "silu")
 
 
 def activation_of(settings: Settings, key: str, default: str) -> str:
