@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 import penstock as ps
@@ -69,6 +71,28 @@ def test_rows_of_a_draft_are_those_of_texts_of_their_length(tmp_path: Path) -> N
                 if row == 7:
                     again = other.step({"input_ids": ids[:, 7:8]})["logits"][0, 0]
                     np.testing.assert_allclose(again, alone, atol=1e-5)
+
+
+def test_caches_of_halves_step_one_sequence_at_a_time() -> None:
+    text = """g (int64[b, s] ids, float16[b, 1, p, 8] past) => (float16[b, s, 8] y,
+        float16[b, 1, t, 8] present) <int64[1] one = {1}> {
+        x = Gather (table, ids) r = Unsqueeze (x, one) present = Concat <axis = 2> (past, r)
+        k = Transpose <perm = [0, 1, 3, 2]> (present) s = MatMul (r, k) w = Softmax (s)
+        a = MatMul (w, present) y = Squeeze (a, one) }"""
+    model = model_from_text(text)
+    table = RNG.standard_normal((9, 8)).astype(np.float16)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    past = np.zeros((1, 1, 0, 8), np.float16)
+    with ps.Stepper(ps.load(model)) as stepper:
+        assert stepper.reason is not None
+        assert "is float16" in stepper.reason
+        sequence = stepper.sequence()
+        for token in (3, 1, 4, 1, 5):
+            want, past = session.run(None, {"ids": np.array([[token]]), "past": past})
+            got = sequence.step({"ids": [[token]]})["y"]
+            assert got.dtype == np.float16
+            np.testing.assert_allclose(got, want, atol=0.01)
 
 
 def test_model_whose_rows_depend_on_one_another_steps_one_sequence_at_a_time() -> None:

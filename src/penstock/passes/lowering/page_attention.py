@@ -98,6 +98,9 @@ class PageAttention:
 
     def replace_attention(self) -> None:
         """Let attention read pages in the place of caches."""
+        for value in self._past.values():
+            if value.dtype != FLOAT32:
+                raise RowsStay(f"cache {value.name!r} is {value.dtype}, and pages hold float32")
         self._check_fixed()
         nodes: list[Node] = []
         for node in self.graph.nodes:

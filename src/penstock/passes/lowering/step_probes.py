@@ -40,6 +40,7 @@ _ABSENT = 5
 _OF_ENCODERS = frozenset(("encoder", "cross"))
 _OF_DECODERS = frozenset(("decoder", "past", "self"))
 _OF_TOKENS = 2
+_OF_CACHES = (np.float32, np.float16)
 _WORD = re.compile("[a-z]+")
 _FOLDED = 1 << 26  # bytes of a constant
 _FEW_NODES = 8
@@ -93,7 +94,7 @@ def _role_of(value: Value) -> str:
         return "positions"
     free = [i for i, dim in enumerate(shape) if not isinstance(dim, int)]
     inner = free if shape[:1] == (1,) else free[1:] if free[:1] == [0] else []
-    if dtype is not None and inner == [2] and len(shape) == 4 and dtype == np.float32:
+    if dtype is not None and inner == [2] and len(shape) == 4 and dtype in _OF_CACHES:
         return "caches"
     if dtype is None or len(shape) < 2 or len(inner) != 1:
         raise RowsStay(f"input {value.name!r} has neither rows nor a past")
