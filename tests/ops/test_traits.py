@@ -57,6 +57,13 @@ def test_nonnegative_operation_has_no_result_below_zero(name: str):
             assert not (results(name, kind) < 0).any()
 
 
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if "finite" in standard(n).traits])
+def test_finite_operation_has_finite_results_of_finite_numbers(name: str, monkeypatch):
+    numbers = np.array([0, -0.0, 1, -1, 1e-38, -1e-38, 0.5, -87, 1e4, -1e4], np.float32)
+    monkeypatch.setitem(EXTREMES, "tensor(float)", numbers)
+    assert np.isfinite(results(name, "tensor(float)")).all()
+
+
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if "reshapes" in standard(n).traits])
 def test_operation_that_reshapes_keeps_elements_in_their_order(name: str):
     x = np.arange(6, dtype=np.float32).reshape(1, 2, 3)

@@ -40,6 +40,7 @@ Trait: TypeAlias = Literal[
     "total by parameters",
     "jumps",
     "nonnegative",
+    "finite",
     "selects",
     "reshapes",
     "makes handle",
@@ -59,7 +60,8 @@ An elementwise operation cannot fail on tensors of numbers that broadcast, unles
 reshapes.
 
 ``jumps``: to round the inputs may change floating-point results by more than a rounding.
-``nonnegative``: no result is below 0, though one may be NaN.
+``nonnegative``: no result is below 0, though one may be NaN. ``finite``: results of finite numbers
+are finite, but for those that are too large for their type.
 
 ``selects``: the result consists of elements of the first input; that of a Concat, of all inputs.
 ``reshapes``: it has all of them in their order; such an operation is registered as a ``view`` that

@@ -346,7 +346,7 @@ _register("Celu", _celu, 1, since=12)
 _register("LeakyRelu", leaky_relu, 1)
 _register("ThresholdedRelu", _thresholded_relu, 0)
 _register("Shrink", _shrink, 2, since=9)
-_register("Sigmoid", sigmoid, 0, traits={"nonnegative"})
+_register("Sigmoid", sigmoid, 0, traits={"nonnegative", "finite"})
 _register("HardSigmoid", _hard_sigmoid, 0, traits={"nonnegative"})
 _register("HardSwish", _hard_swish, 1, since=14)
 _register("Softplus", _softplus, 1)
@@ -355,7 +355,7 @@ _register("Swish", swish, 1, since=24)
 _register("Mish", _mish, 2, since=18)
 
 
-@operator("Gelu", since=20, infer=rules.same_type, elementwise=True)
+@operator("Gelu", since=20, infer=rules.same_type, elementwise=True, traits={"finite"})
 def gelu(node: Node, types: Types) -> Kernel:
     mode = rules.choice(node.attrs, "approximate", "none", ("none", "tanh"))
     make, scratch = (_gelu_exact, 3) if mode == "none" else (_gelu_tanh, 1)
@@ -405,7 +405,9 @@ def prelu(node: Node, types: Types) -> Kernel:
     return _checked(kernel, _infer_like_first, types)
 
 
-@operator("Relu", since=1, infer=rules.same_type, elementwise=True, traits={"nonnegative"})
+@operator(
+    "Relu", since=1, infer=rules.same_type, elementwise=True, traits={"nonnegative", "finite"}
+)
 def relu_operator(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     if dtype is not None and dtype.kind in "iuf":

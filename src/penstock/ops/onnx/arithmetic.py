@@ -71,7 +71,8 @@ for _name, _function, _infer in (
     ("Sub", np.subtract, _pairs(lambda a, b: a - b, _difference)),
     ("Mul", np.multiply, _pairs(lambda a, b: a * b, _product)),
 ):
-    operator(_name, since=7, infer=_infer, elementwise=True)(compile_elementwise(_function, 2))
+    _register = operator(_name, since=7, infer=_infer, elementwise=True, traits={"finite"})
+    _register(compile_elementwise(_function, 2))
 
 
 def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -206,7 +207,8 @@ _ON_INTEGERS = {
     "Sign": infer_unary(lambda a: (a > 0) - (a < 0)),
 }
 _TABLE: Sequence[tuple[int, Trait | None, Mapping[str, ArrayFunction]]] = (
-    (1, None, {"Neg": np.negative, "Log": np.log, "Sqrt": np.sqrt, "Tanh": np.tanh}),
+    (1, "finite", {"Neg": np.negative, "Tanh": np.tanh}),
+    (1, None, {"Log": np.log, "Sqrt": np.sqrt}),
     (1, "nonnegative", {"Abs": np.absolute, "Exp": np.exp}),
     (1, "fails on integers", {"Reciprocal": np.reciprocal}),
     (1, "jumps", {"Floor": np.floor, "Ceil": np.ceil}),
@@ -291,7 +293,7 @@ def _erf(dtype: np.dtype) -> Body:
     return body
 
 
-@operator("Erf", since=9, infer=rules.same_type, elementwise=True)
+@operator("Erf", since=9, infer=rules.same_type, elementwise=True, traits={"finite"})
 def erf_operator(node: Node, types: Types) -> Kernel:
     return formula(_erf, types, scratch=3)
 
@@ -357,8 +359,8 @@ _infer_max = _infer_extremum(max, lambda name, bound: name if bound <= 0 else No
 _infer_min = _infer_extremum(min, lambda name, bound: bound if bound <= 0 else None)
 
 
-@operator("Max", since=1, infer=_infer_max, elementwise=True)
-@operator("Min", since=1, infer=_infer_min, elementwise=True)
+@operator("Max", since=1, infer=_infer_max, elementwise=True, traits={"finite"})
+@operator("Min", since=1, infer=_infer_min, elementwise=True, traits={"finite"})
 def extremum(node: Node, types: Types) -> Kernel:
     to_max = node.op.name == "Max"
     input_types = [rules.tensor(types, i) for i in range(len(node.inputs))]
@@ -384,7 +386,7 @@ def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     return rules.same_type(types, attrs, consts)
 
 
-@operator("Clip", since=11, infer=_infer_clip, elementwise=True, traits={"may fail"})
+@operator("Clip", since=11, infer=_infer_clip, elementwise=True, traits={"may fail", "finite"})
 def clip_operator(node: Node, types: Types) -> Kernel:
     """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
     n = len(node.inputs)
