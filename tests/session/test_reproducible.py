@@ -86,7 +86,11 @@ def test_sample_of_a_padded_batch_has_the_bits_that_it_has_alone(name, lengths, 
     assert rows_of(session.run(some), -1) == rows_of(results, i)
 
 
-@pytest.mark.parametrize("name", drawn([n for n in NAMES if "_mean" in n or "_first" in n], 6))
+# Attention that is not one node is of all rows, whose number its bits depend on.
+POOLED = [n for n in NAMES if ("_mean" in n or "_first" in n) and "Deberta" not in n]
+
+
+@pytest.mark.parametrize("name", drawn(POOLED, 6))
 def test_text_has_the_same_bits_whatever_it_is_padded_to(name):
     session = session_of(encoder(name))
     # Texts are drawn by their place: the first is the same in all of these.

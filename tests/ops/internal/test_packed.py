@@ -111,17 +111,18 @@ def test_number_of_packed_rows_is_rounded_up_by_an_eighth_at_most():
     assert len(seen) < 40
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_unpacked_rows_are_where_they_were_and_others_are_0(axis):
+@pytest.mark.parametrize("axes", [(0, 1), (1, 2), (2, 3), (0, 2), (0, 3), (3, 1)])
+def test_unpacked_rows_are_where_they_were_and_others_are_0(axes):
     rng = np.random.default_rng(0)
-    lead, tail = (1,) * 0 + (2,) * axis, (3,) * (2 - axis)
-    x = rng.normal(size=(*lead, 1, 8, *tail)).astype(np.float32)
+    dims = np.full(4, 2)
+    dims[[*axes]] = 1, 8
+    x = rng.normal(size=dims).astype(np.float32)
     ranges = np.array([[1, 2, 0], [0, 0, 2], [0, 4, 2]])
-    dims = (*lead, 3, 4, *tail)
-    node = node_of(UNPACK_ROWS, [x, ranges], (), 1, dims=list(dims), axis=axis)
+    dims[[*axes]] = 3, 4
+    places = dict(zip(("samples", "rows"), axes, strict=True))
+    node = node_of(UNPACK_ROWS, [x, ranges], (), 1, dims=dims.tolist(), **places)
     (y,) = expected(node, [x, ranges])
-    rows = np.moveaxis(y, (axis, axis + 1), (0, 1))
-    packed = np.moveaxis(x, (axis, axis + 1), (0, 1))[0]
+    rows, packed = np.moveaxis(y, axes, (0, 1)), np.moveaxis(x, axes, (0, 1))[0]
     np.testing.assert_array_equal(rows[0, 1:3], packed[:2])
     np.testing.assert_array_equal(rows[2], packed[2:6])
     assert not rows[0, [0, 3]].any()
@@ -156,7 +157,7 @@ def test_dims_that_do_not_fit_are_refused():
         LIVE_ROWS.infer([TensorType(FLOAT32, (3, 3))], {**attrs, "groups": [FACTOR]}, [None])
     with pytest.raises((ShapeError, InvalidModel)):
         LIVE_ROWS.infer([TensorType(INT64, (3, 3))], {**attrs, "groups": [PAIRS]}, [None])
-    unpack = {"dims": [2, 3, 4], "axis": 0}
+    unpack = {"dims": [2, 3, 4], "samples": 0, "rows": 1}
     with pytest.raises((ShapeError, InvalidModel)):
         UNPACK_ROWS.infer(
             [TensorType(FLOAT32, (1, 8, 5)), TensorType(INT64, (2, 3))], unpack, [None] * 2

@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 
 import penstock as ps
 from tests.support.onnx_text import model_from_text
@@ -57,9 +56,9 @@ def feeds_of(*lengths: int) -> dict[str, np.ndarray]:
     return {"ids": ids, "mask": mask.astype(np.int64)}
 
 
-def reference(model: bytes, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def reference(model: bytes, feeds: dict[str, np.ndarray], output: int = 0) -> np.ndarray:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)[0]
+    return session.run(None, feeds)[output]
 
 
 def operations(session: ps.Session) -> Counter[str]:
@@ -165,58 +164,3 @@ def test_outputs_with_all_rows_have_0_in_those_left_out_where_the_caller_reads_n
     session, feeds = packed(model, dead_rows="any"), feeds_of()
     (y,) = session.run(feeds).values()
     assert not y[feeds["mask"] == 0].any()
-
-
-# What stays.
-
-
-def test_output_with_all_rows_is_computed_as_the_model_says():
-    why = reason(model_of(EMBED, MASK, ATTEND, output="y"))
-    assert "is output 'y', with rows that pad, which dead_rows='any' leaves out" in why
-
-
-def test_mean_of_all_rows_reads_those_that_pad():
-    mean = "z = ReduceMean <keepdims = 0> (y, one)"
-    assert "reads several rows or samples" in reason(model_of(EMBED, MASK, ATTEND, mean))
-
-
-def test_row_in_the_middle_may_pad():
-    cut = "five = Constant <value_ints = [5]> () z = Slice (y, middle, five, one)"
-    assert "reads several rows" in reason(model_of(EMBED, MASK, ATTEND, cut))
-
-
-def test_window_of_rows_behind_attention_reads_those_that_pad():
-    inner = """yt = Transpose <perm = [0, 2, 1]> (y) cv = Conv <pads = [1, 1]> (yt, wide)
-        yc = Transpose <perm = [0, 2, 1]> (cv) m = Unsqueeze (f, last) ym = Mul (yc, m)
-        z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "reads several rows or samples" in reason(model_of(EMBED, MASK, ATTEND, inner))
-
-
-def test_product_of_rows_with_rows_is_no_attention_without_a_softmax():
-    more = """yt = Transpose <perm = [0, 2, 1]> (y) g = MatMul (y, yt) h = MatMul (g, y)
-        m = Unsqueeze (f, last) ym = Mul (h, m) z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "reads several rows or samples" in reason(model_of(EMBED, MASK, ATTEND, more))
-
-
-def test_scale_of_all_rows_together_depends_on_those_that_pad():
-    quantized = """u, sc, zp = DynamicQuantizeLinear (y) d = DequantizeLinear (u, sc, zp)
-        m = Unsqueeze (f, last) ym = Mul (d, m) z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "reads several rows at a time" in reason(model_of(EMBED, MASK, ATTEND, quantized))
-
-
-@pytest.mark.parametrize("bias", ["", "near"])
-def test_one_attention_without_a_mask_sees_rows_that_pad(bias):
-    more = f"""s1 = MatMul (v, k) s2 = {f"Add (s1, {bias})" if bias else "Identity (s1)"}
-        p2 = Softmax <axis = -1> (s2) yh = Reshape (y, heads) y1 = Transpose <perm = [0, 2, 1, 3]> (yh)
-        c2 = MatMul (p2, y1) t2 = Transpose <perm = [0, 2, 1, 3]> (c2) y2 = Reshape (t2, flat)
-        m = Unsqueeze (f, last) ym = Mul (y2, m) z = ReduceSum <keepdims = 0> (ym, one)"""
-    text = reason(model_of(EMBED, MASK, ATTEND, more))
-    assert "sees all rows" in text
-
-
-def test_mask_that_is_computed_of_rows_behind_attention_stays():
-    more = """r = ReduceMean <keepdims = 0> (y, last) b1 = Unsqueeze (r, two) b2 = Add (b1, bias)
-        s1 = MatMul (v, k) s2 = Add (s1, b2) p2 = Softmax <axis = -1> (s2) c2 = MatMul (p2, v)
-        t2 = Transpose <perm = [0, 2, 1, 3]> (c2) y2 = Reshape (t2, flat) m = Unsqueeze (f, last)
-        ym = Mul (y2, m) z = ReduceSum <keepdims = 0> (ym, one)"""
-    assert "computes a mask of what attention" in reason(model_of(EMBED, MASK, ATTEND, more))

@@ -18,6 +18,8 @@ from penstock.passes.lowering.row_rules import (
     beside,
     packed_form,
     place_of_rows,
+    repeats,
+    without_samples,
 )
 
 B, S = ((SAMPLES, 3),), ((ROWS, 5),)
@@ -156,7 +158,6 @@ def test_features_may_be_reduced(keeps):
         ("ReduceMean", ["B S 8"], (), {}),
         ("Softmax", ["B 8 S"], (), {}),
         ("LayerNormalization", ["B S 8", "5 8"], (1,), {"axis": 1}),
-        ("MatMul", ["B S 8", "3 8 6"], (1,), {}),
         ("MatMul", ["B S 8", "B 8 S"], (), {}),
         ("Gemm", ["BS 8", "15 6"], (1,), {"transA": 1}),
         ("Concat", ["B S 8", "B S 8"], (), {"axis": 1}),
@@ -293,3 +294,43 @@ def test_experts_keep_rows():
     assert packed_form(node, [axes_of("B S 8"), axes_of("BS 4")]).outputs == [axes_of("B S 8")]
     with pytest.raises(Stays):
         packed_form(node, [axes_of("B S 8"), None])
+
+
+def test_matrices_of_each_sample_are_told():
+    found = form("MatMul", "B S 8", "B 8 6", plain=(1,))
+    assert found.inputs[1] == axes_of("B 8 6")
+    found = form("MatMul", "B*2 S 8", "B*2 8 6", plain=(1,))
+    assert found.outputs == [axes_of("B*2 S 6")]
+    assert found.inputs[1] == axes_of("B*2 8 6")
+    assert without_samples(found.inputs[1]) == axes_of("2 8 6")
+
+
+NODES: list[Node] = []
+
+
+def made(name: str, *inputs: Value, **attrs: object) -> Value:
+    """The result of a node, which is kept."""
+    op = standard(name)
+    (type_,) = op.infer([v.type for v in inputs], attrs, [v.const for v in inputs])
+    result = Value("y", type_)
+    NODES.append(Node(op, inputs, [result], attrs))
+    return result
+
+
+def test_what_repeats_for_each_sample_is_told():
+    part = np.arange(12).reshape(2, 6)
+    assert repeats(Value("c", const=np.tile(part, (3, 1))), 3)
+    assert not repeats(Value("c", const=np.tile(part, (2, 1))), 3)
+    assert not repeats(Value("c", const=np.arange(36).reshape(6, 6)), 3)
+    x = Value("x", TensorType(FLOAT32, (2, 4)))
+    tiled = made("Tile", x, constant(6, 1))
+    assert repeats(tiled, 3)
+    assert repeats(made("Reshape", tiled, constant(3, 4, 4)), 3)
+    assert repeats(made("Transpose", made("Reshape", tiled, constant(3, 4, 4)), perm=[0, 2, 1]), 3)
+    assert repeats(made("Expand", Value("x", TensorType(FLOAT32, (1, 4))), constant(3, 4)), 3)
+    assert not repeats(made("Tile", x, constant(3, 1)), 2)
+    assert not repeats(made("Transpose", made("Tile", x, constant(3, 3)), perm=[1, 0]), 3)
+    assert not repeats(made("Expand", Value("x", TensorType(FLOAT32, (3, 1))), constant(3, 4)), 3)
+    assert not repeats(made("Add", tiled, Value("z", TensorType(FLOAT32, (12, 4)))), 3)
+    assert not repeats(x, 2)
+    assert not repeats(None, 2)

@@ -123,19 +123,20 @@ LIVE_ROWS = Op("LiveRows", "penstock", 1, 1, _infer_live, _compile_live)
 
 def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, dims = rules.tensor(types, 0), tuple(attrs["dims"])
-    at = attrs["axis"]
-    rules.check_shape("packed rows", x.shape, (*dims[:at], 1, None, *dims[at + 2 :]))
-    rules.check_shape("ranges", rules.tensor(types, 1).shape, (dims[at], 3))
+    packed: list[int | None] = [*dims]
+    packed[attrs["samples"]], packed[attrs["rows"]] = 1, None
+    rules.check_shape("packed rows", x.shape, tuple(packed))
+    rules.check_shape("ranges", rules.tensor(types, 1).shape, (dims[attrs["samples"]], 3))
     return (TensorType(x.dtype, dims),)
 
 
 def _compile_unpack(node: Node, types: Types) -> Kernel:
-    dims, at = tuple(node.attrs["dims"]), node.attrs["axis"]
+    dims, axes = tuple(node.attrs["dims"]), (node.attrs["samples"], node.attrs["rows"])
 
     def into(x: np.ndarray, ranges: np.ndarray, out: np.ndarray) -> None:
         out.fill(0)
-        # Samples first, and rows first: the axes before are few and short.
-        to, packed = np.moveaxis(out, (at, at + 1), (0, 1)), np.moveaxis(x, (at, at + 1), (0, 1))[0]
+        # Samples first, and rows first: the other axes before are few and short.
+        to, packed = np.moveaxis(out, axes, (0, 1)), np.moveaxis(x, axes, (0, 1))[0]
         for sample, (start, count, before) in zip(to, ranges.tolist(), strict=True):
             sample[start : start + count] = packed[before : before + count]
 
@@ -148,8 +149,8 @@ def _compile_unpack(node: Node, types: Types) -> Kernel:
 
 
 UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack, moves=True)
-"""Packed rows [..., 1, T, ...], and ``ranges``, to ``dims``, whose axes ``axis`` and that behind it
-are samples and rows."""
+"""Packed rows, and ``ranges``, to ``dims``, whose axes ``samples`` and ``rows`` are those: they are
+1 and T in what is packed."""
 
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -42,7 +42,7 @@ _LOWEST = -1e30
 _LEAST = 1e-18
 """the least factor of scores: with smaller ones, steps may overflow where one node does not"""
 
-_Term: TypeAlias = "tuple[Value, Value | None, bool]"
+Term: TypeAlias = "tuple[Value, Value | None, bool]"
 """a bias, or the condition, the number and whether that is for what holds, of a Where"""
 
 
@@ -54,7 +54,7 @@ class _Scores:
     nodes: tuple[Node, ...]
     scale: float = 1.0
     softcap: float = 0.0
-    terms: tuple[_Term, ...] = ()
+    terms: tuple[Term, ...] = ()
 
     @property
     def product(self) -> Node:
@@ -184,7 +184,7 @@ class _Search:
         (y,) = node.outputs
         nodes: list[Node] = []
         if _is_open(operands, scores) and not self.context.framed:
-            bias = _Bias(node, self.biases, nodes).total(scores.terms)
+            bias = BiasSum(node, self.biases, nodes).total(scores.terms)
             nodes.append(node.derived([q, k, v, bias], [y], attrs, op=ATTENTION))
             return nodes
         policy = self.context.fusion
@@ -194,7 +194,7 @@ class _Search:
         assert y is not None
         if self.always:
             if any(number is not None for _, number, _ in scores.terms):
-                bias = _Bias(node, self.biases, nodes).total(scores.terms)
+                bias = BiasSum(node, self.biases, nodes).total(scores.terms)
                 inputs[3:] = [bias] if bias is not None else []
             return [*nodes, node.derived(inputs, [y], attrs, op=ATTENTION)]
         if policy is None:
@@ -412,16 +412,20 @@ def _repeated(value: Value) -> Value:
 # The bias.
 
 
-class _Bias:
+class BiasSum:
     """What adds up the bias of attention, as ``nodes`` beside the second product. ``values`` are
-    those that were computed before."""
+    those that were computed before; names of new ones have ``suffix``."""
 
     def __init__(
-        self, beside: Node, values: dict[tuple[object, ...], Value], nodes: list[Node]
+        self,
+        beside: Node,
+        values: dict[tuple[object, ...], Value],
+        nodes: list[Node],
+        suffix: str = "bias",
     ) -> None:
-        self._beside, self._values, self._nodes = beside, values, nodes
+        self._beside, self._values, self._nodes, self._suffix = beside, values, nodes, suffix
 
-    def total(self, terms: Sequence[_Term]) -> Value | None:
+    def total(self, terms: Sequence[Term]) -> Value | None:
         """The sum of all terms; None if there are none."""
         total: Value | None = None
         for operand, number, holds in terms:
@@ -460,8 +464,8 @@ class _Bias:
         (type_,) = op.infer([v.type for v in inputs], {}, [v.const for v in inputs])
         (y,) = beside.outputs
         assert y is not None
-        output = Value(f"{y.name}/bias{len(self._nodes)}", type_)
-        node = beside.derived(inputs, [output], {}, op=op, name=f"{beside.name}/bias")
+        output = Value(f"{y.name}/{self._suffix}{len(self._nodes)}", type_)
+        node = beside.derived(inputs, [output], {}, op=op, name=f"{beside.name}/{self._suffix}")
         self._nodes.append(node)
         self._values[name, *inputs] = output
         return output

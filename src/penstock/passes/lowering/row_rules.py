@@ -57,19 +57,29 @@ _RULES: dict[str, _Rule] = {}
 
 def packed_form(node: Node, inputs: _Inputs) -> Packed:
     """How a node is computed, some of whose inputs have rows along these axes. Raises ``Stays``."""
-    if not node.op.pure or node.control_inputs or node.graphs or node.op.role is not None:
-        raise Stays("has effects, or waits for others")
+    found = axes_rule(node, inputs)
+    for axes in found.outputs:
+        if [name for axis in axes for name, _ in axis].count(ROWS) != 1:
+            raise Stays("combines each row with all others")
+    return found
+
+
+def axes_rule(node: Node, inputs: _Inputs) -> Packed:
+    """What the rule of an operation says, of whatever axes."""
+    check_pure(node)
     name = node.op.full_name
     rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
     if node.op.elementwise:
         rule = _of_elementwise
     if rule is None:
         raise Stays("reads several rows at a time, as far as is known")
-    found = rule(node, inputs)
-    for axes in found.outputs:
-        if [name for axis in axes for name, _ in axis].count(ROWS) != 1:
-            raise Stays("combines each row with all others")
-    return found
+    return rule(node, inputs)
+
+
+def check_pure(node: Node) -> None:
+    """Raise ``Stays`` for a node that is no function of its inputs."""
+    if not node.op.pure or node.control_inputs or node.graphs or node.op.role is not None:
+        raise Stays("has effects, or waits for others")
 
 
 def static_dims(value: Value | None) -> tuple[int, ...]:
@@ -88,6 +98,35 @@ def features(size: int) -> Axis:
 def place_of_rows(axes: Axes) -> int:
     """The axis of rows."""
     return next(i for i, axis in enumerate(axes) if any(name == ROWS for name, _ in axis))
+
+
+def without_samples(axes: Axes) -> Axes:
+    """The axes of what is the same for all samples, of one of them."""
+    return tuple([_merged(tuple([p for p in axis if p[0] != SAMPLES])) for axis in axes])
+
+
+def repeats(value: Value | None, batch: int) -> bool:
+    """Whether each of so many equal parts along the first axis is the same, as far as is known."""
+    dims = value.shape if value is not None else None
+    if value is None or not dims or not isinstance(dims[0], int) or dims[0] % batch:
+        return False
+    if value.const is not None:
+        parts = value.const.reshape(batch, -1)
+        return bool((parts[1:] == parts[0]).all())
+    node = value.producer
+    if node is None or node.control_inputs:
+        return False
+    x, name = node.inputs[0], node.op.full_name
+    if name == "Tile":
+        times = node.const(1)
+        return times is not None and times.size > 0 and int(times.reshape(-1)[0]) % batch == 0
+    if name == "Expand":
+        before = static_dims(x)
+        return len(before) < len(dims) or before[0] == 1
+    if name == "Transpose":
+        perm = node.attrs.get("perm") or range(len(dims))[::-1]
+        return perm[0] == 0 and repeats(x, batch)
+    return name in ("Cast", "Reshape", "Unsqueeze") and repeats(x, batch)
 
 
 def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
@@ -120,6 +159,12 @@ def _plain(axes: Iterable[Axis]) -> bool:
 def _want_plain(axes: Iterable[Axis]) -> None:
     if not _plain(axes):
         raise Stays("reads several rows or samples at a time")
+
+
+def _want_no_rows(axes: Iterable[Axis]) -> None:
+    """Raise ``Stays`` for axes of rows."""
+    if any(name == ROWS for axis in axes for name, _ in axis):
+        raise Stays("multiplies rows by several matrices")
 
 
 def _merged(axis: Axis) -> Axis:
@@ -266,12 +311,18 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
         raise Stays("multiplies rows by several matrices")
     _want_plain(axes[-1:] if first else axes[-2:-1])
     lead = [*axes[:-2]]
-    for i, size in enumerate(other[:-2], len(axes) - len(other)):
-        if size > 1:  # matrices for each element of an axis
-            _want_plain([lead[i]])
+    known, at = [*inputs], len(axes) - len(other)
+    for i, size in enumerate(other[:-2], at):
+        if size > 1 and _plain([lead[i]]):  # matrices for each element of an axis
             lead[i] = features(size)
+        elif size > 1:  # for each sample
+            _want_no_rows([lead[i]])
+            of_samples = tuple(
+                [axis if n > 1 else () for axis, n in zip(lead[at:], other, strict=False)]
+            )
+            known[1 if first else 0] = (*of_samples, *map(features, other[-2:]))
     ends = (axes[-2], features(b[-1])) if first else (features(a[-2]), axes[-1])
-    return Packed([(*lead, *ends)], inputs)
+    return Packed([(*lead, *ends)], known)
 
 
 def _of_products(a: Axes, b: Axes) -> Packed:

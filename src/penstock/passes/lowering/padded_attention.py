@@ -1,0 +1,300 @@
+"""Attention that is not one node, between packed parts: computed for all rows, in their places.
+
+Scores may be sums of several products, some of them gathered by relative positions. Then queries,
+keys and values get their rows back, with 0 for those that a mask hides, attention is computed as it
+is, and rows of its result are packed again::
+
+    q, k, v                     [1, T, width]
+    UnpackRows                  samples, features, rows, features
+    MatMul(q, transposed k)     samples, features, rows, rows
+    Softmax(scores + bias)      samples, features, rows, weights
+    MatMul(weights, v)          samples, features, rows, features
+    Gather                      [1, T, width]
+
+What is proven is that no row that the mask hides acts on one that matters. Axes are as in
+``row_rules``, but a value may have several of rows. An element depends on those rows of its sample
+alone at whose places it is, two for a score. Along an axis of weights it depends on all rows that
+matter as well, and is 0 for those that the mask hides: the exponential of a score is exactly 0 in
+float32 where a bias of ``LOWEST`` or less was added to it, as scores are not that far apart. Such
+weights may be summed up with rows, or with what is the same for all.
+
+0 times infinity is not 0, so what is weighed must be finite where rows are 0: operations before a
+Softmax are those that make finite numbers of finite ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from itertools import zip_longest
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Node, Value
+from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.internal.arrays import ZERO_NAN
+from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.packed import LOWEST
+from penstock.ops.onnx.softmax import SINGLE_AXIS
+from penstock.passes.lowering.recognize_attention import Term
+from penstock.passes.lowering.row_rules import (
+    ROWS,
+    SAMPLES,
+    Axes,
+    Axis,
+    Stays,
+    axes_rule,
+    check_pure,
+    features,
+    static_dims,
+)
+
+WEIGHTS = "weights"
+
+_HIGHEST_SCORE = 1e3
+"""the highest number that a constant may add to scores without being a bias that hides rows"""
+
+
+class Padded(NamedTuple):
+    """A value that has rows in their places: its axes; ``terms`` that were added to scores, in
+    order; and whether it is ``weighed``, behind a Softmax, where it need not be finite in rows that
+    a mask hides."""
+
+    axes: Axes
+    terms: Sequence[Term] = ()
+    weighed: bool = False
+
+
+_Inputs: TypeAlias = "Sequence[Padded | None]"
+
+
+def padded_form(
+    node: Node, inputs: _Inputs, samples: Axis, row: Axis
+) -> tuple[Padded, Sequence[Term]]:
+    """What a node computes of values that have rows in their places, None for other inputs; and the
+    terms that hide rows from others there. Raises ``Stays``.
+
+    Args:
+        node: The node.
+        inputs: One for each input.
+        samples: The axis of all samples.
+        row: The axis of all rows of a sample.
+    """
+    check_pure(node)
+    if any(node.outputs[1:]):
+        raise Stays("has other outputs")
+    name = node.op.full_name
+    hiding: Sequence[Term] = ()
+    if node.op is ATTENTION:
+        result, hiding = _attention(node, inputs, samples, row)
+    elif name == "Softmax":
+        result, hiding = _softmax(_single(node, inputs), node, samples, row)
+    elif name == "MatMul":
+        a, b = [x or _plain(value) for x, value in zip(inputs, node.inputs, strict=True)]
+        result = _product(a, b)
+    elif name == "GatherElements":
+        result = _elements(node, _single(node, inputs))
+    elif node.op.elementwise and _is_finite(node):
+        result = _elementwise(node, inputs)
+    elif node.op.view or ("selects" in node.op.traits and name != "Concat"):
+        (found,) = axes_rule(node, [None if x is None else x.axes for x in inputs]).outputs
+        result = Padded(found, (), any(x is not None and x.weighed for x in inputs))
+    else:
+        raise Stays("combines rows of attention that is not one node")
+    if [part for axis in result.axes for part, _ in axis].count(SAMPLES) > 1:
+        raise Stays("combines samples with others")
+    return result, hiding
+
+
+def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
+    """What is added to scores, or chosen beside them, that is not computed by ``products``."""
+    if value is None:
+        return []
+    if value not in products:
+        return [value]
+    node = value.producer
+    if node is None or node.op.full_name not in ("Add", "Where", "Cast", "Identity"):
+        return []
+    return [term for x in node.inputs for term in given_terms(x, products)]
+
+
+def has_rows(axes: Axes) -> bool:
+    """Whether a value is one for each row, not for each sample alone."""
+    return any(name in (ROWS, WEIGHTS) for axis in axes for name, _ in axis)
+
+
+def _plain(value: Value | None) -> Padded:
+    """What has no rows."""
+    return Padded(tuple(map(features, static_dims(value))))
+
+
+def _single(node: Node, inputs: _Inputs) -> Padded:
+    """The first input, if it alone has rows."""
+    first, *others = inputs
+    if first is None or any(others):
+        raise Stays("combines rows with others")
+    return first
+
+
+def _is_plain(axis: Axis) -> bool:
+    return not any(name for name, _ in axis)
+
+
+def _has_weights(axes: Axes) -> bool:
+    return any(name == WEIGHTS for axis in axes for name, _ in axis)
+
+
+def _joined(known: Sequence[Axes]) -> Axes:
+    """The axes of values that broadcast to each other: of rows where one of them has rows."""
+    joined: list[Axis] = []
+    for column in zip_longest(*[axes[::-1] for axes in known], fillvalue=()):
+        # Of the same size are features that have no rows: an index picks one for each key.
+        named = {axis for axis in column if not _is_plain(axis)}
+        if len(named) > 1:
+            raise Stays("combines rows with others")
+        joined.append(named.pop() if named else next(filter(None, column), ()))
+    return tuple(joined[::-1])
+
+
+def _elementwise(node: Node, inputs: _Inputs) -> Padded:
+    name, known = node.op.full_name, [x for x in inputs if x is not None]
+    axes = _joined([(x or _plain(v)).axes for x, v in zip(inputs, node.inputs, strict=True) if v])
+    if name == "Div" and inputs[1] is not None:
+        raise Stays("divides by rows, which may be 0")
+    # Where a weight is 0, the result must be so: what is behind relies on it.
+    if any(_has_weights(x.axes) for x in known) and not _keeps_zero(node, inputs):
+        raise Stays("makes another number of a weight of 0")
+    return Padded(axes, _terms(node, inputs), any(x.weighed for x in known))
+
+
+def _is_finite(node: Node) -> bool:
+    """Whether results of finite numbers are finite, but for what they are divided by."""
+    known = node.op.moves or "finite" in node.op.traits
+    return known or node.op is ZERO_NAN or node.op.full_name == "Div"
+
+
+def _keeps_zero(node: Node, inputs: _Inputs) -> bool:
+    """Whether results are 0 where weights are."""
+    name = node.op.full_name
+    if name == "Where":
+        _, yes, no = inputs
+        constant = node.inputs[2 if no is None else 1]
+        is_zero = constant is not None and constant.const is not None and not constant.const.any()
+        return inputs[0] is None and (yes is None or no is None) and is_zero
+    if name == "Mul":  # by what is finite, as far as it is computed of rows
+        return sum(x is not None and x.weighed for x in inputs) < 2
+    moves = node.op.moves and len(inputs) == 1
+    return moves or node.op is ZERO_NAN or (name == "Div" and inputs[1] is None)
+
+
+def _terms(node: Node, inputs: _Inputs) -> Sequence[Term]:
+    """What has been added to scores so far, if it is told."""
+    # Behind any other operation terms are unknown: scaled, a bias may hide nothing.
+    name = node.op.full_name
+    if name in ("Cast", "Identity"):
+        (x,) = inputs
+        return x.terms if x is not None else ()
+    if name == "Add":
+        found: tuple[Term, ...] = ()
+        for x, value in zip(inputs, node.inputs, strict=True):
+            if x is not None:
+                found += tuple(x.terms)
+            elif value is not None and _may_hide(value):
+                found += ((value, None, False),)
+        return found
+    if name == "Where" and inputs[0] is None:
+        condition, yes, no = node.inputs
+        for x, number, holds in ((inputs[2], yes, True), (inputs[1], no, False)):
+            if x is not None and condition is not None and number is not None:
+                const = number.const
+                if const is not None and const.size == 1 and float(const.reshape(())) <= LOWEST:
+                    return (*x.terms, (condition, number, holds))
+    return ()
+
+
+def _may_hide(value: Value) -> bool:
+    """Whether what is added to scores may be a bias that hides rows."""
+    if not isinstance(value.type, TensorType) or value.type.dtype != FLOAT32:
+        return False
+    return value.const is None or not bool((np.abs(value.const) < _HIGHEST_SCORE).all())
+
+
+def _elements(node: Node, x: Padded) -> Padded:
+    """Elements picked by an index along features, others at their own places."""
+    at = normalize_axes([node.attrs.get("axis", 0)], len(x.axes))[0]
+    dims, picked = [[*static_dims(value)] for value in node.inputs]
+    size = picked[at]
+    del dims[at], picked[at]
+    if not _is_plain(x.axes[at]) or dims != picked:
+        raise Stays("reads several rows at a time")
+    return Padded((*x.axes[:at], features(size), *x.axes[at + 1 :]), (), x.weighed)
+
+
+def _product(a: Padded, b: Padded) -> Padded:
+    if min(len(a.axes), len(b.axes)) < 2:
+        raise Stays("multiplies rows by a vector")
+    # A weight of 0 times what is not finite is not 0.
+    for x, other in ((a, b), (b, a)):
+        if _has_weights(x.axes) and other.weighed:
+            raise Stays("weighs rows that may not be finite")
+    # Summed up are features, or weights with the rows that they are for: those of one axis, since
+    # samples and heads are along the others.
+    summed = a.axes[-1], b.axes[-2]
+    names = [name for axis in summed for name, _ in axis if name]
+    weighs = len(summed[0]) == len(summed[1]) == 1 and WEIGHTS in names
+    if names and not (weighs and names.count(WEIGHTS) == 1 and SAMPLES not in names):
+        raise Stays("sums up rows that no mask hides")
+    lead = _joined([a.axes[:-2], b.axes[:-2]])
+    return Padded((*lead, a.axes[-2], b.axes[-1]), (), a.weighed or b.weighed)
+
+
+def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, Sequence[Term]]:
+    """The weights of scores, and the terms that make those 0 of rows that are hidden."""
+    rank = len(x.axes)
+    last = node.attrs.get("axis", -1) in (-1, rank - 1) and node.op.since >= SINGLE_AXIS
+    if not last:
+        raise Stays("is a Softmax of rows along other axes than the last one")
+    if x.weighed:
+        raise Stays("weighs rows that may not be finite")
+    # Along the last axis may also be places alone, as where scores are of queries with positions.
+    terms = x.terms if _are_scores(x.axes, samples, row) else ()
+    if terms:
+        weights = tuple((WEIGHTS, size) for _, size in row)
+        return Padded((*x.axes[:-1], weights), (), True), terms
+    if not _is_plain(x.axes[-1]):
+        raise Stays("weighs rows, with no bias for those that a mask hides, as far as is known")
+    return Padded(x.axes, (), True), ()
+
+
+def _are_scores(axes: Axes, samples: Axis, row: Axis) -> bool:
+    """Whether axes are [samples, heads, rows or 1, rows], those of a bias."""
+    if len(axes) != 4 or axes[0] != samples or not _is_plain(axes[1]):
+        return False
+    return axes[2] in (row, ()) and axes[3] in (row, features(row[0][1]))
+
+
+def _attention(
+    node: Node, inputs: _Inputs, samples: Axis, row: Axis
+) -> tuple[Padded, Sequence[Term]]:
+    """An Attention, to whose scores is added what depends on rows."""
+    values = node.inputs
+    q, k, v = [x or _plain(value) for x, value in zip(inputs[:3], values, strict=False)]
+    if not node.attrs.get("keys_last", 0):
+        k = k._replace(axes=(*k.axes[:-2], k.axes[-1], k.axes[-2]))
+    terms: tuple[Term, ...] = ()
+    axes, _, weighed = _product(q, k)
+    for x, value in zip(inputs[3:], values[3:], strict=True):
+        if x is not None:
+            terms, weighed = (*terms, *x.terms), weighed or x.weighed
+        elif value is not None and _may_hide(value):
+            terms = (*terms, (value, None, False))
+        if value is not None:
+            axes = _joined([axes, (x or _plain(value)).axes])
+    if weighed:
+        raise Stays("weighs rows that may not be finite")
+    if not (terms and _are_scores(axes, samples, row)):
+        raise Stays("weighs rows, with no bias for those that a mask hides, as far as is known")
+    weights = tuple((WEIGHTS, size) for _, size in row)
+    return _product(Padded((*axes[:-1], weights), (), True), v), terms

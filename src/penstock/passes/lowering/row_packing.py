@@ -1,0 +1,415 @@
+"""What ``pack_rows`` proves of a graph: which nodes are computed for packed rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from math import prod
+
+from penstock.core.errors import RowsStay
+from penstock.core.records import cached_property
+from penstock.core.types import TensorType
+from penstock.ir.graph import Graph, Node, Readers, Value, all_reads, readers_of
+from penstock.ops.common.shape_rules import normalize_axes
+from penstock.ops.internal.attention import ATTENTION
+from penstock.ops.internal.packed import FACTOR, INDEX, LOWEST, PAIRS
+from penstock.passes.lowering.padded_attention import Padded, given_terms, has_rows, padded_form
+from penstock.passes.lowering.recognize_attention import BiasSum, Term
+from penstock.passes.lowering.row_rules import (
+    ROWS,
+    SAMPLES,
+    Axes,
+    Axis,
+    Packed,
+    Stays,
+    features,
+    packed_form,
+    place_of_rows,
+    repeats,
+    static_dims,
+    without_samples,
+)
+
+
+def _may_hide(bias: Value) -> bool:
+    """Whether a bias may hide rows: a constant mostly tells how far away they are."""
+    return bias.const is None or not bool((bias.const > LOWEST).all())
+
+
+def _is_softmax_of_scores(node: Node) -> bool:
+    """Whether a node weighs rows for each row, [samples, heads, rows, rows]."""
+    type_ = node.inputs[0].type if node.op.full_name == "Softmax" and node.inputs[0] else None
+    dims = type_.dims if isinstance(type_, TensorType) and type_.static else ()
+    return len(dims) == 4 and dims[2] == dims[3] > 1
+
+
+def _adds(node: Node) -> bool:
+    """Whether a node may hide rows in scores."""
+    return node.op.full_name in ("Add", "Where")
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether a node is a product of matrices."""
+    return "MatMul" in node.op.name or node.op.name in ("Einsum", "Gemm")
+
+
+def _stay(node: Node | None, reason: object) -> RowsStay:
+    return RowsStay(str(reason) if node is None else f"{node.label} {reason}")
+
+
+class RowPacking:
+    """What of a graph is computed for packed rows. ``axes``: those of values that are packed."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.axes: dict[Value, Axes] = {}
+        self.packed: dict[Node, Packed] = {}
+        self.padded: dict[Value, Padded] = {}
+        """values of attention that is computed for all rows, which are not packed again"""
+        self.repacked: set[Value] = set()
+        """results of such attention that are"""
+        self.in_place: set[Node] = set()
+        """the nodes of such attention"""
+        self.guards: dict[tuple[Value, int], None] = {}
+        """what tells which rows matter, each with its number in the ``groups`` of LiveRows"""
+        self.first = False
+        self._factors: dict[Value, Sequence[Value]] = {}  # that make padded rows 0
+        self._why: dict[Node, Stays] = {}
+        self._hiding: dict[Node, Sequence[Term]] = {}  # what hides rows in attention for all rows
+        self.bias_nodes: list[Node] = []
+        """nodes that add up the biases of such attention"""
+        self.attention = [node for node in graph.nodes if node.op is ATTENTION]
+        scores = [node for node in graph.nodes if _is_softmax_of_scores(node)]
+        if not (self.attention or scores) or any(inner is not graph for inner in graph.graphs()):
+            raise _stay(None, "the graph has no attention, or has loops")
+        sizes = [static_dims(node.inputs[0]) for node in scores]
+        self.batch, self.rows = self._sizes() if self.attention else sizes[0][::3]
+        found = zip(scores, sizes, strict=True)
+        self.scores = [node for node, dims in found if dims[::3] == (self.batch, self.rows)]
+        """each Softmax of scores of attention that is not one node, but is hidden by a mask"""
+        self.terms: set[Value] = set()
+        """what hides rows: biases of scores, and conditions"""
+        self.masks: set[Node] = set()
+        """the nodes that compute these"""
+        self.sums_scores = False
+        """whether some attention adds what depends on rows to its scores, or is not one node"""
+
+    @cached_property
+    def readers(self) -> Readers:
+        """The nodes that read each value; None for an output of the graph."""
+        return readers_of(self.graph)
+
+    @property
+    def samples(self) -> Axis:
+        """An axis of all samples."""
+        return ((SAMPLES, self.batch),) if self.batch > 1 else ()
+
+    @property
+    def row(self) -> Axis:
+        """An axis of all rows of a sample."""
+        return ((ROWS, self.rows),)
+
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of samples and of rows."""
+        sizes = set()
+        for node in self.attention:
+            q, v = static_dims(node.inputs[0]), static_dims(node.inputs[2])
+            if len(q) != 4 or q[2] != v[2] or q[2] < 2:
+                raise _stay(node, "has queries that are no rows [batch, heads, rows, size]")
+            sizes.add((q[0], q[2]))
+        if len(sizes) > 1:
+            raise _stay(self.attention[-1], "has other numbers of rows than those before")
+        return sizes.pop()
+
+    def find(self, anything: bool) -> None:
+        """Find the nodes that are computed for packed rows, and see that nothing reads others of
+        their rows, but outputs, of which padded rows may be ``anything``."""
+        self.masks = self._find_masks()
+        for node in self.attention:
+            if not any(v is not None and _may_hide(v) for v in node.inputs[3:]):
+                raise _stay(node, "sees all rows")
+        read = [node.inputs[:3] for node in self.attention] + [n.inputs for n in self.scores]
+        wanted = self._before([v for inputs in read for v in inputs if v is not None])
+        whole = {*self.masks}
+        while early := self._find_among(wanted, whole):
+            whole |= early
+        if not self.attention and not self._hiding:
+            raise _stay(self.scores[0], "is computed of no row that is packed")
+        self._guard_attention()
+        for reader in self.graph.nodes:
+            if reader not in self.packed and reader not in self.in_place:
+                for value in dict.fromkeys(all_reads(reader)):
+                    if value in self.axes or value in self.padded:
+                        self._check_reader(value, reader, anything)
+        for value in self.graph.outputs:
+            if value in self.axes or value in self.padded:
+                self._check_reader(value, None, anything)
+        # Which rows matter must be known before anything is packed.
+        late = self._behind(lambda node: node in self.packed or node in self.in_place)
+        for guard, _ in self.guards:
+            if guard in late:
+                raise _stay(guard.producer, "tells which rows matter, of what is computed of rows")
+
+    def refuse_all_rows(self) -> None:
+        """Raise ``RowsStay`` if attention is computed for all rows: its bits depend on their
+        number, and on whether others are packed."""
+        for node in self.graph.nodes:
+            if node in self.in_place:
+                raise _stay(node, "is of attention that is not one node (reproducible=True)")
+
+    def _find_masks(self) -> set[Node]:
+        """The nodes that compute what hides rows."""
+        biases = [v for node in self.attention for v in node.inputs[3:] if v is not None]
+        late = self._behind(lambda node: node.op is ATTENTION or node in self.scores)
+        products = late | self._behind(_multiplies)
+        # A mask may be a product, too, of masks; what is added to scores is one of what queries and
+        # keys are made of, or of what attention before has made.
+        before = self._before([v for n in self.attention for v in n.inputs[:3] if v is not None])
+        shared = self._behind(lambda node: node in before and _multiplies(node))
+        self.sums_scores = not (late | shared).isdisjoint(biases)
+        if self.sums_scores:  # what is added to scores depends on rows
+            biases = [term for bias in biases for term in given_terms(bias, products)]
+        own = {node: given_terms(node.inputs[0], products) for node in self.scores}
+        self.scores = [node for node in own if any(not v.is_constant for v in own[node])]
+        biases += [v for node in self.scores for v in own[node]]
+        self.sums_scores |= bool(self.scores)
+        self.terms = {v for v in biases if not v.is_constant}
+        if not self.terms:
+            raise _stay(next(iter([*self.attention, *own])), "has no mask that a run gives")
+        return self._before(self.terms)
+
+    def _behind(self, starts: Callable[[Node], bool]) -> set[Value]:
+        """The values that are computed of what some nodes make."""
+        found: set[Value] = set()
+        for node in self.graph.nodes:
+            if starts(node) or not found.isdisjoint(all_reads(node)):
+                found.update([value for value in node.outputs if value is not None])
+        return found
+
+    def _guard_attention(self) -> None:
+        """Let the biases of attention tell which rows matter: those of each, which layers mostly
+        share."""
+        groups = {tuple(n.inputs[3:]): None for n in self.attention if n not in self._hiding}
+        sums: dict[tuple[object, ...], Value] = {}
+        for node, terms in self._hiding.items():
+            groups[BiasSum(node, sums, self.bias_nodes, "mask").total(terms),] = None
+        for number, own in enumerate(groups):
+            for bias in own:
+                if bias is not None and _may_hide(bias):
+                    self.guards[bias, number] = None
+
+    def _find_among(self, wanted: Container[Node], whole: Container[Node]) -> set[Node]:
+        """Find nodes to pack, behind attention or ``wanted`` before it, and not to be computed
+        ``whole``. Returns those before attention that others read as they are."""
+        state = self.axes, self.padded, self.repacked, self.packed, self.in_place
+        for found in (*state, self._factors, self._why, self._hiding):
+            found.clear()
+        behind: set[Value] = set()
+        for node in self.graph.nodes:
+            reads = all_reads(node)
+            late = node.op is ATTENTION or node in self.scores or not behind.isdisjoint(reads)
+            behind.update([v for v in node.outputs if v is not None and late])
+            known = any(v in self.axes or v in self.padded for v in reads)
+            if node in whole or not (node in wanted or known):
+                continue
+            try:
+                self._find_form(node)
+            except Stays as reason:
+                self._why[node] = reason
+                if node.op is ATTENTION:
+                    raise self._reason(node) from None
+        proven = {*self.packed, *self.in_place}
+        early = [(node, node.outputs[0]) for node in proven]
+        return {
+            node
+            for node, y in early
+            if y is not None and y not in behind
+            if any(reader not in proven for reader in self.readers.get(y, ()))
+        }
+
+    def _find_form(self, node: Node) -> None:
+        """Note how a node is computed: for packed rows, or as a part of attention for all of them.
+        Raises ``Stays``."""
+        known = [v for v in node.inputs if v in self.axes or v in self.padded]
+        added = node.inputs[3:] if node.op is ATTENTION else ()
+        in_place = any(v in self.padded for v in known) or any(v in known for v in added)
+        # What is packed becomes 0 where rows pad, and would lose the bias that hides them there.
+        in_place |= _adds(node) and bool(known) and not self.terms.isdisjoint(all_reads(node))
+        if in_place and self.sums_scores:
+            self._keep_in_place(node)
+            return
+        try:
+            self._pack(node)
+        except Stays as reason:
+            # What reads rows that a mask has made 0 needs no proof: it reads the same as before.
+            if not self.sums_scores or all(v in self._factors for v in known):
+                raise
+            try:
+                self._keep_in_place(node)
+            except Stays:
+                raise reason from None
+
+    def _pack(self, node: Node) -> None:
+        """Note how a node is computed for packed rows. Raises ``Stays``."""
+        inputs = [None if v is None else self.axes.get(v) for v in node.inputs]
+        if not any(inputs):
+            inputs = [self._seed(value) for value in node.inputs]
+        if not any(inputs):
+            return
+        found = packed_form(node, inputs)
+        if any(node.outputs[len(found.outputs) :]):
+            raise Stays("has other outputs")
+        for value, axes in zip(node.inputs, found.inputs, strict=False):
+            if value is not None and axes is not None and value not in self.axes:
+                self._check_gathered(value, axes)
+        self.packed[node] = found
+        for value, axes in zip(node.outputs, found.outputs, strict=False):
+            if value is not None:
+                self.axes[value] = axes
+        self._note_factors(node)
+
+    def _check_gathered(self, value: Value, axes: Axes) -> None:
+        """Raise ``Stays`` for a value whose rows cannot be gathered by their numbers."""
+        if not self.are_gathered(value, axes) and not self.are_repeated(value, axes):
+            raise Stays("combines rows with others that are not behind their samples")
+
+    def are_gathered(self, value: Value, axes: Axes) -> bool:
+        """Whether the rows of a value are gathered by their numbers in the batch, or by their
+        places where all samples have the same."""
+        names = [name for axis in axes for name, _ in axis]
+        at = place_of_rows(axes) if ROWS in names else None
+        if at is None or SAMPLES not in names:  # what all samples have, or the only one
+            return at is not None and axes[at] == self.row
+        if axes[at] == self.samples + self.row:
+            return True
+        first = axes.index(self.samples) if self.samples in axes else at
+        between = static_dims(value)[first + 1 : at]
+        return axes[at] == self.row and first < at and prod(between) == 1
+
+    def are_repeated(self, value: Value, axes: Axes) -> bool:
+        """Whether a value is the same for all samples, which are first along its first axis."""
+        one = without_samples(axes)
+        if self.batch == 1 or axes[0][:1] != self.samples or not repeats(value, self.batch):
+            return False
+        has_rows = any(name == ROWS for axis in one for name, _ in axis)
+        return not has_rows or self.are_gathered(value, one)
+
+    def _keep_in_place(self, node: Node) -> None:
+        """Note what a node computes of rows that are in their places. Raises ``Stays``."""
+        inputs = [
+            Padded(self.axes[v]) if v in self.axes else self.padded.get(v) if v else None
+            for v in node.inputs
+        ]
+        result, terms = padded_form(node, inputs, self.samples, self.row)
+        if not self._before([term for term, _, _ in terms]) <= self.masks:
+            raise Stays("weighs rows by a mask that is computed of rows")
+        self.in_place.add(node)
+        if terms:
+            self._hiding[node] = terms
+        axes, y = result.axes, node.outputs[0]
+        plain = not any(name for axis in axes[2:] for name, _ in axis)
+        # What is one for each sample depends on rows that matter alone, and is as it would be.
+        if y is None or not has_rows(axes):
+            return
+        # Before a Softmax nothing is packed again: it would soon be read in its place.
+        if result.weighed and plain and axes[:2] == (self.samples, self.row):
+            self.axes[y] = axes
+            self.repacked.add(y)
+        else:
+            self.padded[y] = result
+
+    def _seed(self, value: Value | None) -> Axes | None:
+        """The axes of a padded value with as many samples and rows. What it is need not be known:
+        row j of sample i is what is read as that."""
+        dims = (value.shape if value is not None and not value.is_constant else None) or ()
+        rest = [features(n) for n in dims[2:] if isinstance(n, int)]
+        if dims[:2] != (self.batch, self.rows) or len(rest) < len(dims) - 2:
+            return None
+        return (self.samples, self.row, *rest)
+
+    def _reason(self, node: Node) -> RowsStay:
+        """Why attention cannot be packed: what is in the way before it, if anything."""
+        before = self._before([v for v in node.inputs[:3] if v is not None])
+        first = next((n for n in self.graph.nodes if n in before and n in self._why), node)
+        return _stay(first, self._why[first])
+
+    @staticmethod
+    def _before(values: Iterable[Value]) -> set[Node]:
+        """The nodes that compute ``values``."""
+        found: set[Node] = set()
+        stack = [value.producer for value in values]
+        while stack:
+            node = stack.pop()
+            if node is not None and node not in found:
+                found.add(node)
+                stack += [value.producer for value in all_reads(node)]
+        return found
+
+    # What padded rows may be read by.
+
+    def _note_factors(self, node: Node) -> None:
+        """Note what makes padded rows of the results of ``node`` 0."""
+        y, inputs = node.outputs[0], [v for v in node.inputs if v is not None]
+        known = [self._factors[v] for v in inputs if v in self._factors]
+        name = node.op.full_name
+        if name == "Mul" and y is not None:
+            masks = [x for x in inputs if self._is_mask(x, self.axes[y])]
+            known = [masks[:1]] if masks else known
+        if y is None or not known:
+            return
+        if name == "Mul" or node.op.view or name in ("Cast", "Neg"):
+            self._factors[y] = known[0]
+        elif name in ("Add", "Sub") and len(known) == len(inputs):
+            self._factors[y] = [factor for own in known for factor in own]
+
+    def _is_mask(self, factor: Value, axes: Axes) -> bool:
+        """Whether a run gives a factor of rows along these axes, one for each row at least."""
+        dims = factor.shape or ()
+        is_given = factor not in self.axes and not factor.is_constant
+        fits = len(dims) == len(axes) and dims[1:2] == (self.rows,) and axes[1] == self.row
+        return is_given and fits
+
+    def _check_reader(self, value: Value, reader: Node | None, anything: bool) -> None:
+        """See that padded rows of a packed value matter to none of its readers."""
+        index = None if reader is None or value in self.padded else self._index(reader, value)
+        if value in self._factors:
+            self.guards.update({(factor, FACTOR): None for factor in self._factors[value]})
+        elif index is not None and reader is not None:
+            self.guards[index, PAIRS if reader.op.full_name == "GatherND" else INDEX] = None
+        elif value in self.padded and reader is None:
+            raise _stay(value.producer, f"is output {value.name!r}, of attention to rows that pad")
+        elif reader is not None and value in self.axes and self._reads_first(reader, value):
+            self.first = True
+        elif reader is not None:
+            why = self._why.get(reader, "reads it")
+            raise _stay(reader, f"{why}, and {value.name!r} has rows that pad")
+        elif not anything:
+            text = f"is output {value.name!r}, with rows that pad"
+            raise _stay(value.producer, f"{text}, which dead_rows='any' leaves out")
+
+    def _reads_first(self, node: Node, value: Value) -> bool:
+        """Whether a node reads but the first row of each sample."""
+        axes, operands = self.axes[value], [v and v.const for v in node.inputs[1:]]
+        if node.inputs[0] is not value or self.row not in axes:
+            return False
+        at = axes.index(self.row)
+        if node.op.full_name == "Gather":
+            axis = normalize_axes([node.attrs.get("axis", 0)], len(axes))[0]
+            return axis == at and operands[0] is not None and not operands[0].any()
+        known = [x.reshape(-1).tolist() for x in operands[:3] if x is not None]
+        if node.op.full_name != "Slice" or len(known) < 3:
+            return False
+        starts, ends, named = known
+        bounds = zip(normalize_axes(named, len(axes)), starts, ends, strict=True)
+        return any(axis == at and end - start == 1 for axis, start, end in bounds if not start)
+
+    def _index(self, node: Node, value: Value) -> Value | None:
+        """What tells which rows a node reads, one by one: their numbers in the batch, or pairs of
+        samples and rows; None if it reads others."""
+        axes, index = self.axes[value], node.inputs[1] if len(node.inputs) > 1 else None
+        if node.inputs[0] is not value or index is None or index in self.axes or index.is_constant:
+            return None
+        if node.op.full_name == "Gather" and self.batch > 1 and axes[0] == self.samples + self.row:
+            return index if node.attrs.get("axis", 0) in (0, -len(axes)) else None
+        by_pairs = node.op.full_name == "GatherND" and not node.attrs.get("batch_dims", 0)
+        pairs = by_pairs and axes[:2] == (self.samples, self.row)
+        return index if pairs and static_dims(index)[-1:] == (2,) else None
