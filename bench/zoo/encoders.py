@@ -34,6 +34,11 @@ TYPED = *TEXT, "token_type_ids"
 # exporters, and what its configuration has beside SIZES.
 _BOTH, _FORMS = ("script", "dynamo"), ("", "eager")
 _RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+# As DeBERTa v3 has it.
+_BUCKETS = {
+    **_RELATIVE, "share_att_key": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
 _LOCAL = {"global_attn_every_n_layers": 2, "local_attention": 8}
 ENCODERS: list[
     tuple[str, str, Sequence[str], str, Sequence[str], Sequence[str], dict[str, Any]]
@@ -56,6 +61,9 @@ ENCODERS: list[
     ("Qwen3", "Model", TEXT, "", _FORMS[:1], _BOTH, {}),
     ("DebertaV2", "Model", TEXT, "mean", _FORMS[:1], _BOTH[1:], _RELATIVE),
     ("ConvBert", "Model", TYPED, "", _FORMS[:1], _BOTH[1:], {}),
+    ("DebertaV2", "Model", TEXT, "", _FORMS[:1], _BOTH, _BUCKETS),
+    ("Deberta", "Model", TEXT, "mean", _FORMS[:1], _BOTH, {**_RELATIVE, "talking_head": True}),
+    ("Deberta", "Model", TYPED, "first", _FORMS[:1], _BOTH[1:], _RELATIVE),
 ]
 
 
