@@ -106,7 +106,10 @@ class _Index:
             scope.values += filter(None, made)
             for value in scope.values:
                 self.defined.setdefault(value, i)
-            self.constants |= {v: None for v in filter(None, read) if _is_constant(v)}
+            # As ``_is_constant``, of all that is read.
+            self.constants |= {
+                v: None for v in filter(None, read) if not v.is_held or v.const is not None
+            }
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
@@ -228,7 +231,7 @@ def _check_node_outputs(index: _Index) -> Iterator[str]:
                     f"{value.name!r} is an output of {node.label}, but names {other} as its "
                     "producer; a value has one producer, and names it"
                 )
-            if _is_constant(value):
+            if not value.is_held or value.const is not None:
                 yield (
                     f"{value.name!r} is a constant and an output of {node.label}; "
                     "use a new value for the constant"

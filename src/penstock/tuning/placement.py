@@ -221,8 +221,10 @@ class Placement:
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
         """Of the backends that have a kernel for a node, the one that is expected to be fastest;
         others that are expected to be slower are not asked."""
-        accepts = self.kernels.accepts
-        return next((b for b in self._by_cost(node, among) if accepts(b, node)), None)
+        for backend in self._by_cost(node, among):
+            if self.kernels.accepts(backend, node):
+                return backend
+        return None
 
     def _by_cost(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
         """Backends in the order of their expected costs."""
@@ -242,11 +244,14 @@ class Placement:
         self, node: Node, among: Sequence[Backend]
     ) -> tuple[Sequence[Backend], Sequence[Backend]]:
         """Backends whose estimates are compared, and those that come behind one of these anyway."""
-        names = {own.outruns(node) for backend, own in self._outrunning if backend in among}
+        names = [own.outruns(node) for backend, own in self._outrunning if backend in among]
         if not any(names) or plausible(node) is not node:
             return among, ()
-        behind = [backend for backend in among if backend.name in names]
-        return [backend for backend in among if backend not in behind], behind
+        leading: list[Backend] = []
+        behind: list[Backend] = []
+        for backend in among:
+            (behind if backend.name in names else leading).append(backend)
+        return leading, behind
 
     @cached_property
     def _outrunning(self) -> list[tuple[Backend, Outruns]]:
