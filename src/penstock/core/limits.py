@@ -68,7 +68,8 @@ class Limits:
     max_calls: int = 10_000
     """depth of the stack of function calls in a run"""
     max_folded_bytes: int = 16 * 2**20
-    """bytes of a folded constant, unless it is smaller than the constants it replaces"""
+    """bytes of a folded constant, unless it is smaller than the constants it replaces, or float32
+    that was stored in fewer bits"""
     max_plans_bytes: int | None = None
     """bytes of the plans that a session keeps: arenas, programs and kernels made by runs; least
     recently used go first. ``None``: as many bytes as the constants have, and at least 64 MiB"""

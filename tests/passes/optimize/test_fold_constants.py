@@ -219,6 +219,19 @@ def test_a_large_constant_with_many_readers_is_not_folded_for_each():
     assert ops(made) == {"Add": 2}
 
 
+@pytest.mark.parametrize(("readers", "left"), [(1, {"Add": 1}), (2, {"Add": 2, "Cast": 2})])
+def test_weights_stored_in_fewer_bits_are_folded_however_large(readers, left):
+    halves = Value("w", const=np.ones(1000, np.float16))
+    x, nodes = value("x", 1000), []
+    for i in range(readers):
+        cast = Node(find("Cast"), [halves], [Value(f"c{i}")], {"to": 1})
+        nodes += [cast, Node(find("Add"), [cast.outputs[0], x], [Value(f"y{i}")])]
+    graph = Graph([x], [n.outputs[0] for n in nodes[1::2]], nodes, "g")
+    # Equal nodes are one for all other passes.
+    FoldConstants().run(graph, PassContext(limits=Limits(max_folded_bytes=100)))
+    assert ops(graph) == left
+
+
 def test_a_partly_known_split_settles():
     #  one of two outputs is a constant; the node stays for the other, and nothing changes further
     graph = graph_from_text(

@@ -30,6 +30,8 @@ from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
 
 _TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
+_WIDENING, _WIDENED = ("Cast", "DequantizeLinear"), 4
+"""operations that make float32 of weights stored in fewer bits, and how many times their bytes"""
 
 
 class FoldConstants(Pass):
@@ -186,6 +188,9 @@ class _Folder:
             return None
         inputs, outputs = sum(map(_NBYTES, given)), sum(map(_NBYTES, static))
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
+        if node.op.name in _WIDENING and not node.op.domain:
+            # Else each run would do it again, and need the memory at its peak.
+            allowed = max(allowed, self.replaced(node, held) * _WIDENED)
         from penstock.analysis.interpreter import evaluate
 
         try:
