@@ -1,6 +1,7 @@
 """Layers, and the values that are codes if layers are."""
 
 import numpy as np
+import pytest
 
 import penstock as ps
 from penstock.quantizing.layers import QuantizableLayer, codes_of, layers_of
@@ -19,7 +20,7 @@ def coded(graph, choice):
 def test_layers_have_types_by_operation():
     layers = {layer.name: layer for layer in layers_of(graph_of(convolutional()))}
     assert [*layers] == ["first", "depthwise", "point", "last", "dense"]
-    assert layers["first"].types == ("float32", "static", "dynamic", "weights8")
+    assert layers["first"].types == ("float32", "static", "dynamic", "weights8", "weights16")
     assert "blocks8" in layers["dense"].types
     assert layers["dense"].axis == 0
 
@@ -59,8 +60,32 @@ def test_other_weights_can_only_be_stored():
         w=np.ones((30, 40), np.float32),
     )
     (layer,) = layers_of(graph_of(proto))
-    assert layer.types == ("float32", "weights8")
+    assert layer.types == ("float32", "weights8", "weights16")
     assert layer.nbytes("weights8") == 30 * 40 + 4 * 30
+    assert layer.nbytes("weights16") == 2 * 30 * 40
+
+
+@pytest.mark.parametrize(
+    ("largest", "others", "fits"),
+    [
+        (65504, 1, True),
+        (65536, 1, False),
+        (-1e9, 1, False),
+        (1e-3, 1e-4, True),
+        (1e-4, 1e-6, False),
+    ],
+)
+def test_float16_is_offered_for_weights_that_it_has(largest, others, fits):
+    weights = np.full((30, 40), others, np.float32)
+    weights[3, 5] = largest
+    proto = with_weights(
+        "g (int64[2] i, float[30,40] w) => (float[2,40] y) { y = Gather(w, i) }", w=weights
+    )
+    (layer,) = layers_of(graph_of(proto))
+    assert ("weights16" in layer.types) == fits
+    if fits:
+        error = weights.astype(np.float16) - weights
+        assert np.linalg.norm(error) <= 2**-10 * np.linalg.norm(weights)
 
 
 def test_bytes_of_blocks():

@@ -34,6 +34,24 @@ def test_written_model_keeps_the_error_on_samples_held_out(tmp_path):
     assert "<svg" in quantized.html and "error" in repr(quantized)
 
 
+def test_weights_in_16_bits_are_in_the_report_and_the_file():
+    quantized = ps.quantize(feed_forward(), [*rows()], size=0.6)
+    layers = quantized.report["layers"]
+    assert {own["type"] for own in layers} <= {"float32", "weights16", "weights8", "static"}
+    halves = [own for own in layers if own["type"] == "weights16"]
+    assert halves and all(own["bytes_after"] * 2 == own["bytes_before"] for own in halves)
+    assert all(own["why"].startswith("smaller at the same speed") for own in halves)
+    assert len(quantized.onnx) < 0.65 * len(feed_forward().SerializeToString())
+    x = rows()[0]
+    (theirs,) = onnxruntime.InferenceSession(quantized.onnx).run(None, {"x": x})
+    np.testing.assert_allclose(theirs, ps.compile(quantized.model)(x), atol=0.01)
+
+
+def test_roundings_are_learned_where_a_size_is_wanted():
+    report = ps.quantize(feed_forward(), [*rows()], size=0.2).report
+    assert report["learned"]["layers"] > 0 and report["learned"]["seconds"] > 0
+
+
 def test_any_batch_can_be_run(tmp_path):
     quantized = ps.quantize(feed_forward(), [*rows()], max_error=0.05)
     session = ps.compile(quantized.model)

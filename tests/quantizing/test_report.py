@@ -18,6 +18,7 @@ DOCUMENT = {
     "error": 0.02,
     "outputs": [{"name": "y", "rms": 0.02, "largest": 0.1}],
     "clipping": "entropy",
+    "learned": {"layers": 3, "seconds": 1.25},
     "layers": [
         {
             "name": "c<1>",
@@ -38,6 +39,7 @@ def test_page_shows_layers_and_points_and_escapes_names():
     text = report_of_layers(DOCUMENT)
     assert "c&lt;1&gt;" in text and "<b>" not in text
     assert "a &lt;b&gt; (chosen)" in text
+    assert "of 3 layers, in 1.2 s" in text
     assert "8x3x3x3" in text and "default-src 'none'" in text
     assert not re.search(r"https?://", text)
 

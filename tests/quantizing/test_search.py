@@ -4,12 +4,14 @@ machine."""
 from functools import partial
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing import search as searching
 from penstock.quantizing.measuring import FloatReference
-from penstock.quantizing.record import FLOAT
+from penstock.quantizing.record import FLOAT, Record
 from penstock.quantizing.samples import samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
@@ -126,6 +128,58 @@ def test_search_goes_on_from_a_record(search):
     again.session = lambda choice: calls.append(choice) or session(again, choice)
     assert again.run() == first
     assert calls == []
+
+
+def test_weights_are_stored_in_16_bits_where_8_have_too_large_an_error(search, monkeypatch):
+    monkeypatch.setitem(SPEED, "static", 2.0)
+    monkeypatch.setitem(SPEED, "dynamic", 2.0)
+    monkeypatch.setattr(searching, "seconds_in_turns", lambda sessions, *_: [1.0] * len(sessions))
+    reference = search.original
+    sizes, types = {}, {}
+    for bound in (1e-4, 2e-4, 2e-3):
+        search.goal, search.record = Goal(bound), Record()
+        search.has_learned = False
+        point = search.run()
+        assert point.largest <= bound
+        sizes[bound], types[bound] = point.size, {*point.choice.values()}
+        # What is said is what is measured, on ONNX Runtime, too.
+        data = onnx_bytes(search.with_graph(search.form(point.choice)))
+        theirs = onnxruntime.InferenceSession(data)
+        x = search.sample["x"]
+        spread = search.reference.spreads["y"]
+        error = theirs.run(None, {"x": x})[0] - reference(x)
+        assert np.sqrt(np.square(error).mean()) / spread <= bound * 1.01
+    assert types == {1e-4: {"weights16"}, 2e-4: {"weights16", "weights8"}, 2e-3: {"weights8"}}
+    assert sizes[2e-3] < 0.27 < sizes[2e-4] <= 0.5 < sizes[1e-4] < 1
+
+
+def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):
+    search.goal, search.layers_until = Goal(0.001), 0.0
+    point = search.run()
+    assert search.record.errors == {}
+    assert point.largest <= 0.001
+    assert point.size <= 0.5  # in 16 bits at least
+    assert {*point.choice.values()} <= {"weights8", "weights16"}
+
+
+def test_resumed_search_has_the_codes_that_were_learned(search, monkeypatch):
+    search.goal = Goal(size=0.3)
+    search.run()
+    assert search.record.learned and search.record.learning_seconds > 0
+    again = Search(
+        search.original,
+        search.model,
+        search.samples,
+        search.goal,
+        search.compile,
+        record=search.record,
+    )
+    again.choose_ranges()
+    plain = Search(search.original, search.model, search.samples, search.goal, search.compile)
+    codes, x = search.uniform("weights8"), search.sample["x"]
+    ours, resumed, nearest = [own.session(codes)(x) for own in (search, again, plain)]
+    np.testing.assert_array_equal(ours, resumed)
+    assert not np.array_equal(ours, nearest)
 
 
 def test_samples_are_spread_out(search):

@@ -71,6 +71,18 @@ def test_weights_of_float16_become_codes():
     np.testing.assert_allclose(theirs, wanted, atol=0.02 * np.ptp(wanted))
 
 
+def test_weights_that_the_file_has_as_float16_stay_so():
+    constants = {"v": weights(0, 40, 16, inner=16).astype(np.float16)}
+    operators = [
+        ("DEQUANTIZE", ["v"], ["w"], None),
+        ("FULLY_CONNECTED", ["x", "w", None], ["y"], ("FullyConnectedOptions", {})),
+    ]
+    data = network([4, 16], operators, constants)
+    (layer,) = TfliteRewriter(data, "main").layers
+    assert (layer.nbytes("weights16"), "weights16" in layer.types) == (2 * 40 * 16, True)
+    assert tables(written(data, "weights16", None)) == tables(data)
+
+
 def test_weights_of_a_transposed_convolution_are_stored():
     constants = {"shape": np.array([1, 8, 8, 16], np.int32), "w": weights(0, 16, 3, 3, 8, inner=72)}
     options = {"padding": 0, "stride_w": 2, "stride_h": 2}

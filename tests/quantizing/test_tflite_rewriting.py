@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.quantizing.rounding import gram_matrices
+from penstock.quantizing.samples import samples_of
 from penstock.quantizing.tflite_graph import int8_operators
+from penstock.quantizing.tflite_rewriting import TfliteRewriter
+from penstock.quantizing.weights import learned
 from tests.support.litert import by_litert
 from tests.support.tflite_networks import (
     CONV,
@@ -27,7 +31,8 @@ MODELS = {"convolutional": (convolutional, images), "feed_forward": (feed_forwar
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    ("type_", "most"), [("static", 0.03), ("dynamic", 0.02), ("weights8", 0.02)]
+    ("type_", "most"),
+    [("static", 0.03), ("dynamic", 0.02), ("weights8", 0.02), ("weights16", 0.001)],
 )
 def test_types_are_near_the_float_model_and_litert(name, type_, most):
     make, data = MODELS[name]
@@ -42,6 +47,27 @@ def test_types_are_near_the_float_model_and_litert(name, type_, most):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     # XNNPACK rounds in another way, by a step of codes of a few values.
     np.testing.assert_allclose(ours, fast, atol=most * spread)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_learned_codes_have_less_error_on_litert(name):
+    make, data = MODELS[name]
+    rewriter, samples = TfliteRewriter(make(), "main"), data(24)
+    layers = [layer for layer in rewriter.layers if layer.learns]
+    choice = {layer.name: "weights8" for layer in layers}
+    files = [rewriter.rewritten(choice, {}, {}).data]
+    session = ps.compile(rewriter.model)
+    for layer, gram in gram_matrices(session, layers, samples_of(samples, ["x"])):
+        rewriter.learn(layer, "weights8", learned(layer, "weights8", gram))
+    # Corrections are of the nearest codes: others have none.
+    biases = {layer.name: np.ones(layer.weights.shape[layer.axis]) for layer in layers}
+    files.append(rewriter.rewritten(choice, {}, biases).data)
+    assert len(files[0]) == pytest.approx(len(files[1]), abs=200)
+    errors = []
+    for file in files:
+        outputs = [by_litert(file, {"x": x})[0] - session(x) for x in data(30)[24:]]
+        errors.append(np.sqrt(np.square(outputs).mean()))
+    assert 0 < errors[1] < (0.5 if name == "convolutional" else 0.95) * errors[0]
 
 
 def test_static_network_is_int8_from_its_first_layer_to_its_last():

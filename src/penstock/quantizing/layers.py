@@ -3,14 +3,15 @@
 A *layer* is a node with large constant weights: a convolution or a product, or another operation
 whose weights can only be stored as codes. It has one of these types:
 
-========  ==================================================================================
+========= =================================================================================
 float32   as it was
 static    input and weights are 8-bit codes, the range of the input is that of the samples
 dynamic   the same, and the range of the input is that of each run
 blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
 blocks4   the same with weights of 4 bits
 weights8  weights are stored as codes of 8 bits, and are float32 when the model is loaded
-========  ==================================================================================
+weights16 weights are stored as float16, and are float32 when the model is loaded
+========= =================================================================================
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 
-LayerType: TypeAlias = Literal["float32", "static", "dynamic", "blocks8", "blocks4", "weights8"]
+LayerType: TypeAlias = Literal[
+    "float32", "static", "dynamic", "blocks8", "blocks4", "weights8", "weights16"
+]
 Choice: TypeAlias = Mapping[str, LayerType]
 """The type of each layer by the name of its node; float32 for those that are not in it"""
+
+STORING: tuple[LayerType, ...] = ("weights8", "weights16")
+"""types that change how weights are stored, and nothing of what is computed in a run"""
 
 BLOCK = 32  # weights that share a scale
 _LEAST_WEIGHTS = 64  # of a layer that is worth a look
 _LEAST_STORED = 1024  # of another node
+_MOST_HALF, _LEAST_HALF = 65504.0, 2.0**-14  # the largest float16, and the least normal one
 _DIRECTIONS = 2
 
 
@@ -68,6 +75,11 @@ class QuantizableLayer(NamedTuple):
         return self.stored[0].axis
 
     @property
+    def learns(self) -> bool:
+        """Whether its input can be observed, to learn from it how its weights are rounded."""
+        return self.x is not None and "static" in self.types
+
+    @property
     def output(self) -> Value:
         value = self.node.outputs[0]
         assert value is not None
@@ -80,6 +92,8 @@ class QuantizableLayer(NamedTuple):
             return 4 * count
         if type_ in ("blocks8", "blocks4"):
             return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
+        if type_ == "weights16":
+            return 2 * count
         return count + 4 * sum(own.weights.shape[own.axis] for own in self.stored)
 
 
@@ -112,7 +126,23 @@ def _layer(node: Node) -> QuantizableLayer | None:
             # Recurrent operations have their one or two directions in front.
             axis = next(a for a, size in enumerate(weights.shape) if size > _DIRECTIONS)
             stored.append(Stored(i, weights, axis))
-    return QuantizableLayer(node, stored, ("float32", "weights8")) if stored else None
+    return QuantizableLayer(node, stored, ("float32", *_stored_types(stored))) if stored else None
+
+
+def _stored_types(stored: Sequence[Stored]) -> tuple[LayerType, ...]:
+    """The types of layers that store weights alone."""
+    if all(_fits_float16(own.weights) for own in stored):
+        return STORING
+    return ("weights8",)
+
+
+def _fits_float16(weights: np.ndarray) -> bool:
+    """Whether float16 has no infinities for weights, and enough bits for most of them."""
+    if weights.max() > _MOST_HALF or weights.min() < -_MOST_HALF:
+        return False
+    # Denormal numbers are off by 2**-25 at most: 2**-11 of a mean weight that is a normal number.
+    flat = weights.reshape(-1)
+    return float(np.dot(flat, flat)) >= flat.size * _LEAST_HALF**2
 
 
 def _is_matrix(weights: np.ndarray) -> bool:
@@ -138,8 +168,9 @@ def _computing(node: Node) -> QuantizableLayer | None:
     if node.op.name == "Conv":
         if weights.ndim < 3:
             return None
-        every: tuple[LayerType, ...] = ("float32", "static", "dynamic", "weights8")
-        return QuantizableLayer(node, [Stored(1, weights, 0)], every, x, bias, channels=1)
+        stored = [Stored(1, weights, 0)]
+        every: tuple[LayerType, ...] = ("float32", "static", "dynamic", *_stored_types(stored))
+        return QuantizableLayer(node, stored, every, x, bias, channels=1)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None
@@ -147,11 +178,12 @@ def _computing(node: Node) -> QuantizableLayer | None:
     columns, inner = weights.shape[axis], weights.shape[1 - axis]
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
-    types: list[LayerType] = ["float32", "static", "dynamic", "weights8"]
+    stored = [Stored(1, weights, axis)]
+    types: list[LayerType] = ["float32", "static", "dynamic", *_stored_types(stored)]
     # The last block of a row would be padded, for which kernels have no room.
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]
-    return QuantizableLayer(node, [Stored(1, weights, axis)], types, x, bias)
+    return QuantizableLayer(node, stored, types, x, bias)
 
 
 # Values that are codes.

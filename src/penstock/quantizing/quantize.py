@@ -6,6 +6,7 @@ import hashlib
 import os
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.compiler.compiler import progress_of
@@ -32,7 +33,7 @@ from penstock.quantizing.measuring import Metric, seconds_in_turns
 from penstock.quantizing.record import Point, Record
 from penstock.quantizing.report import describe_search, error_text, report_of_layers
 from penstock.quantizing.samples import Samples, Source, samples_of
-from penstock.quantizing.search import Goal, Search
+from penstock.quantizing.search import Goal, Search, fastest_of
 from penstock.quantizing.source import float_model
 from penstock.quantizing.tflite_rewriting import TfliteRewriter
 from penstock.session.session import compile
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ERROR = 0.01
 """the bound on the error where no goal is stated: one percent of the spread of an output"""
+_LAYERS_SHARE = 0.6  # of a deadline, after which no more layers are measured alone
 ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
 _SESSION, _TFLITE = ".penstock", ".tflite"
 
@@ -256,6 +258,8 @@ def _tflite_source(model: ModelLike) -> bytes:
 
 def _found(search: Search, timeout: float | None) -> Point:
     """The best point; if time is over, the best of those that were tried."""
+    if timeout is not None:
+        search.layers_until = perf_counter() + _LAYERS_SHARE * timeout
     try:
         with cancelled_by(StopCondition(timeout, None, "quantizing")):
             point = search.run()
@@ -264,7 +268,7 @@ def _found(search: Search, timeout: float | None) -> Point:
         points = [p for p in search.record.points if search.meets(p)]
         if not points:
             raise
-        point = min(points, key=lambda p: p.time)
+        point = fastest_of(points)
     if not search.meets(point):
         raise PenstockError(_possible(search, point))
     return point

@@ -17,7 +17,7 @@ from penstock.quantizing.layers import Choice, LayerType
 _FORMAT = "penstock quantize 1"
 _FIELDS = (
     *("ranges", "sizes", "clipping", "clippings", "biases", "seconds", "conversion_scale"),
-    *("errors", "points"),
+    *("errors", "points", "learned", "learning_seconds"),
 )
 
 Errors: TypeAlias = dict[str, dict[LayerType, float]]
@@ -53,8 +53,9 @@ class Record:
     These are the ``ranges`` of values that codes cover, the ``sizes`` of these values, the way to
     clip them (``clipping``), chosen by the errors of each way (``clippings``), the corrections of
     ``biases`` by the names of layers, the ``seconds`` of nodes by type, how many times as long
-    conversions take as they were guessed, the ``errors`` of layers, and the ``points`` that were
-    tried. ``key`` stands for the model, the samples and the options; with a ``path`` all of it is
+    conversions take as they were guessed, the ``errors`` of layers, the ``points`` that were
+    tried, and which layers as which types have roundings that were ``learned``, in how many
+    seconds. ``key`` stands for the model, the samples and the options; with a ``path`` all of it is
     in a file, too.
     """
 
@@ -69,6 +70,8 @@ class Record:
     conversion_scale: float = 1.0
     errors: Errors = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
+    learned: list[tuple[str, LayerType]] = field(default_factory=list)
+    learning_seconds: float = 0.0
 
     @classmethod
     def at(cls, path: Path, key: str) -> Record:
@@ -96,6 +99,7 @@ class Record:
         for name, value in values.items():
             setattr(record, name, value)
         record.points = points
+        record.learned = [(name, type_) for name, type_ in record.learned]  # tuples again
         return record
 
     def changed(self) -> None:

@@ -9,7 +9,7 @@ from html import escape
 from penstock.core.types import JsonObject
 from penstock.ops.internal.fused import operation_name
 from penstock.quantizing.costs import by_node
-from penstock.quantizing.layers import LayerType, QuantizableLayer
+from penstock.quantizing.layers import STORING, LayerType, QuantizableLayer
 from penstock.quantizing.measuring import step_seconds_of
 from penstock.quantizing.record import Point
 from penstock.quantizing.search import Search
@@ -64,6 +64,10 @@ def describe_search(
         ],
         "clipping": search.record.clipping,
         "clippings": {way: _finite(error) for way, error in search.record.clippings.items()},
+        "learned": {
+            "layers": len({*search.record.learned} & {*point.choice.items()}),
+            "seconds": search.record.learning_seconds,
+        },
         "layers": layers,
         "points": [
             {
@@ -102,10 +106,13 @@ def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
     times = {
         other: search.seconds[other].layers.get(layer.name, 0.0)
         for other in layer.types
-        if other not in ("float32", "weights8") and other in search.seconds
+        if other not in ("float32", *STORING) and other in search.seconds
     }
-    if type_ == "weights8":
-        return "smaller at the same speed"
+    if type_ in STORING:
+        codes = search.record.errors.get(layer.name, {}).get("weights8")
+        if type_ == "weights8" or codes is None:
+            return "smaller at the same speed"
+        return f"smaller at the same speed; as weights8 it alone makes an error of {codes**0.5:.2g}"
     if type_ != "float32":
         return f"{times.get(type_, 0.0) * 1e3:.3g} ms in place of {before * 1e3:.3g}"
     if not times:
@@ -135,6 +142,7 @@ def report_of_layers(document: JsonObject) -> str:
 def _facts(document: JsonObject) -> list[tuple[str, str]]:
     """The figures of the whole model."""
     bound, counts = document["goal"]["max_error"], document["samples"]
+    learned = document["learned"]
     shares = f"{document['time']:.3f} of the original's"
     milliseconds = f"{document['ms_after']:.3g} ms in place of {document['ms_before']:.3g}"
     allowed = "" if bound is None else f", allowed are {bound:g}"
@@ -144,6 +152,7 @@ def _facts(document: JsonObject) -> list[tuple[str, str]]:
         ("error on samples held out", f"{error_text(document['error'])}{allowed}"),
         ("samples", f"{counts['chosen_by']} to choose by, {counts['held_out']} held out"),
         ("ranges clipped by", document["clipping"] or "nothing: no layer has static ranges"),
+        ("roundings learned", f"of {learned['layers']} layers, in {learned['seconds']:.1f} s"),
     ]
 
 

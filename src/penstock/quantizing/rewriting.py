@@ -23,8 +23,16 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ir.op import Attrs
 from penstock.ops.registry import MICROSOFT, standard
-from penstock.quantizing.layers import BLOCK, Choice, QuantizableLayer, Stored, codes_of, layers_of
-from penstock.quantizing.weights import block_codes, channel_codes
+from penstock.quantizing.layers import (
+    BLOCK,
+    Choice,
+    LayerType,
+    QuantizableLayer,
+    Stored,
+    codes_of,
+    layers_of,
+)
+from penstock.quantizing.weights import StoredCodes, block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
 _LEAST_SCALE = 1e-20  # so that products of scales are normal numbers
@@ -62,8 +70,9 @@ Biases = Mapping[str, np.ndarray]
 """Corrections of biases, one number for each channel, by the names of layers"""
 
 
-CodeCache: TypeAlias = dict[tuple[str, int, str], tuple[np.ndarray, np.ndarray]]
-"""codes and scales of weights, by layer, input and kind, which rewritings of one graph share"""
+CodeCache: TypeAlias = dict[tuple[str, int, str], StoredCodes]
+"""codes and scales of weights, by layer, input and kind, which rewritings of one graph share: the
+type for blocks and for what was learned, else ``channels``"""
 
 
 class Rewritten(NamedTuple):
@@ -92,6 +101,9 @@ class Rewriter(Protocol):
     def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
         """The form whose layers have the types of a choice."""
 
+    def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
+        """Take these codes for a layer's weights as a type."""
+
 
 class GraphRewriter:
     """The rewriter of a graph of standard operations."""
@@ -106,6 +118,9 @@ class GraphRewriter:
 
     def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
         return rewritten(self._graph, choice, ranges, biases, self._cache)
+
+    def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
+        self._cache[layer.name, layer.stored[0].place, type_] = codes
 
 
 def rewritten(
@@ -187,6 +202,8 @@ class _Rewriting:
             self.dynamic_layer(layer)
         elif type_ == "weights8":
             self.stored_as_codes(layer)
+        elif type_ == "weights16":
+            self.stored_as_halves(layer)
         else:
             self.blocks(layer, int(type_.removeprefix("blocks")))
 
@@ -252,12 +269,19 @@ class _Rewriting:
             node.inputs[2:] = [self.add("DequantizeLinear", [stored, scale], real, {"axis": 0})]
         self.nodes.append(node)
 
-    def codes(self, layer: QuantizableLayer, own: Stored) -> tuple[np.ndarray, np.ndarray]:
+    def codes(self, layer: QuantizableLayer, own: Stored) -> StoredCodes:
         """Weights as int8 with their scales."""
+        if self.has_learned(layer):
+            return self.cache[layer.name, own.place, "weights8"]
         key = layer.name, own.place, "channels"
         if key not in self.cache:
             self.cache[key] = channel_codes(own.weights, own.axis)
         return self.cache[key]
+
+    def has_learned(self, layer: QuantizableLayer) -> bool:
+        """Whether a layer has weights8 with codes that were learned."""
+        is_own = self.choice.get(layer.name) == "weights8"
+        return is_own and (layer.name, layer.stored[0].place, "weights8") in self.cache
 
     def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
@@ -277,7 +301,8 @@ class _Rewriting:
         if node.op.name != "Gather" or own.place or node.attrs.get("axis", 0) or own.axis:
             for stored in layer.stored:
                 node.inputs[stored.place] = self.stored(layer, stored)[0]
-            bias = None if layer.x is None else self.bias(layer)
+            # Corrections are for the nearest codes.
+            bias = None if layer.x is None or self.has_learned(layer) else self.bias(layer)
             if bias is not None:
                 node.inputs[2:] = [Value(f"{layer.name}/bias", const=bias)]
             self.nodes.append(node)
@@ -293,6 +318,15 @@ class _Rewriting:
         scale = Value(f"{name}/scale", TensorType(FLOAT32))
         self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
         self.add("Mul", [real, scale], output)
+
+    def stored_as_halves(self, layer: QuantizableLayer) -> None:
+        """The node, with weights that are widened when the model is loaded."""
+        for own in layer.stored:
+            name = f"{layer.name}/weights{own.place}"
+            halves = Value(name, const=own.weights.astype(np.float16))
+            real = Value(f"{name}/real", TensorType(FLOAT32, own.weights.shape))
+            layer.node.inputs[own.place] = self.add("Cast", [halves], real, {"to": 1})
+        self.nodes.append(layer.node)
 
     def dynamic_layer(self, layer: QuantizableLayer) -> None:
         """A convolution or product of integers, with the range of its input as it is in the run."""

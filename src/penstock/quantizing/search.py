@@ -8,7 +8,7 @@
     the fastest choice      by a minimal sum over these; if its error is within the bound, it is it
     errors of each layer    of the outputs, with this layer alone as codes
     choices in between      by minimal sums of seconds and weighted errors, bisected
-    stored weights          of layers that are float32, as far as the error allows
+    stored weights          of layers that are float32: in 8 bits if the error allows it, else in 16
 
 Each choice that is tried is measured on the samples to choose by and on those held out, and both
 errors must be within the bound.
@@ -20,17 +20,18 @@ stopped goes on from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 
 import numpy as np
 
 from penstock.core.checkpoints import checkpoint, report_progress
-from penstock.core.records import dataclass, field, replace
+from penstock.core.records import cached_property, dataclass, field, replace
 from penstock.ir.graph import Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
-from penstock.quantizing.layers import Choice, LayerType
+from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer
 from penstock.quantizing.measuring import FloatReference, Metric, seconds_in_turns, step_seconds_of
 from penstock.quantizing.record import FLOAT, Point, Record
 from penstock.quantizing.rewriting import (
@@ -41,8 +42,9 @@ from penstock.quantizing.rewriting import (
     ValueRange,
     ValueRanges,
 )
+from penstock.quantizing.rounding import gram_matrices
 from penstock.quantizing.samples import Samples
-from penstock.quantizing.weights import bias_correction
+from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
 
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
@@ -61,6 +63,10 @@ _DOUBLINGS = 40
 _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
 _SAME = 1.05  # times as long as another may take what is as fast
+_NEARLY = 1.02  # the same, of two choices of which either may be taken
+_REAL = ("float32", "weights16")  # types that may become smaller at the same speed
+_STORED = "with stored weights"
+_MATTERING = 0.98  # of the bytes of layers whose weights are worth measuring alone
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,10 @@ class Search:
         self.biases: Biases = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
         self.seconds: dict[LayerType, NodeSeconds] = {}
-        self.sessions: dict[str, Session] = {}
+        self.has_learned = False
+        # The time until which layers are measured one by one. The rest of what a deadline leaves
+        # is for choices among those that were.
+        self.layers_until = math.inf
 
     # Forms of the model.
 
@@ -109,6 +118,8 @@ class Search:
         self, choice: Choice, ranges: ValueRanges | None = None, biases: Biases | None = None
     ) -> Rewritten:
         """The graph with these types of layers."""
+        if not self.has_learned and not {*self.record.learned}.isdisjoint(choice.items()):
+            self.learn_again()
         ranges = self.ranges if ranges is None else ranges
         biases = self.biases if biases is None else biases
         return self.forms.rewritten(choice, ranges, biases)
@@ -123,14 +134,46 @@ class Search:
         """This type for all layers that can have it."""
         return {layer.name: type_ for layer in self.layers if type_ in layer.types}
 
+    @cached_property
+    def folded(self) -> Session:
+        """The session of the folded graph."""
+        # Values of the original may have other names than those of the graph that is rewritten.
+        return self.compile(self.model)
+
+    # Roundings that are learned.
+
+    def learn(self, layers: Sequence[QuantizableLayer], types: Sequence[LayerType]) -> None:
+        """Learn the codes of layers' weights from samples, for some types: from then on layers of
+        these types have them."""
+        wanted = [(own.name, t) for own in layers for t in types if t in own.types]
+        if not wanted or self.record.learned:
+            return
+        self.record.learned = wanted
+        self.learn_again()
+        self.record.changed()
+
+    def learn_again(self) -> None:
+        """Learn what the record says, unless that was done: codes are in no file."""
+        if self.has_learned:
+            return
+        begin = perf_counter()
+        types: dict[str, list[LayerType]] = {}
+        for name, type_ in self.record.learned:
+            types.setdefault(name, []).append(type_)
+        layers = [own for own in self.layers if own.name in types]
+        for layer, gram in gram_matrices(self.folded, layers, self.chosen_by):
+            checkpoint()
+            for type_ in types[layer.name]:
+                self.forms.learn(layer, type_, learned(layer, type_, gram))
+        self.has_learned = True
+        self.record.learning_seconds = perf_counter() - begin
+
     # The steps of the search.
 
     def run(self) -> Point:
         """The best choice that meets the goal, as far as any does."""
         checkpoint()
         report_progress("run the float model", 0, 1)
-        # Values of the original may have other names than those of the graph that is rewritten.
-        self.folded = self.compile(self.model)
         self.whole = FloatReference.of(self.original, self.chosen_by)
         self.reference = self.whole.spread_out(_MANY)
         self.reference_held = FloatReference.of(self.original, self.held)
@@ -141,6 +184,9 @@ class Search:
         ]
         self.choose_ranges()
         self.measure_seconds()
+        if self.goal.size is not None:
+            learning = [own for own in self.layers if own.learns]
+            self.learn(learning, ["weights8", "blocks8", "blocks4"])
         return self.choose()
 
     def choose_ranges(self) -> None:
@@ -216,6 +262,8 @@ class Search:
         seconds = dict(self.seconds)
         if self.goal.size is None:
             seconds.pop("weights8", None)
+        else:
+            seconds["weights16"] = seconds["float32"]
         conversions = Conversions(self.record.sizes, scale)
         return layer_costs(self.graph, self.layers, seconds, self.record.errors, conversions)
 
@@ -246,26 +294,46 @@ class Search:
 
     def measure_errors(self) -> None:
         """The error of the outputs with each layer alone as codes."""
-        errors, costs = self.record.errors, self.costs()
-        wanted = [
-            (layer, type_)
-            for layer, own in zip(self.layers, costs.table, strict=True)
+        gains = [
+            (cost.seconds - own["float32"].seconds, layer.name, type_)
+            for layer, own in zip(self.layers, self.costs().table, strict=True)
             for type_, cost in own.items()
-            if type_ not in errors.get(layer.name, {}) and self.may_matter(type_, cost, own)
+            if self.may_matter(type_, cost, own)
         ]
-        for i, (layer, type_) in enumerate(wanted):
+        # The largest gains first: there may not be time for all.
+        self.measure_each([(name, type_) for _, name, type_ in sorted(gains)])
+
+    def measured(self, costs: Costs) -> Costs:
+        """The costs, without the types that may matter but were not measured."""
+        errors = self.record.errors
+        table: list[Mapping[LayerType, LayerCost]] = [
+            {
+                type_: cost
+                for type_, cost in own.items()
+                if type_ in errors.get(layer.name, {}) or not self.may_matter(type_, cost, own)
+            }
+            for layer, own in zip(self.layers, costs.table, strict=True)
+        ]
+        return replace(costs, table=table)
+
+    def measure_each(self, wanted: Sequence[tuple[str, LayerType]]) -> None:
+        """The error of the outputs with one layer alone as a type, for each of several."""
+        errors = self.record.errors
+        wanted = [(name, type_) for name, type_ in wanted if type_ not in errors.get(name, {})]
+        for i, (name, type_) in enumerate(wanted):
             report_progress("measure errors of layers", i, len(wanted))
             checkpoint()
-            session = self.session({layer.name: type_})
-            own_error = self.reference_of_few.mean_square(session)
-            errors.setdefault(layer.name, {})[type_] = own_error
+            if perf_counter() > self.layers_until:
+                return
+            session = self.session({name: type_})
+            errors.setdefault(name, {})[type_] = self.reference_of_few.mean_square(session)
             self.record.changed()
 
     def may_matter(
         self, type_: LayerType, cost: LayerCost, others: Mapping[LayerType, LayerCost]
     ) -> bool:
         """Whether a layer may have this type: it is faster than float32, or smaller."""
-        if type_ == "float32":
+        if type_ in ("float32", "weights16"):  # float16 makes next to no error
             return False
         return self.goal.size is not None or cost.seconds < others["float32"].seconds
 
@@ -297,11 +365,13 @@ class Search:
         if not self.within(fastest, bound):
             static, dynamic = self.uniform("static"), self.uniform("dynamic")
             self.point({**static, **dynamic}, "codes over the range of each run")
+            # Before errors of layers: what there is if the deadline comes while they are measured.
+            self.point(self.uniform("weights16"), "weights in 16 bits")
             self.measure_errors()
             # The error of the model is not the sum of those of its layers, but it grows with it:
             # the budget for the sum is bisected until the error that is measured fits.
-            costs = self.costs()
-            low, high = 0.0, costs.total(fastest.choice).error
+            costs = self.measured(self.costs())
+            low, high = 0.0, max(self.costs().total(fastest.choice).error, bound * bound)
             budget = min(bound * bound if self.metric is None else high / 4, high / 2)
             for _ in range(_BISECTIONS):
                 point = self.point(
@@ -316,7 +386,7 @@ class Search:
                 budget = math.sqrt(low * high) if low else high / 4
             if low:
                 # What was learned of conversions may be wrong for some of them.
-                guessed = self.costs(conversion_scale=1.0)
+                guessed = self.measured(self.costs(conversion_scale=1.0))
                 self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
         return self.smaller(self.best(bound), bound)
 
@@ -342,39 +412,87 @@ class Search:
         return min(tried, key=lambda p: p.time)
 
     def best(self, bound: float) -> Point:
-        """The fastest of the points with errors of at most ``bound`` that are no slower than the
+        """The best of the points with errors of at most ``bound`` that are no slower than the
         original: at least the float model itself."""
         # Whatever the sums have promised, only points that were measured count.
         points = [p for p in self.record.points if self.within(p, bound) and p.time <= 1]
         if self.goal.size is not None:
             points = [p for p in points if p.size <= self.goal.size] or points
-        return min(points, key=lambda p: p.time) if points else self.unchanged()
+        return fastest_of(points) if points else self.unchanged()
 
     def unchanged(self) -> Point:
         """The float model."""
         return next((p for p in self.record.points if not p.choice), FLOAT)
 
     def smaller(self, point: Point, bound: float) -> Point:
-        """The point, with the weights of its float32 layers stored as codes if the error allows
-        it; of these at least the layers with most weights."""
-        rest = [
-            own
-            for own in self.layers
-            if "weights8" in own.types and point.choice.get(own.name, "float32") == "float32"
-        ]
-        rest.sort(key=lambda own: own.nbytes("float32"), reverse=True)
-        slow = self.seconds.get("weights8", self.seconds["float32"]).layers
-        before = self.seconds["float32"].layers
-        rest = [own for own in rest if slow.get(own.name, 0) <= _SAME * before.get(own.name, 0)]
-        # The largest first: they matter most to the size, and no more than others to the error.
-        while rest:
-            stored: Choice = {own.name: "weights8" for own in rest}
-            choice = {**point.choice, **stored}
-            tried = self.point(choice, "with stored weights")
-            if self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0):
-                return tried
-            rest = rest[: len(rest) // 2]
-        return point
+        """The point, with the weights of its float32 layers stored in 8 bits, if the error allows
+        it; else of as many as it allows in 16 bits, and of as many of these in 8."""
+        rest = [own for own in self.layers if point.choice.get(own.name, "float32") in _REAL]
+        coded = [own for own in rest if self.stores_codes(own)]
+        halved = [own for own in rest if "weights16" in own.types]
+
+        def fits(tried: Point) -> bool:
+            return self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0)
+
+        self.learn([own for own in coded if own.learns], ["weights8"])
+        choice: dict[str, LayerType] = {own.name: "weights16" for own in halved}
+        choice |= {own.name: "weights8" for own in coded}
+        if choice and fits(every := self.point({**point.choice, **choice}, _STORED)):
+            return every
+        return self.stored(self.stored(point, halved, "weights16", fits), coded, "weights8", fits)
+
+    def stored(
+        self,
+        point: Point,
+        layers: Sequence[QuantizableLayer],
+        type_: LayerType,
+        fits: Callable[[Point], bool],
+    ) -> Point:
+        """The point, with as many of the layers stored as a type as still fits, those first that
+        make the least error for a byte."""
+
+        def tried(some: Sequence[QuantizableLayer]) -> Point:
+            return self.point({**point.choice, **{own.name: type_ for own in some}}, _STORED)
+
+        if not layers or fits(best := tried(layers)):
+            return best if layers else point
+        layers, best = self.by_error(layers, type_), point
+        low, high = 0, len(layers) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if fits(more := tried(layers[:middle])):
+                best, low = more, middle
+            else:
+                high = middle
+        return best
+
+    def stores_codes(self, layer: QuantizableLayer) -> bool:
+        """Whether a layer is as fast with weights that are stored as codes. Nearly all compute the
+        same; rows of tables are made of codes in each run."""
+        if "weights8" not in layer.types:
+            return False
+        before, after = (
+            self.seconds.get(type_, self.seconds["float32"]).layers.get(layer.name, 0.0)
+            for type_ in ("float32", "weights8")
+        )
+        return layer.node.op.name != "Gather" or after <= _SAME * before
+
+    def by_error(
+        self, layers: Sequence[QuantizableLayer], type_: LayerType
+    ) -> list[QuantizableLayer]:
+        """Layers by the error that they make as a type for a byte, the least first, without those
+        that have next to no weights."""
+        layers = sorted(layers, key=lambda own: own.nbytes("float32"), reverse=True)
+        enough, so_far = _MATTERING * sum(own.nbytes("float32") for own in layers), 0
+        large = []
+        for own in layers:
+            if so_far < enough:
+                large.append(own)
+            so_far += own.nbytes("float32")
+        self.measure_each([(own.name, type_) for own in large])
+        errors = self.record.errors
+        large = [own for own in large if type_ in errors.get(own.name, {})]
+        return sorted(large, key=lambda own: errors[own.name][type_] / own.nbytes("float32"))
 
     def size_weight(self) -> float:
         """What a byte counts: as much as makes the choice meet the size, if one is wanted."""
@@ -389,7 +507,7 @@ class Search:
 
     def least_error_in_time(self, share: float) -> Point:
         """The choice of least error that takes at most ``share`` of the original's time."""
-        fastest, costs = self.fastest(), self.costs()
+        fastest, costs = self.fastest(), self.measured(self.costs())
         low, high = 1e-9, 1e9
         best = fastest
         for _ in range(_BISECTIONS):
@@ -405,7 +523,7 @@ class Search:
 
     def least_error_of_size(self, share: float) -> Point:
         """The choice of least error whose weights have at most ``share`` of the bytes."""
-        costs = self.costs()
+        costs = self.measured(self.costs())
         low, high = 1e-20, 1.0  # squared error for a byte
         # The size is known without a run, so that only the last choice has to be measured.
         choice = costs.choose(1.0, high, _TIME_SHARE)
@@ -417,3 +535,9 @@ class Search:
             else:
                 low = weight
         return self.point(choice, "the least error of this size")
+
+
+def fastest_of(points: Sequence[Point]) -> Point:
+    """The fastest of some points; of those that are nearly as fast the one with least bytes."""
+    least = min(point.time for point in points)
+    return min((p for p in points if p.time <= _NEARLY * least), key=lambda p: p.size)

@@ -3,11 +3,12 @@
 What need not change is kept: operators and their options, names, signatures, metadata and other
 subgraphs. Layers get the forms that TFLite's kernels have:
 
-========  ==================================================================================
+========= =================================================================================
 static    int8 on both sides, between QUANTIZE and DEQUANTIZE where float32 meets it
 dynamic   float32 on both sides, weights of int8: kernels make codes of the input in each run
 weights8  weights of int8 behind a DEQUANTIZE, which runtimes compute once
-========  ==================================================================================
+weights16 the same with weights of float16
+========= =================================================================================
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.quantizing.layers import LayerType
 from penstock.quantizing.rewriting import ValueRange
 from penstock.quantizing.tflite_graph import (
     BIAS,
+    FLOAT16_TYPE,
     FLOAT32_TYPE,
     INT8_TYPE,
     INT32_TYPE,
@@ -33,7 +35,7 @@ from penstock.quantizing.tflite_graph import (
     Operator,
     TfliteGraph,
 )
-from penstock.quantizing.weights import ChannelCodes, channel_codes
+from penstock.quantizing.weights import StoredCodes, channel_codes
 
 _CONVERSIONS = {"QUANTIZE": 1, "DEQUANTIZE": 5}
 """The versions of conversions: of DEQUANTIZE that with a scale for each channel"""
@@ -47,19 +49,22 @@ class TfliteEdit:
 
     ``types`` are those of layers, ``int8`` the operators that compute with int8, ``scales`` those
     of tensors of int8, ``biases`` what is added to the biases of layers; operators are given by
-    their places. ``cache`` has codes of weights, which edits share. ``emitted`` are the operators
-    of the subgraph so far, each with the operator or the tensor that it stands for; ``coded`` the
-    tensors of int8 that stand for others, ``weights`` those for weights."""
+    their places. ``cache`` has codes of weights, which edits share, ``learned`` those of weights8
+    that were learned, by places. ``emitted`` are the operators of the subgraph so far, each with
+    the operator or the tensor that it stands for; ``coded`` the tensors of int8 that stand for
+    others, ``weights`` those for weights, ``halves`` those of float16 for weights."""
 
     graph: TfliteGraph
     types: Mapping[int, LayerType]
     int8: Collection[int]
     scales: Mapping[int, CodeScale]
     biases: Mapping[int, np.ndarray]
-    cache: dict[int, ChannelCodes]
+    cache: dict[int, StoredCodes]
+    learned: Mapping[int, StoredCodes] = field(default_factory=dict)
     emitted: list[tuple[Operator | int, Fields]] = field(default_factory=list)
     coded: dict[int, int] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
+    halves: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Fields:
         """The fields of the edited file."""
@@ -70,12 +75,19 @@ class TfliteEdit:
         for own in graph.operators:
             if own.position in self.int8:
                 self.emit_int8(own)
-            elif self.types.get(own.position, "float32") == "float32":
+            elif self.types.get(own.position, "float32") == "float32" or self.has_halves(own):
                 self.emitted.append((own, own.fields))
             else:
                 self.emit_stored(own)
         self.drop_unread_weights()
         return self.finished()
+
+    def has_halves(self, own: Operator) -> bool:
+        """Whether an operator has float16 as it is in the file, and as its type asks for."""
+        if self.types.get(own.position) != "weights16":
+            return False
+        stored = self.graph.stored(own.inputs[WEIGHTS])
+        return stored is not None and self.graph.type(stored) == FLOAT16_TYPE
 
     # Operators.
 
@@ -125,9 +137,10 @@ class TfliteEdit:
                 self.emit_conversion("DEQUANTIZE", tensor, self.coded[tensor], tensor)
 
     def emit_stored(self, own: Operator) -> None:
-        """Add an operator of real numbers with weights of int8."""
-        weights, fields, version = self.weight_codes(own), {"opcode_index": 0, **own.fields}, 1
-        if self.types[own.position] == "dynamic":
+        """Add an operator of real numbers with weights of int8 or float16."""
+        type_, version, fields = self.types[own.position], 1, {"opcode_index": 0, **own.fields}
+        weights = self.weight_halves(own) if type_ == "weights16" else self.weight_codes(own)
+        if type_ == "dynamic":
             assert own.int8 is not None and own.int8.dynamic
             version = own.int8.dynamic
             # Half of the codes would be lost on an input of one sign, such as after Relu.
@@ -140,11 +153,12 @@ class TfliteEdit:
         else:
             # The seconds of the conversion, if it has any, are the layer's.
             real = {**self.tensors[own.inputs[WEIGHTS]], "buffer": 0}
-            codes, weights = weights, self.add_tensor(real, f"{real.get('name', '')}/real")
-            self.emit_conversion("DEQUANTIZE", own, codes, weights)
+            stored, weights = weights, self.add_tensor(real, f"{real.get('name', '')}/real")
+            self.emit_conversion("DEQUANTIZE", own, stored, weights)
         inputs = [*own.inputs]
         inputs[WEIGHTS] = weights
-        if own.position in self.biases:
+        # Corrections are for the nearest codes.
+        if own.position in self.biases and type_ != "weights16" and not self.has_learned(own):
             inputs[BIAS:] = self.bias(own, None)
         self.emit(own, {**fields, "inputs": inputs}, own.name, version)
 
@@ -204,17 +218,36 @@ class TfliteEdit:
 
     def weight_codes(self, own: Operator) -> int:
         """The tensor of an operator's weights as int8."""
-        tensor, axis = own.inputs[WEIGHTS], WEIGHT_AXES[own.name]
+        tensor = own.inputs[WEIGHTS]
+        if self.has_learned(own):
+            return self.add_codes(own, self.learned[own.position])
         # Layers that share weights share their codes.
         if tensor not in self.weights:
-            codes, scales = self.channel_codes(own)
-            quantization = _by_channel(scales, axis)
-            name = self.tensors[tensor].get("name", "")
-            fields = {"type": INT8_TYPE, "quantization": quantization}
-            self.weights[tensor] = self.add_tensor(fields, name, codes)
+            self.weights[tensor] = self.add_codes(own, self.channel_codes(own))
         return self.weights[tensor]
 
-    def channel_codes(self, own: Operator) -> ChannelCodes:
+    def add_codes(self, own: Operator, codes: StoredCodes) -> int:
+        quantization = _by_channel(codes.scales, WEIGHT_AXES[own.name])
+        name = self.tensors[own.inputs[WEIGHTS]].get("name", "")
+        fields = {"type": INT8_TYPE, "quantization": quantization}
+        return self.add_tensor(fields, name, codes.codes)
+
+    def has_learned(self, own: Operator) -> bool:
+        """Whether an operator has weights8 with codes that were learned."""
+        return self.types.get(own.position) == "weights8" and own.position in self.learned
+
+    def weight_halves(self, own: Operator) -> int:
+        """The tensor of an operator's weights as float16."""
+        tensor = own.inputs[WEIGHTS]
+        if tensor not in self.halves:
+            weights = self.graph.constant(tensor)
+            assert weights is not None
+            name = self.tensors[tensor].get("name", "")
+            fields = {"type": FLOAT16_TYPE}
+            self.halves[tensor] = self.add_tensor(fields, name, weights.astype(np.float16))
+        return self.halves[tensor]
+
+    def channel_codes(self, own: Operator) -> StoredCodes:
         tensor = own.inputs[WEIGHTS]
         if tensor not in self.cache:
             weights = self.graph.constant(tensor)

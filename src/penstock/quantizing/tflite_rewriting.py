@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
 from penstock.frontends.tflite.file import opened_model
@@ -12,11 +14,14 @@ from penstock.frontends.tflite.writer import fields_of, serialized
 from penstock.ir.graph import Graph, Model, Node, Value, clone
 from penstock.passes.context import PassContext
 from penstock.passes.pipeline import PASSES, run_passes
-from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer, layers_of
+from penstock.quantizing.layers import STORING, Choice, LayerType, QuantizableLayer, layers_of
 from penstock.quantizing.rewriting import Biases, Rewritten, ValueRanges
 from penstock.quantizing.tflite_edit import TfliteEdit
 from penstock.quantizing.tflite_graph import BIAS, WEIGHT_AXES, WEIGHTS, Operator, TfliteGraph
-from penstock.quantizing.weights import ChannelCodes
+from penstock.quantizing.weights import StoredCodes
+
+_ORDERS = {"CONV_2D": (0, 2, 3, 1), "DEPTHWISE_CONV_2D": (1, 2, 3, 0)}
+"""the order of axes of convolutions' weights in a file, of those in a graph"""
 
 
 class TfliteRewriter:
@@ -44,7 +49,8 @@ class TfliteRewriter:
         self._name_nodes(graph, importer.entry.where)
         self.layers = self._layers(graph)
         self._places = {own.key: own.position for own in self.graph.operators}
-        self._cache: dict[int, ChannelCodes] = {}
+        self._cache: dict[int, StoredCodes] = {}
+        self._learned: dict[int, StoredCodes] = {}
 
     def _imported(self, data: bytes) -> tuple[Model, SubgraphImporter]:
         with importing(data, "the model", self._limits, False, wanted="tflite") as importer:
@@ -92,7 +98,7 @@ class TfliteRewriter:
 
     def _may_have(self, own: Operator, layer: QuantizableLayer, type_: LayerType) -> bool:
         """Whether an operator can have a type other than float32."""
-        if type_ == "weights8":
+        if type_ in STORING:
             return True
         kernel = own.int8
         if kernel is None or layer.x is None:
@@ -117,6 +123,18 @@ class TfliteRewriter:
         codes = self.graph.codes(self.places(choice, "static"))
         return [self.names[tensor] for tensor in codes.group_of]
 
+    def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
+        place = self._places[layer.name]
+        own = self.graph.operators[place]
+        weights, order = self.graph.constant(own.inputs[WEIGHTS]), _ORDERS.get(own.name, (1, 0))
+        # Products may have the weights as they are in the file, or transposed.
+        if weights is not None and layer.weights.ndim == 2 and layer.axis == WEIGHT_AXES[own.name]:
+            order = (0, 1)
+        if weights is not None and weights.ndim == len(order):
+            moved = codes.codes.transpose(order)
+            if np.array_equal(layer.weights.transpose(order), weights):
+                self._learned[place] = StoredCodes(np.ascontiguousarray(moved), codes.scales)
+
     def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
         static = self.graph.codes(self.places(choice, "static"))
         edit = TfliteEdit(
@@ -126,6 +144,7 @@ class TfliteRewriter:
             self.graph.scales(static, self.names, ranges),
             {self._places[name]: own for name, own in biases.items()},
             self._cache,
+            self._learned,
         )
         data = serialized(edit.run())
         model, importer = self._imported(data)

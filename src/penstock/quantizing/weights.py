@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.quantizing.layers import BLOCK
+from penstock.quantizing.layers import BLOCK, LayerType, QuantizableLayer
+from penstock.quantizing.rounding import learned_codes
 
 _TRIED = (1.0, 0.95, 0.9, 0.85, 0.8)  # shares of the largest weight that scales may end at
 
 
-class ChannelCodes(NamedTuple):
-    """Weights as int8 with a scale for each channel."""
+class StoredCodes(NamedTuple):
+    """Weights as codes, and their scales: int8 with a scale for each channel, or blocks as
+    MatMulNBits takes them."""
 
     codes: np.ndarray
     scales: np.ndarray
 
 
-def channel_codes(weights: np.ndarray, axis: int) -> ChannelCodes:
+def channel_codes(weights: np.ndarray, axis: int) -> StoredCodes:
     """Weights as int8 between -127 and 127 with one scale for each index of ``axis``. Of a few
     scales that with the least squared error is taken."""
     rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1)
@@ -25,7 +27,7 @@ def channel_codes(weights: np.ndarray, axis: int) -> ChannelCodes:
     shape = [1] * weights.ndim
     shape[axis] = -1
     codes = np.clip(np.rint(weights / scales.reshape(shape)), -127, 127).astype(np.int8)
-    return ChannelCodes(codes, scales)
+    return StoredCodes(codes, scales)
 
 
 def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
@@ -63,14 +65,7 @@ def bias_correction(
     return result.reshape(-1).astype(np.float32)
 
 
-class PackedBlocks(NamedTuple):
-    """Weights [columns, inner] as MatMulNBits takes them: packed codes and scales by block."""
-
-    packed: np.ndarray
-    scales: np.ndarray
-
-
-def block_codes(rows: np.ndarray, bits: int) -> PackedBlocks:
+def block_codes(rows: np.ndarray, bits: int) -> StoredCodes:
     """Weights [columns, inner] as unsigned codes of ``bits`` bits, whose middle stands for 0, with
     a scale for each ``BLOCK`` of the inner dim."""
     columns, inner = rows.shape
@@ -79,7 +74,7 @@ def block_codes(rows: np.ndarray, bits: int) -> PackedBlocks:
     half = 1 << (bits - 1)
     scales = _least_error(blocks, half - 1)
     codes = np.rint(blocks / scales[..., None]).clip(1 - half, half - 1) + half
-    return PackedBlocks(packed_blocks(codes.astype(np.uint8), bits), scales)
+    return StoredCodes(packed_blocks(codes.astype(np.uint8), bits), scales)
 
 
 def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:
@@ -88,3 +83,25 @@ def packed_blocks(codes: np.ndarray, bits: int) -> np.ndarray:
         return codes
     packed: np.ndarray = codes[..., ::2] | codes[..., 1::2] << 4
     return packed
+
+
+def learned(layer: QuantizableLayer, type_: LayerType, gram: np.ndarray) -> StoredCodes:
+    """The codes of a layer's weights as ``weights8`` or in blocks, with the scales that the nearest
+    codes have, and rounded by the Gram matrix of its inputs [groups, inner, inner]."""
+    weights, axis = layer.weights, layer.axis
+    moved = np.moveaxis(weights, axis, 0)
+    rows = moved.reshape(len(moved), -1)
+    by_group = (len(gram), len(rows) // len(gram), rows.shape[1])
+    if type_ == "weights8":
+        scales = _least_error(rows, 127)
+        steps = np.broadcast_to(scales[:, None], rows.shape).reshape(by_group)
+        codes = learned_codes(rows.reshape(by_group), steps, gram, 127).reshape(moved.shape)
+        return StoredCodes(np.moveaxis(codes, 0, axis).astype(np.int8, order="C"), scales)
+    bits = int(type_.removeprefix("blocks"))
+    half = 1 << (bits - 1)
+    scales = _least_error(rows.reshape(len(rows), -1, BLOCK), half - 1)
+    steps = np.repeat(scales, BLOCK, axis=1).reshape(by_group)
+    codes = learned_codes(rows.reshape(by_group), steps, gram, half - 1) + half
+    return StoredCodes(
+        packed_blocks(codes.reshape(*scales.shape, BLOCK).astype(np.uint8), bits), scales
+    )

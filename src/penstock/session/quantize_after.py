@@ -60,7 +60,7 @@ _COMPARED = 16
 _MOST_SAMPLES = 10_000
 # Seconds that closing waits for the thread to let go of files.
 _ENDING = 5.0
-_WHOLE_INPUTS = ("float32", "weights8")
+_WHOLE_INPUTS = ("float32", "weights8", "weights16")
 """types of layers whose inputs are no codes: in a session they save no time"""
 
 _AT_EXIT: weakref.WeakSet[BackgroundQuantization] = weakref.WeakSet()
