@@ -425,8 +425,8 @@ class Search:
         return next((p for p in self.record.points if not p.choice), FLOAT)
 
     def smaller(self, point: Point, bound: float) -> Point:
-        """The point, with the weights of its float32 layers stored in 8 bits, if the error allows
-        it; else of as many as it allows in 16 bits, and of as many of these in 8."""
+        """The point, with the weights of its float32 layers stored in 16 bits, or in 8, as far as
+        the error allows it."""
         rest = [own for own in self.layers if point.choice.get(own.name, "float32") in _REAL]
         coded = [own for own in rest if self.stores_codes(own)]
         halved = [own for own in rest if "weights16" in own.types]
@@ -434,12 +434,10 @@ class Search:
         def fits(tried: Point) -> bool:
             return self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0)
 
+        # Before roundings are learned: what there is if the deadline comes meanwhile.
+        best = self.stored(point, halved, "weights16", fits)
         self.learn([own for own in coded if own.learns], ["weights8"])
-        choice: dict[str, LayerType] = {own.name: "weights16" for own in halved}
-        choice |= {own.name: "weights8" for own in coded}
-        if choice and fits(every := self.point({**point.choice, **choice}, _STORED)):
-            return every
-        return self.stored(self.stored(point, halved, "weights16", fits), coded, "weights8", fits)
+        return self.stored(best, coded, "weights8", fits)
 
     def stored(
         self,
