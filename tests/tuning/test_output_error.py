@@ -16,16 +16,18 @@ def test_spread_is_over_all_samples_and_of_comparable_outputs_alone() -> None:
             "y": np.array([1.0, 2.0]),
             "same": np.array([3.0]),
             "i": np.array([1]),
-            "n": np.array(1.0),
+            "n": np.array(-np.inf),
+            "part": np.array([1.0, np.inf]),
         },
         {
             "y": np.array([-1.0, 0.0]),
             "same": np.array([3.0]),
             "i": np.array([2]),
             "n": np.array(np.nan),
+            "part": np.array([np.nan, 5.0]),
         },
     ]
-    assert spreads_of(outputs) == {"y": 3.0, "same": 3.0}
+    assert spreads_of(outputs) == {"y": 3.0, "same": 3.0, "part": 4.0}
 
 
 def test_error_is_a_share_of_the_spread() -> None:

@@ -26,7 +26,6 @@ from penstock.ops.common.shape_rules import all_known
 from penstock.ops.onnx.control_flow import CONTROL, truth
 from penstock.ops.registry import unknown_types
 from penstock.passes.context import Pass, PassContext, Property
-from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
 
 _TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
@@ -46,10 +45,7 @@ class FoldConstants(Pass):
         # As in a run, infinity and NaN are results like others, and no cause for a warning.
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
-        changed = folder.changed or folder.substitution.used
-        if changed:
-            prune(graph)  # or else the passes behind it look at what computed shapes
-        return changed
+        return folder.changed or folder.substitution.used
 
 
 class InferTypes(Pass):
