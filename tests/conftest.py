@@ -111,10 +111,13 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave two thirds of the tests of sampled classes to ``make test-full``, by the day, and run the
-    tests that trace allocations last, since tracing slows all that come after."""
+    """Leave two thirds of the tests of sampled classes, and of the cases of sampled modules, to
+    ``make test-full``, by the day, and run the tests that trace allocations last, since tracing slows all that come after."""
     for item in items:
-        if getattr(getattr(item, "cls", None), "sampled", False):
+        in_class = getattr(getattr(item, "cls", None), "sampled", False)
+        # Of a module, cases of sweeps alone: other tests have no like.
+        in_module = hasattr(item, "callspec") and getattr(item.module, "sampled", False)
+        if in_class or in_module:
             drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 3
             if not drawn:
                 item.add_marker(pytest.mark.full)
