@@ -112,7 +112,8 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave two thirds of the tests of sampled classes, and of the cases of sampled modules, to
-    ``make test-full``, by the day, and run the tests that trace allocations last, since tracing slows all that come after."""
+    ``make test-full``, by the day, and run the tests that trace allocations last, since tracing slows
+    all that come after."""
     for item in items:
         in_class = getattr(getattr(item, "cls", None), "sampled", False)
         # Of a module, cases of sweeps alone: other tests have no like.

@@ -2,7 +2,7 @@
 
 A sample is fixed (``sweep``) where each case costs much or covers what no other does, and drawn anew
 each day (``drawn``) where the cases are many and alike: in the course of time ``make test`` runs all
-of these. The environment variable ``PENSTOCK_TESTS_DAY``, which is in the header of a test run,
+of these. Of a module with ``sampled = True`` a third of all cases is drawn. The environment variable ``PENSTOCK_TESTS_DAY``, which is in the header of a test run,
 repeats the draws of a day.
 """
 

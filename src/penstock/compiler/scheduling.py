@@ -73,7 +73,7 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     if are_asynchronous(plan.steps):
         return in_order()
     # Where kernels have threads of their own, workers seldom gain: measure only if asked to. Most
-    # models end here, as nobody has measured all of their nodes.
+    # models end here, since not all of their nodes have been measured.
     wanted = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
     profiler = planned.profiler

@@ -125,7 +125,7 @@ class FeedRecorder:
         return self._due() or (self.others is not None and self.others.due())
 
     def _wait(self, gap: int) -> None:
-        """Choose the run that comes after so many, and all behind it until it was recorded."""
+        """Let ``gap`` - 1 runs pass; then each run is due, until one of them is recorded."""
         self._gap = gap
         self._due = chain(repeat(False, gap - 1), repeat(True)).__next__
 
@@ -183,4 +183,4 @@ class FeedRecorder:
 
 
 def _nobody() -> None:
-    """Who learns of a new ``due`` while nobody uses it."""
+    """What ``installed`` calls as long as no session uses the recorder."""

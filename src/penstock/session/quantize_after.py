@@ -55,7 +55,7 @@ from penstock.tuning.trial import faster
 State: TypeAlias = Literal["recording", "searching", "swapped", "kept"]
 
 _HELD_OUT = 4  # every fourth sample, as of quantize
-# Of these so many are compared in this process: the search has compared all.
+# How many of those held out are compared again here; the search has compared all of them.
 _COMPARED = 16
 _MOST_SAMPLES = 10_000
 # Seconds that closing waits for the thread to let go of files.

@@ -106,7 +106,7 @@ def without_samples(axes: Axes) -> Axes:
 
 
 def repeats(value: Value | None, batch: int) -> bool:
-    """Whether each of so many equal parts along the first axis is the same, as far as is known."""
+    """Whether a value is known to repeat its first part along the first axis, in equal parts."""
     dims = value.shape if value is not None else None
     if value is None or not dims or not isinstance(dims[0], int) or dims[0] % batch:
         return False
