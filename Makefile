@@ -184,8 +184,9 @@ $(VENV)/.installed: $(VENV)/.builds $(KERNELS)
 	$(PIP) $$($(PYTHON) -c '$(NEEDS)'); needs=$$?; wait $$kernels && exit $$needs
 	@touch $@
 
-# Tests run the kernels of all instruction sets that this machine has.
-$(VENV)/.installed-test: export PENSTOCK_ALL_LEVELS := 1
+# Tests run the kernels of all instruction sets that this machine has, unless some are named.
+PENSTOCK_LEVELS ?= all
+$(VENV)/.installed-test: export PENSTOCK_LEVELS := $(PENSTOCK_LEVELS)
 
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	@echo "installing what $* needs into $(VENV)"

@@ -114,11 +114,16 @@ class BuildKernels(build_ext):
     stay in ``build/kernels-*`` for the next installation, of whichever kind."""
 
     def run(self) -> None:
-        # A checkout runs on the machine that it is installed on; PENSTOCK_ALL_LEVELS is for tests.
-        best = f"{PACKAGE}.{best_level()}"
-        chosen = [ext for ext in self.extensions if ext.name == best]
-        if self.editable_mode and chosen and not os.environ.get("PENSTOCK_ALL_LEVELS"):
-            self.extensions = chosen
+        # A checkout runs on the machine that it is installed on. PENSTOCK_LEVELS is for tests: it
+        # names further levels, as "x86-64-v3", or "all".
+        best, others = best_level(), os.environ.get("PENSTOCK_LEVELS", "").split()
+        if unknown := {*others} - {*X86, "all"}:
+            raise SystemExit(f"PENSTOCK_LEVELS names no level: {' '.join(sorted(unknown))}")
+        if self.editable_mode and best and "all" not in others:
+            names = {f"{PACKAGE}.{name}" for name in [best, *map(X86.get, others)]}
+            self.extensions = [
+                ext for ext in self.extensions if ext.name in names
+            ] or self.extensions
         super().run()
 
     def build_extension(self, ext: Extension) -> None:

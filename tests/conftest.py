@@ -25,6 +25,7 @@ import sys
 import tempfile
 import tracemalloc
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,16 +110,29 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
     return most
 
 
+TESTS = Path(__file__).parent
+LONG = 10
+"""cases of a sweep of which a third is drawn"""
+SWEPT = {"algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"}
+"""folders whose long sweeps are of many cases that are alike"""
+
+
+def _test_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave two thirds of the tests of sampled classes, and of the cases of sampled modules, to
-    ``make test-full``, by the day, and run the tests that trace allocations last, since tracing slows
-    all that come after."""
-    for item in items:
-        in_class = getattr(getattr(item, "cls", None), "sampled", False)
-        # Of a module, cases of sweeps alone: other tests have no like.
-        in_module = hasattr(item, "callspec") and getattr(item.module, "sampled", False)
-        if in_class or in_module:
+    """Leave two thirds of the cases of long sweeps, and of all tests of sampled classes and modules, to
+    ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
+    last, since tracing slows all that come after."""
+    run = [item for item in items if not item.get_closest_marker("full")]
+    cases = Counter(_test_of(item) for item in run)
+    for item in run:
+        around = getattr(item, "cls", None), getattr(item, "module", None)
+        alike = any(getattr(part, "sampled", False) for part in around)
+        long = cases[_test_of(item)] >= LONG and item.path.relative_to(TESTS).parts[0] in SWEPT
+        if alike or (long and not item.get_closest_marker("whole")):
             drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 3
             if not drawn:
                 item.add_marker(pytest.mark.full)

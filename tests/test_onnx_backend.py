@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from onnx.backend.test.loader import load_model_tests
 
 import penstock as ps
 from penstock.backends.registry import missing
@@ -14,6 +13,7 @@ from penstock.host.native import library
 from penstock.onnx_backend import PenstockBackend
 from tests.support import onnx_suite
 from tests.support.cost_models import PreferredBackendCosts
+from tests.support.onnx_cases import node_cases
 from tests.support.sweeps import drawn
 
 pytestmark = pytest.mark.suite
@@ -76,7 +76,7 @@ def test_onnx_suite_case_ends_as_expected(name, backends):
 
 
 def test_loop_of_optional_sequences_returns_each_array():
-    (case,) = [c for c in load_model_tests(kind="node") if c.name == "test_loop16_seq_none"]
+    (case,) = [c for c in node_cases() if c.name == "test_loop16_seq_none"]
     ((inputs, (wanted,)),) = case.data_sets
     (got,) = PenstockBackend.run_model(case.model, inputs)
     assert len(got) == len(wanted) == 6

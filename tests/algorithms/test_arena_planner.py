@@ -17,8 +17,6 @@ from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
 from tests.support.arenas import assert_sound, mean, ratio
 from tests.support.sweeps import scaled
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 PLANNERS = ["bump", "first_fit", "wic", "best"]
 
 

@@ -30,8 +30,6 @@ from tests.support.placement_problems import (
 from tests.support.placement_replay import replay_makespan, serial_time
 from tests.support.sweeps import scaled
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 # Random graphs: close to the bound
 
 

@@ -17,6 +17,8 @@ from tests.cluster.test_cluster import answer, convnet, halves, images
 from tests.support.sweeps import sweep
 from tests.support.timing import SOON, wait_until
 
+sampled = True  # tests/support/sweeps.py: each test starts and ends clusters
+
 
 def test_closed_clusters_leave_neither_threads_nor_processes(ray_started):
     source = convnet(2)

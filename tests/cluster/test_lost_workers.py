@@ -18,6 +18,8 @@ from tests.executors.frames.test_partitioned import endless
 from tests.support.processes import stop
 from tests.support.timing import SOON, wait_until
 
+sampled = True  # tests/support/sweeps.py: each test starts and ends clusters
+
 
 def kill(cluster: ps.Cluster, worker: int) -> None:
     os.kill(cluster.processes[worker], signal.SIGKILL)

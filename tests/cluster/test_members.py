@@ -17,6 +17,8 @@ from tests.cluster.test_lost_workers import kill, lost
 from tests.support.processes import stop
 from tests.support.timing import SOON
 
+sampled = True  # tests/support/sweeps.py: each test starts and ends clusters
+
 
 @pytest.mark.full
 def test_worker_that_dies_before_it_compiles_a_part_is_replaced(ray_started):

@@ -20,6 +20,8 @@ from tests.serving.test_replicas import ROWS
 from tests.support.onnx_text import model_from_text
 from tests.support.timing import SOON, wait_until
 
+sampled = True  # tests/support/sweeps.py: each test starts and ends clusters
+
 LOOP = """g (float[N, 3] x, int64 most) => (float[N, 3] y) <bool go = {1}> {
     y = Loop(most, go, x) <body = b (int64 i, bool c, float[N, 3] h) => (bool d, float[N, 3] k)
         { d = Identity(c) k = Neg(h) }>

@@ -8,14 +8,12 @@ of other strides, full of garbage.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import _normalize_tensor
 
 from penstock.analysis.interpreter import evaluate
@@ -25,6 +23,7 @@ from penstock.frontends.onnx.importer import load_onnx
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.onnx.control_flow import is_control
 from penstock.testing import assert_same, check_infer, check_into, epsilon
+from tests.support.onnx_cases import node_cases
 from tests.support.sweeps import drawn
 
 
@@ -32,17 +31,15 @@ from tests.support.sweeps import drawn
 def graphs() -> Mapping[str, tuple[Graph, Sequence[Any]]]:
     """The graph of every case, with its inputs."""
     found = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wanted is computed when loading
-        for case in load_model_tests(kind="node"):
-            try:
-                graph = load_onnx(case.model).graph
-            except PenstockError:  # what is not supported
-                continue
-            ((inputs, _), *_) = case.data_sets
-            arrays = [_normalize_tensor(x) for x in inputs]
-            arrays = [np.asarray(x) if isinstance(x, np.generic) else x for x in arrays]
-            found[case.name] = graph, arrays
+    for case in node_cases():
+        try:
+            graph = load_onnx(case.model).graph
+        except PenstockError:  # what is not supported
+            continue
+        ((inputs, _), *_) = case.data_sets
+        arrays = [_normalize_tensor(x) for x in inputs]
+        arrays = [np.asarray(x) if isinstance(x, np.generic) else x for x in arrays]
+        found[case.name] = graph, arrays
     return found
 
 

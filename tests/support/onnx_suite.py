@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import textwrap
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 from unittest import SkipTest, mock
 
 import onnx
+from onnx.backend.test import loader
 from onnx.backend.test.runner import Runner
 
 from penstock.analysis.schemas import newest_opset
@@ -31,6 +31,7 @@ from penstock.ops import registered
 from penstock.ops.families import MODULES
 from penstock.ops.registry import MICROSOFT, find
 from tests.support import tflite_operators
+from tests.support.onnx_cases import node_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 
@@ -82,9 +83,7 @@ Case = Callable[[object], None]
 @cache
 def cases(backend: type[PenstockBackend] = PenstockBackend) -> Mapping[str, tuple[str, Case]]:
     """Category and function of every CPU case by name."""
-    with warnings.catch_warnings():
-        # Wanted results are computed when the suite is loaded, by NumPy, which warns of infinities.
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with mock.patch.object(loader, "load_node_model_tests", node_cases):
         runner = Runner(backend, __name__)
     return {
         name: (category.removesuffix("Model"), item.func)

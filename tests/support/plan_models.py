@@ -3,13 +3,11 @@ changes plans of."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from onnx import numpy_helper
-from onnx.backend.test.loader import load_model_tests
 
 from penstock.core.types import FLOAT32, INT64, TensorType, Type
 from penstock.ir.graph import Graph, Model, Node, Value
@@ -19,6 +17,7 @@ from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.ops.internal.recurrence import RECURRENCE
 from penstock.ops.registry import standard
 from tests.support import mutants
+from tests.support.onnx_cases import node_cases
 from tests.support.onnx_text import model_from_text
 from tests.support.tflite_cases import FOLDER
 
@@ -93,10 +92,8 @@ def plan_models() -> Iterator[tuple[str, Any]]:
 
 def suite_models() -> Iterator[tuple[str, Any]]:
     """The models of the official ONNX suite, of which there is one or more for each operation."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for case in load_model_tests(kind="node"):
-            yield case.name, case.model
+    for case in node_cases():
+        yield case.name, case.model
 
 
 def _cells() -> Model:

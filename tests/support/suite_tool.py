@@ -8,11 +8,11 @@ import traceback
 import warnings
 
 import numpy as np
-from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner, _normalize_tensor
 
 from penstock.frontends.onnx.importer import load_onnx
 from tests.support.graphs import interpret
+from tests.support.onnx_cases import node_cases
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     verbose = "-v" in sys.argv
     passed, failed = 0, 0
     warnings.simplefilter("error")
-    for case in load_model_tests(kind="node"):
+    for case in node_cases():
         used = {node.op_type for node in case.model.graph.node}
         if not used & names and case.name not in names:
             continue

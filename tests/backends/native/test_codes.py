@@ -10,8 +10,6 @@ from penstock.backends.native.codes import CodePair
 from tests.support.native_kernels import check, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import model_from_text
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 RANDOM = np.random.default_rng(17)
 QUANTIZED_KINDS = ["uint8", "int8", "uint16", "int16"]
 

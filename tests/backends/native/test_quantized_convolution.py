@@ -22,8 +22,6 @@ from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, p
 from tests.support.onnx_text import model_from_text
 from tests.support.passes import fusing_context
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 RNG = np.random.default_rng(4)
 BOUNDS = {
     "none": "y = QuantizeLinear(c, sy, zy)",

@@ -23,8 +23,6 @@ from tests.support.native_kernels import (  # noqa: F401
 )
 from tests.support.sweeps import sweep
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 RANDOM = np.random.default_rng(5)
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 LOOSE = {"rtol": 2e-5, "atol": 2e-6}

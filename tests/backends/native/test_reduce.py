@@ -9,8 +9,6 @@ import penstock as ps
 from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
 from tests.support.onnx_text import compile_text
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 FLOATS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
 TOLERANCE = {"float32": {"rtol": 2e-6, "atol": 1e-6}, "float64": {"rtol": 1e-13, "atol": 1e-13}}
 SHAPES = [((3, 5), [1]), ((7,), [-1]), ((2, 3, 4), [1, 2]), ((4, 6, 1), [1]), ((200, 1), [1])]

@@ -54,6 +54,7 @@ class TestFrames(ExecutorConformance):
 RECORDED = [(case, executor) for case in cases() for executor in ("frames", "auto", "segments")]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("case", "executor"),
     drawn(RECORDED, 100, always=lambda case: case[1] == "frames"),

@@ -22,6 +22,7 @@ def test_corpus_is_complete() -> None:
     assert (len(RUNS), len(REFUSED)) == (13, 8)
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:.*SOMETHING_ELSE")
 @pytest.mark.parametrize(
     "executor", ["linear", "dataflow", "parallel", "streams", "frames", "interpret"]

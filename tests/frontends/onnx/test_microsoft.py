@@ -18,8 +18,6 @@ from penstock.ops.registry import MICROSOFT
 from tests.ops.harness import unsaturated
 from tests.support.contrib import check_contrib, contrib_model
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 F32 = np.float32
 rng = np.random.default_rng(0)
 

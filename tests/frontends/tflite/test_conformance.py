@@ -30,6 +30,7 @@ def test_corpus_is_complete() -> None:
     assert len(REFUSED) == 8
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", RUNS, ids=name_of)
 def test_case_gives_what_litert_gives(case: Case) -> None:
     follow(case, ps.compile)

@@ -19,8 +19,6 @@ from tests.support.litert import by_litert
 from tests.support.tflite_models import TYPES, model, subgraph
 from tests.support.timing import SOON
 
-sampled = True  # tests/conftest.py: sweeps of many cases that are alike
-
 TABLES = {name.lower(): name for name in schema().tables}
 RNG = np.random.default_rng(5)
 UNIT = {"int8": (0.05, -5), "uint8": (0.05, 120), "int16": (0.0003, 0)}

@@ -186,6 +186,6 @@ def reproducible_backend() -> NativeBackend:
     if loaded is None:
         raise PenstockError(
             f"reproducible=True needs kernels for {wanted}, which are not installed, or which this "
-            "processor does not run: install a wheel, or compile with PENSTOCK_ALL_LEVELS=1"
+            "processor does not run: install a wheel, or compile with PENSTOCK_LEVELS=all"
         )
     return NativeBackend(loaded, reproducible=True)
