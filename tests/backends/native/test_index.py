@@ -84,7 +84,8 @@ def test_index_kernels_refuse_indices_out_of_range(name, index):
     [
         *[((7,), 0, 3), ((5, 300), -1, 10), ((3, 70, 4), 1, 5), ((9, 20), 1, 20), ((2, 200), 1, 1)],
         *[((3, 300), 1, 300), ((2, 400, 3), 1, 150), ((2, 90, 37), 1, 6), ((2000,), 0, 120)],
-        ((5000,), 0, 100),
+        *[((5000,), 0, 100), ((2, 700, 3), 1, 5), ((300, 2), 0, 1), ((200, 16), 0, 20)],
+        *[((900, 5), 0, 70), ((100, 33), 0, 3), ((100, 32), 0, 99), ((260, 17), 0, 32)],
     ],
 )
 def test_top_k_kernel_equals_numpy(dims, axis, k, sort, largest, dtype):
@@ -114,6 +115,9 @@ def test_top_k_kernel_orders_nan_infinity_and_zeros_as_numpy(largest, dtype):
     for repeats, k in ((9, 50), (20, 240)):
         inputs = [np.array(special * repeats, dtype), np.array([k])]
         check(node_of("TopK", inputs, [1], outputs=2, largest=largest), inputs)
+    for columns, k in ((1, 3), (2, 9), (3, 70), (20, 5)):
+        inputs = [np.array(special * 50 * columns, dtype).reshape(-1, columns), np.array([k])]
+        check(node_of("TopK", inputs, [1], outputs=2, largest=largest, axis=0), inputs)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "int32", "int64"])

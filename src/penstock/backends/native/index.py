@@ -318,12 +318,12 @@ def top_k_call(site: Site) -> NativeCall | None:
     # A heap of k takes log k comparisons for what enters it, and vectors find that in a few steps;
     # sorting by digits takes the same for all, and so does NumPy's partition.
     comparisons = length / 8 + 4 * k * math.log2(k + 1) * (1 + math.log(length / k))
-    few = max(_MOST_TOP, length // _PART) if inner == 1 else _MOST_TOP
+    few = max(_MOST_TOP, length // _PART)
     sorts = k > few and length > 2 * _MOST_TOP
     if x.dtype == FLOAT32 and 4 * k < length:
         # Threads share chains; NumPy has one.
         heaps = comparisons * math.ceil(x.elements / length / core_budget())
-        if sorts if inner > 1 else heaps > _CALLS + _PARTITION * x.elements:
+        if heaps > _CALLS + _PARTITION * x.elements:
             return None
     elif sorts:
         return _sort(site, x, k, axis)

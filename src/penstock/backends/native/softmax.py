@@ -45,7 +45,10 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     if inner == 1:
         block = max(_BLOCK // length, 1)
     else:
-        block = min(inner, max(_LINE, min(_CACHED // length, _COLUMNS) // _LINE * _LINE))
+        block = min(inner, max(2 * _LINE, min(_CACHED // length, _COLUMNS) // _LINE * _LINE))
+        if site.ordered and block == inner:
+            # Of few columns, rows are summed in another order than of many (c/rows/softmax.c).
+            block = math.ceil(inner / 2)
     return NativeCall(
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
         (Tensor(0), site.result(), outer, length, inner, block, int(name == "LogSoftmax")),

@@ -13,6 +13,15 @@
 
 enum { BLOCK = 2048, COLUMNS = 256 };
 
+/* What the parts of each of some columns come to, of `width` elements; and as many copies of that. */
+#define JOIN_PARTS(parts, JOIN)                                                                   \
+    for (int64_t half = width / 2; half >= columns; half /= 2)                                    \
+        for (int64_t j = 0; j < half; j++)                                                        \
+            parts[j] = JOIN(parts[j], parts[j + half])
+#define REPEAT_COLUMNS(parts)                                                                     \
+    for (int64_t done = columns; done < width; done *= 2)                                         \
+        memcpy(parts + done, parts, done * sizeof *parts)
+
 #define DEFINE(name, type, integer, EXP, LOG)                                                     \
     typedef type name##_lanes __attribute__((vector_size(VECTOR_BYTES)));                         \
     typedef integer name##_mask __attribute__((vector_size(VECTOR_BYTES)));                       \
@@ -137,27 +146,35 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         for (int64_t i = 0; i < rows * length; i += length)                                       \
             name##_finish(y + i, length, name##_sum(powers + i, length), logarithm);              \
     }                                                                                             \
+    /* Of few columns several rows are computed as one, `width` elements, whose columns are joined. */\
     static inline void name##_columns(const type *x, type *y, int64_t columns, int64_t length,    \
                                       int64_t step, int64_t logarithm)                            \
     {                                                                                             \
         type tops[COLUMNS], totals[COLUMNS];                                                      \
-        for (int64_t j = 0; j < columns; j++)                                                     \
+        int64_t width = columns;                                                                  \
+        while (columns == step && 2 * width <= smaller(COLUMNS, length * columns))                \
+            width *= 2;                                                                           \
+        const int64_t all = length * step, stride = columns == step ? width : step;               \
+        for (int64_t j = 0; j < width; j++)                                                       \
             tops[j] = x[j], totals[j] = 0;                                                        \
-        for (int64_t i = 1; i < length; i++)                                                      \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                tops[j] = x[i * step + j] > tops[j] ? x[i * step + j] : tops[j];                  \
-        for (int64_t i = 0; i < length; i++)                                                      \
-            IVDEP for (int64_t j = 0; j < columns; j++) {                                         \
-                type less = x[i * step + j] - tops[j], power = EXP(less);                         \
+        for (int64_t i = stride; i < all; i += stride)                                            \
+            for (int64_t j = 0; j < smaller(width, all - i); j++)                                 \
+                tops[j] = x[i + j] > tops[j] ? x[i + j] : tops[j];                                \
+        JOIN_PARTS(tops, LARGEST_OF);                                                             \
+        REPEAT_COLUMNS(tops);                                                                     \
+        for (int64_t i = 0; i < all; i += stride)                                                 \
+            IVDEP for (int64_t j = 0; j < smaller(width, all - i); j++) {                         \
+                type less = x[i + j] - tops[j], power = EXP(less);                                \
                 totals[j] += power;                                                               \
-                y[i * step + j] = logarithm ? less : power;                                       \
+                y[i + j] = logarithm ? less : power;                                              \
             }                                                                                     \
+        JOIN_PARTS(totals, SUM_OF);                                                               \
         for (int64_t j = 0; j < columns; j++)                                                     \
             totals[j] = logarithm ? LOG(totals[j]) : 1 / totals[j];                               \
-        for (int64_t i = 0; i < length; i++)                                                      \
-            IVDEP for (int64_t j = 0; j < columns; j++)                                           \
-                y[i * step + j] =                                                                 \
-                    logarithm ? y[i * step + j] - totals[j] : y[i * step + j] * totals[j];        \
+        REPEAT_COLUMNS(totals);                                                                   \
+        for (int64_t i = 0; i < all; i += stride)                                                 \
+            IVDEP for (int64_t j = 0; j < smaller(width, all - i); j++)                           \
+                y[i + j] = logarithm ? y[i + j] - totals[j] : y[i + j] * totals[j];               \
     }                                                                                             \
                                                                                                   \
     ITEMS_OF(name, softmax)                                                                       \

@@ -378,77 +378,111 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         return key_##suffix(x[i * inner]) ^ flip;                                                  \
     }                                                                                              \
                                                                                                    \
-    /* Let the element `place` sink from `hole` into the heap of `count`. */                       \
-    static inline void suffix##_sink(const type *x, int64_t *heap, int64_t count, key flip,        \
-                                     int64_t hole, int64_t place)                                  \
+    /* Let the element `place` sink from `hole` into the heap of `count`. Places are `inner` apart, too. */\
+    INLINED void suffix##_sink(const type *x, int64_t *heap, int64_t count, const int64_t inner, key flip,\
+                               int64_t hole, int64_t place)                                        \
     {                                                                                              \
-        key sinking = suffix##_at(x, place, 1, flip);                                              \
+        key sinking = suffix##_at(x, place, inner, flip);                                          \
         for (int64_t child; (child = 2 * hole + 1) < count; hole = child) {                        \
-            key below = suffix##_at(x, heap[child], 1, flip);                                      \
+            key below = suffix##_at(x, heap[child * inner], inner, flip);                          \
             if (child + 1 < count) {                                                               \
-                key other = suffix##_at(x, heap[child + 1], 1, flip);                              \
-                if (other > below || (other == below && heap[child + 1] > heap[child])) {          \
+                key other = suffix##_at(x, heap[(child + 1) * inner], inner, flip);                \
+                if (other > below || (other == below && heap[(child + 1) * inner] > heap[child * inner])) {\
                     child++;                                                                       \
                     below = other;                                                                 \
                 }                                                                                  \
             }                                                                                      \
-            if (below < sinking || (below == sinking && heap[child] < place))                      \
+            if (below < sinking || (below == sinking && heap[child * inner] < place))              \
                 break;                                                                             \
-            heap[hole] = heap[child];                                                              \
+            heap[hole * inner] = heap[child * inner];                                              \
         }                                                                                          \
-        heap[hole] = place;                                                                        \
+        heap[hole * inner] = place;                                                                \
     }                                                                                              \
                                                                                                    \
-/* Insert the element `place` into the sorted ones before it, of which the last of `count` leaves. */\
-    static inline void suffix##_insert(key *keys, int64_t *places, int64_t count, key inserted, int64_t place)\
+    /* Insert the element `place` into the sorted ones before it, of which the last of `count` leaves. */\
+    INLINED void suffix##_insert(key *keys, int64_t *places, int64_t count, const int64_t inner, key inserted,\
+                                 int64_t place)                                                    \
     {                                                                                              \
         int64_t i = count - 1;                                                                     \
         for (; i > 0 && keys[i - 1] > inserted; i--)                                               \
-            keys[i] = keys[i - 1], places[i] = places[i - 1];                                      \
-        keys[i] = inserted, places[i] = place;                                                     \
+            keys[i] = keys[i - 1], places[i * inner] = places[(i - 1) * inner];                    \
+        keys[i] = inserted, places[i * inner] = place;                                             \
     }                                                                                              \
                                                                                                    \
-    static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *heap, key flip)\
+    /* Let the element `place` in among the first k before it, and return the last one's key. */   \
+    INLINED key suffix##_enter(const struct top *a, const type *x, key *keys, int64_t *places,     \
+                               const int64_t inner, key flip, int64_t place)                       \
     {                                                                                              \
-        const int64_t k = a->k, heaps = k > MOST_SORTED;                                           \
-        key keys[MOST_SORTED];                                                                     \
-        for (int64_t i = 0; i < k; i++)                                                            \
-            if (heaps)                                                                             \
-                heap[i] = i;                                                                       \
-            else                                                                                   \
-                suffix##_insert(keys, heap, i + 1, suffix##_at(x, i, 1, flip), i);                 \
-        for (int64_t i = heaps ? k / 2 : 0; i-- > 0;)                                              \
-            suffix##_sink(x, heap, k, flip, i, heap[i]);                                           \
-        key limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                        \
-        for (int64_t i = k; i < a->length; i += TOP_BLOCK) {                                       \
-            /* Of fewer than a block, all are looked at. */                                        \
-            const int64_t left = a->length - i;                                                    \
-            unsigned_key ahead = left < TOP_BLOCK ? ((unsigned_key)1 << left) - 1 : 0;             \
-            for (int64_t j = 0; left >= TOP_BLOCK && j < TOP_BLOCK; j++)                           \
-                ahead |= (unsigned_key)(suffix##_at(x, i + j, 1, flip) < limit) << j;              \
-            for (; ahead; ahead &= ahead - 1) {                                                    \
-                const int64_t place = i + __builtin_ctzll(ahead);                                  \
-                if (suffix##_at(x, place, 1, flip) >= limit)                                       \
-                    continue;                                                                      \
+        if (a->k > MOST_SORTED) {                                                                  \
+            suffix##_sink(x, places, a->k, inner, flip, 0, place);                                 \
+            return suffix##_at(x, places[0], inner, flip);                                         \
+        }                                                                                          \
+        suffix##_insert(keys, places, a->k, inner, suffix##_at(x, place, inner, flip), place);     \
+        return keys[a->k - 1];                                                                     \
+    }                                                                                              \
+                                                                                                   \
+    /* Of a few chains side by side, some rows are compared at once with the last of those found before. */\
+    INLINED void suffix##_few(const struct top *a, const type *x, type *values, int64_t *places,   \
+                              const int64_t inner, const int64_t columns, key flip)                \
+    {                                                                                              \
+        const int64_t k = a->k, heaps = k > MOST_SORTED, rows = columns == inner ? TOP_BLOCK / columns : 1;\
+        key keys[TOP_COLUMNS][MOST_SORTED], limits[TOP_BLOCK];                                     \
+        for (int64_t c = 0; c < columns; c++) {                                                    \
+            const type *own = x + c;                                                               \
+            int64_t *heap = places + c;                                                            \
+            for (int64_t i = 0; i < k; i++)                                                        \
                 if (heaps)                                                                         \
-                    suffix##_sink(x, heap, k, flip, 0, place);                                     \
+                    heap[i * inner] = i;                                                           \
                 else                                                                               \
-                    suffix##_insert(keys, heap, k, suffix##_at(x, place, 1, flip), place);         \
-                limit = heaps ? suffix##_at(x, heap[0], 1, flip) : keys[k - 1];                    \
+                    suffix##_insert(keys[c], heap, i + 1, inner, suffix##_at(own, i, inner, flip), i);\
+            for (int64_t i = heaps ? k / 2 : 0; i-- > 0;)                                          \
+                suffix##_sink(own, heap, k, inner, flip, i, heap[i * inner]);                      \
+            for (int64_t j = c; j < TOP_BLOCK; j += columns)                                       \
+                limits[j] = heaps ? suffix##_at(own, heap[0], inner, flip) : keys[c][k - 1];       \
+        }                                                                                          \
+        for (int64_t i = k; i < a->length; i += rows) {                                            \
+            /* Of fewer than a block, all are looked at. */                                        \
+            const int64_t left = (a->length - i) * inner, some = smaller(rows, a->length - i) * columns;\
+            const unsigned_key those = ~(unsigned_key)0 >> (8 * sizeof(key) - some);               \
+            unsigned_key ahead = left < TOP_BLOCK ? those : 0;                                     \
+            for (int64_t j = 0; left >= TOP_BLOCK && j < TOP_BLOCK; j++)                           \
+                ahead |= (unsigned_key)(suffix##_at(x + i * inner, j, 1, flip) < limits[j]) << j;  \
+            for (ahead &= those; ahead; ahead &= ahead - 1) {                                      \
+                const uint32_t at = (uint32_t)__builtin_ctzll(ahead), c = at % (uint32_t)columns;  \
+                const int64_t place = i + at / (uint32_t)columns;                                  \
+                if (suffix##_at(x + c, place, inner, flip) >= limits[c])                           \
+                    continue;                                                                      \
+                const key limit = suffix##_enter(a, x + c, keys[c], places + c, inner, flip, place);\
+                for (int64_t j = c; j < TOP_BLOCK; j += columns)                                   \
+                    limits[j] = limit;                                                             \
             }                                                                                      \
         }                                                                                          \
-        for (int64_t left = heaps ? k : 0; left-- > 1;) {                                          \
-            int64_t last = heap[left];                                                             \
-            heap[left] = heap[0];                                                                  \
-            suffix##_sink(x, heap, left, flip, 0, last);                                           \
+        for (int64_t c = 0; c < columns; c++) {                                                    \
+            int64_t *heap = places + c;                                                            \
+            for (int64_t left = heaps ? k : 0; left-- > 1;) {                                      \
+                int64_t last = heap[left * inner];                                                 \
+                heap[left * inner] = heap[0];                                                      \
+                suffix##_sink(x + c, heap, left, inner, flip, 0, last);                            \
+            }                                                                                      \
+            for (int64_t i = 0; values && i < k; i++)                                              \
+                values[i * inner + c] = x[heap[i * inner] * inner + c];                            \
         }                                                                                          \
-        for (int64_t i = 0; values && i < k; i++)                                                  \
-            values[i] = x[heap[i]];                                                                \
     }                                                                                              \
                                                                                                    \
-    /* Of chains side by side: each row is inserted into the sorted ones before it. */             \
+    static void suffix##_chain(const struct top *a, const type *x, type *values, int64_t *places, key flip)\
+    {                                                                                              \
+        suffix##_few(a, x, values, places, 1, 1, flip);                                            \
+    }                                                                                              \
+                                                                                                   \
     static void suffix##_chains(const struct top *a, const type *x, type *values, int64_t *places, \
                                 int64_t columns, key flip)                                         \
+    {                                                                                              \
+        suffix##_few(a, x, values, places, a->inner, columns, flip);                               \
+    }                                                                                              \
+                                                                                                   \
+    /* Of chains of little more than k elements: each row is inserted into the sorted ones before it. */\
+    static void suffix##_rows(const struct top *a, const type *x, type *values, int64_t *places,   \
+                              int64_t columns, key flip)                                           \
     {                                                                                              \
         key best[MOST_INSERTED][TOP_COLUMNS], row[TOP_COLUMNS] = {0};                              \
         int32_t at[MOST_INSERTED][TOP_COLUMNS], place[TOP_COLUMNS];                                \
@@ -457,20 +491,20 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
             int64_t count = i < a->k ? i : a->k;                                                   \
             int any = i < a->k;                                                                    \
             if (columns == TOP_COLUMNS)                                                            \
-                for (int64_t j = 0; j < TOP_COLUMNS; j++)                                          \
+                NOT_UNROLLED for (int64_t j = 0; j < TOP_COLUMNS; j++)                             \
                     row[j] = key_##suffix(x[j]) ^ flip;                                            \
             else                                                                                   \
                 for (int64_t j = 0; j < columns; j++)                                              \
                     row[j] = key_##suffix(x[j]) ^ flip;                                            \
             if (!any)                                                                              \
-                for (int64_t j = 0; j < TOP_COLUMNS; j++)                                          \
+                NOT_UNROLLED for (int64_t j = 0; j < TOP_COLUMNS; j++)                             \
                     any |= row[j] < best[count - 1][j];                                            \
             if (!any)                                                                              \
                 continue;                                                                          \
-            for (int64_t j = 0; j < TOP_COLUMNS; j++)                                              \
+            NOT_UNROLLED for (int64_t j = 0; j < TOP_COLUMNS; j++)                                 \
                 place[j] = (int32_t)i, beaten[j] = 0;                                              \
             for (int64_t t = 0; t < count; t++)                                                    \
-                for (int64_t j = 0; j < TOP_COLUMNS; j++) {                                        \
+                NOT_UNROLLED for (int64_t j = 0; j < TOP_COLUMNS; j++) {                           \
                     key other = best[t][j];                                                        \
                     int32_t its_place = at[t][j];                                                  \
                     beaten[j] |= row[j] < other;                                                   \
@@ -549,6 +583,8 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
                 suffix##_sort(a, x, values, a->places + to, flip);                                 \
             else if (inner == 1)                                                                   \
                 suffix##_chain(a, x, values, a->places + to, flip);                                \
+            else if (a->k <= MOST_INSERTED && a->length < 8 * a->k)                                \
+                suffix##_rows(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
             else                                                                                   \
                 suffix##_chains(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
         }                                                                                          \
