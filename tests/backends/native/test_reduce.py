@@ -21,6 +21,8 @@ WIDE = [
     ((90, 17), [1]),
     *[((70, length), [1]) for length in (2, 3, 4, 7)],
     *[((300, columns), [0]) for columns in (2, 3, 100, 200)],
+    *[((5, length, 3), [1]) for length in (3, 4, 100, 161)],
+    ((1025, 2), [0]),
     ((2, 700, 3), [1]),
 ]
 
@@ -99,10 +101,30 @@ def test_place_of_an_extreme_equals_numpy(last, name, dtype):
         x[3, 2:4] = x[4, 5] = x[5, 0] = x[6, 400] = np.nan
         x[7] = np.inf if name == "ArgMin" else -np.inf
     for keepdims in (0, 1):
-        for axis, part in [(-1, x), (-1, x[:, :6]), (0, x.T), (1, x.reshape(2, 20, 30, 20))]:
+        few = [(0, x.T[:, :4]), (0, x.T[:, 3:8]), (0, x.T[:171, 3:5]), (0, x.T[:5, 5:8])]
+        wide = x.reshape(2, 20, 30, 20)
+        for axis, part in [(-1, x), (-1, x[:, :6]), (0, x.T), (1, wide), *few]:
             inputs = [np.ascontiguousarray(part)]
             attrs = {"axis": axis, "keepdims": keepdims, "select_last_index": last}
             check(node_of(name, inputs, **attrs), inputs)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+def test_place_of_an_extreme_that_is_the_least_number_equals_numpy(name, last):
+    """Of columns that are folded, equal elements and NaNs lie in several parts."""
+    special = [np.nan, -np.inf, np.inf, np.iinfo(np.int32).min, np.iinfo(np.int32).max]
+    for length in (1, 7, 65, 300):
+        for columns in (1, 2, 3, 17):
+            x = np.random.default_rng(length).choice([0, 1], (length, columns))
+            for i, value in enumerate(special):
+                real, whole = x.astype(np.float32), x.astype(np.int32)
+                real[length // 3 :, i % columns] = value  # the same on to the end
+                real[::2, (i + 1) % columns] = value
+                inputs = [real] if i < 3 else [whole]
+                whole[:, i % columns] = value if i > 2 else 0
+                node = node_of(name, inputs, axis=0, keepdims=0, select_last_index=last)
+                check(node, inputs)
 
 
 @pytest.mark.parametrize(

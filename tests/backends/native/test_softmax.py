@@ -84,6 +84,9 @@ def test_hardmax_along_any_axis_equals_numpy(axis, dtype):
     x = np.random.default_rng(2).integers(0, 5, (3, 4, 9)).astype(dtype)
     x[0, 1, 3], x[1, 2, [4, 6]] = np.nan, [-np.inf, np.nan]
     check(node_of("Hardmax", [x], axis=axis), [x])
+    few = np.random.default_rng(3).integers(0, 50, (2, 150, 3)).astype(dtype)
+    few[1, [70, 140], 1] = np.nan
+    check(node_of("Hardmax", [few], axis=axis), [few])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

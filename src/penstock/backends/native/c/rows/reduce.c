@@ -37,11 +37,13 @@ static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
     return WITHIN(step + (int32_t)m->result_zero, (int32_t)m->low, (int32_t)m->high);
 }
 
-/* How many rows of a matrix are reduced as one, whose columns are combined afterwards. */
+/* How many rows of a matrix are reduced as one, a power of 2, whose columns are combined afterwards. */
 static inline int64_t folds(const struct reduction *a, int64_t columns)
 {
-    int64_t count = columns == a->inner ? COLUMNS / columns : 1;
-    return a->length >= 2 * count ? count : 1;
+    int64_t count = 1;
+    while (columns == a->inner && 2 * count * columns <= COLUMNS && 4 * count <= a->length)
+        count *= 2;
+    return count;
 }
 
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
@@ -178,12 +180,11 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             for (int64_t j = 0; j < width; j++)                                                   \
                 totals[j] = COMBINE(totals[j], (wide)part[j]);                                    \
         }                                                                                         \
-        for (int64_t i = 1; i < count; i++)                                                       \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] = COMBINE(totals[j], totals[i * columns + j]);                          \
-        for (int64_t i = length * count; i < a->length; i++, x += columns)                        \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                totals[j] = COMBINE(totals[j], MAP((wide)x[j], tops[j]));                         \
+        for (int64_t j = 0; j < a->length % count * columns; j++)                                 \
+            totals[j] = COMBINE(totals[j], MAP((wide)x[j], tops[j]));                             \
+        for (int64_t half = width / 2; half >= columns; half /= 2)                                \
+            for (int64_t j = 0; j < half; j++)                                                    \
+                totals[j] = COMBINE(totals[j], totals[j + half]);                                 \
     }
 
 #define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__)
@@ -218,7 +219,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 
 /* NaN beats all numbers, and nothing beats NaN: so the place of the extreme, which is NaN if any
    element is, is the first or last of elements that are equal to it, or not to themselves. */
-#define PLACES(name, type, extreme, operator)                                                     \
+#define PLACES(name, type, extreme, operator, worst)                                                     \
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
         const type *x = (const type *)a->x + first;                                               \
@@ -273,17 +274,38 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     static inline void name##_columns(const struct reduction *a, int64_t first, int64_t columns,  \
                                       int64_t *restrict y)                                        \
     {                                                                                             \
+        const type *from = (const type *)a->x + first;                                            \
+        const int64_t count = folds(a, columns), width = count * columns, end = a->length - 1;    \
         type best[COLUMNS];                                                                       \
         int32_t places[COLUMNS];                                                                  \
-        for (int64_t i = 0; i < a->length; i++) {                                                 \
-            const int32_t place = (int32_t)(a->last ? a->length - 1 - i : i);                     \
-            const type *restrict x = (const type *)a->x + first + place * a->inner;               \
-            for (int64_t j = 0; j < columns; j++) {                                               \
-                const int beaten = (!i) | ((!(x[j] operator best[j])) & (best[j] == best[j]));    \
+        FILL(best, width, worst);                                                                 \
+        for (int64_t part = 0; part < count; part++) {                                            \
+            const int64_t lasts = end / count * count - (part > end % count ? count : 0);         \
+            FILL(places + part * columns, columns, (int32_t)(a->last ? lasts : 0));               \
+        }                                                                                         \
+        for (int64_t i = 0; i <= end; i += count) {                                               \
+            const int32_t place = (int32_t)(a->last ? end / count * count - i : i);               \
+            const type *restrict x = from + place * a->inner;                                     \
+            const int64_t n = smaller(count, a->length - place) * columns;                        \
+            for (int64_t j = 0; j < n; j++) {                                                     \
+                const int beaten = (!(x[j] operator best[j])) & (best[j] == best[j]);             \
                 places[j] = beaten ? place : places[j];                                           \
                 best[j] = beaten ? x[j] : best[j];                                                \
             }                                                                                     \
         }                                                                                         \
+        for (int64_t part = 1; part < count; part++)                                              \
+            for (int64_t j = 0; j < columns; j++)                                                 \
+                places[part * columns + j] += (int32_t)part;                                      \
+        for (int64_t half = width / 2; half >= columns; half /= 2)                                \
+            for (int64_t j = 0; j < half; j++) {                                                  \
+                const type own = best[j], other = best[j + half];                                 \
+                const int32_t place = places[j], its_place = places[j + half];                    \
+                const int same = (own == other) | ((own != own) & (other != other));              \
+                const int nearer = a->last ? its_place > place : its_place < place;               \
+                const int beaten = ((!(other operator own)) & (own == own)) | (same & nearer);    \
+                places[j] = beaten ? its_place : place;                                           \
+                best[j] = beaten ? other : own;                                                   \
+            }                                                                                     \
         for (int64_t j = 0; j < columns; j++)                                                     \
             y[j] = places[j];                                                                     \
     }                                                                                             \
@@ -325,8 +347,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 #define EXTREMES(suffix, type, low, high)                                                         \
     REDUCTION(max_##suffix, type, type, type, low, HIGHER, SAME)                                  \
     REDUCTION(min_##suffix, type, type, type, high, LOWER, SAME)                                  \
-    PLACES(argmax_##suffix, type, max_##suffix, <=)                                               \
-    PLACES(argmin_##suffix, type, min_##suffix, >=)
+    PLACES(argmax_##suffix, type, max_##suffix, <=, low)                                               \
+    PLACES(argmin_##suffix, type, min_##suffix, >=, high)
 
 /* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0.
    Exponentials are of type `real`, which `reals` names. */
@@ -420,9 +442,11 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         int64_t places[COLUMNS];                                                                  \
         argmax_##suffix##_columns(a, first, columns, places);                                     \
         y = (type *)a->y + first;                                                                 \
-        for (int64_t i = 0; i < a->length; i++, y += a->inner)                                    \
-            for (int64_t j = 0; j < columns; j++)                                                 \
-                y[j] = i == places[j];                                                            \
+        const int64_t all = a->length * a->inner, width = columns == a->inner ? all : columns;    \
+        for (int64_t i = 0; i < all; i += columns == a->inner ? all : a->inner)                   \
+            memset(y + i, 0, width * sizeof(type));                                               \
+        for (int64_t j = 0; j < columns; j++)                                                     \
+            y[places[j] * a->inner + j] = 1;                                                      \
     }                                                                                             \
                                                                                                   \
     ITEMS(hardmax_##suffix, type, hardmax_##suffix##_rows, hardmax_##suffix##_columns)

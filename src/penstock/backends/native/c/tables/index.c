@@ -583,7 +583,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
                 suffix##_sort(a, x, values, a->places + to, flip);                                 \
             else if (inner == 1)                                                                   \
                 suffix##_chain(a, x, values, a->places + to, flip);                                \
-            else if (a->k <= MOST_INSERTED && a->length < 8 * a->k)                                \
+            else if (a->k <= MOST_INSERTED && a->length < 32 * a->k)                                \
                 suffix##_rows(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
             else                                                                                   \
                 suffix##_chains(a, x, values, a->places + to, smaller(inner - column, TOP_COLUMNS), flip);\
