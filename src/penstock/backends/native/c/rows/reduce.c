@@ -4,7 +4,7 @@
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
    and of a few columns several rows together, so that there is enough to do at once. */
-// GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic
+// GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic --param=max-inline-insns-single=200
 #include <stdlib.h>
 #include "families.h"
 #include "math32.h"
