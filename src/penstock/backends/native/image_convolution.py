@@ -49,6 +49,8 @@ _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 6
 _TILE = 6  # rows of a product that are computed together where its columns are many
 _OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
 _CACHED = 1152  # elements
+# Bytes of images whose copies stay in a core's own cache, and channels for which they pay.
+_NEAR, _LEAST_COPIED = 2**21, 16
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
 # Channels up to which a line of each channel alone is computed as one run of elements.
@@ -96,14 +98,15 @@ def image_workload(node: Node) -> Workload | None:
     source = None if node.inputs[0] is None else node.inputs[0].producer
     given, filters, kernel = conv.attrs.get("group", 1), y.dims[1], list(map(float, w.dims[2:]))
     constant = conv.inputs[1] is not None and conv.inputs[1].is_constant
-    if source is None and given == x.dims[1] > 1 and constant:
-        return None  # too little work for a copy of the image
+    positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
+    few = moved > _NEAR or x.dims[1] < _LEAST_COPIED
+    if source is None and given == x.dims[1] > 1 and constant and few:
+        return None  # too little work for copies of the images
     if conv.op.name == "ConvTranspose":  # taps of a phase
         strides = conv.attrs.get("strides") or [1] * len(kernel)
         sizes = zip(kernel, strides, x.dims[2:], strict=True)
         kernel = [1 if size == 1 else k / stride for k, stride, size in sizes]
     taps, of_rows = math.prod(kernel), math.prod(kernel[:-1])
-    positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
     more, copies_s = y.elements * added, layout_seconds(node)[0]
     copies_s += 0 if constant else part_ns(Workload("gather", w.nbytes)) * 1e-9
     if 1 < given == filters == x.dims[1]:

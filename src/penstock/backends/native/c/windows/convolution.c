@@ -50,33 +50,34 @@ static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t
     return at < v->size ? at : -1;
 }
 
-/* The part of a plane that the item at this row and column sees. */
+/* The part of a plane that the item at this row and column sees. Rows that are divided by strides are copied
+   to `flat` first, and divided together. */
 static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
-                       float *restrict to)
+                       float *restrict to, float *restrict flat)
 {
     const spread *u = a->rows, *v = a->columns;
-    const int64_t step = v->splits, length = v->length;
-    memset(to, 0, u->splits * step * u->length * length * sizeof *to);
-    for (int64_t p = 0; p < u->splits; p++)
-        for (int64_t q = 0; q < step; q++, to += u->length * length) {
-            const int64_t start = column * step + q - v->lead;
-            const int64_t low = start < 0 ? (-start + step - 1) / step : 0;
-            const int64_t high = smaller(v->size > start ? (v->size - start + step - 1) / step : 0, length);
-            for (int64_t i = 0; i < u->length; i++) {
-                const int64_t r = (row + i) * u->splits + p - u->lead;
-                if (r < 0 || r >= u->size)
-                    continue;
-                const float *from = x + r * v->size + start;
-                float *restrict line = to + i * length;
-                if (step == 1 && low < high)
-                    copy_floats(line + low, from + low, high - low);
-                else if (step == 2)
-                    for (int64_t j = low; j < high; j++)
-                        line[j] = from[2 * j];
-                else
-                    for (int64_t j = low; j < high; j++)
-                        line[j] = from[step * j];
+    const int64_t step = v->splits, size = u->length * v->length, line = step * v->length;
+    const int64_t start = column * step - v->lead, group = step == 1 ? u->length : BUFFER / line;
+    const int64_t low = start < 0 ? -start : 0, high = smaller(v->size - start, line);
+    for (int64_t p = 0; p < u->splits; p++, to += step * size)
+        for (int64_t first = 0; first < u->length; first += group) {
+            const int64_t n = smaller(group, u->length - first);
+            float *restrict lines = step == 1 ? to : flat;
+            memset(lines, 0, n * line * sizeof *lines);
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t r = (row + first + i) * u->splits + p - u->lead;
+                if (r >= 0 && r < u->size && low < high)
+                    copy_floats(lines + i * line + low, x + r * v->size + start + low, high - low);
             }
+            float *restrict even = to + first * v->length, *restrict odd = even + size;
+            if (step == 2)
+                for (int64_t j = 0; j < n * v->length; j++) {
+                    even[j] = flat[2 * j];
+                    odd[j] = flat[2 * j + 1];
+                }
+            for (int64_t q = 0; step > 2 && q < step; q++)
+                for (int64_t j = 0; j < n * v->length; j++)
+                    even[q * size + j] = flat[step * j + q];
         }
 }
 
@@ -137,7 +138,7 @@ static inline void interleave(const float *restrict lines, int64_t line, float *
 {
     const float *restrict odd = lines + line;
     if (phases == 1)
-        memcpy(y, lines, count * sizeof *y);
+        copy_floats(y, lines, count);
     else if (phases == 2) {
         for (int64_t j = 0; j < count / 2; j++) {
             y[2 * j] = lines[j];
@@ -159,7 +160,7 @@ ITEMS_OF(convolution, convolution)
     const int64_t chunks = ((v->count + v->phases - 1) / v->phases + v->block - 1) / v->block;
     const int64_t plane = d->size * u->size * v->size, y_plane = d->count * u->count * v->count;
     const int64_t copied = u->splits * v->splits * u->length * v->length; /* of a slice */
-    float copy[BUFFER + SLACK], lines[LINES + SLACK];
+    float copy[BUFFER + SLACK], lines[BUFFER + SLACK];
     for (int64_t item = begin; item < end; item++) {
         const int64_t column = item % chunks * v->block, row = item / chunks % bands * u->block;
         const int64_t at = item / chunks / bands, o = at % d->count, image = at / d->count;
@@ -176,7 +177,7 @@ ITEMS_OF(convolution, convolution)
             slices[n_slices++] = (slice){to, k};
             for (int64_t c = 0; c < a->channels; c++)
                 copy_plane(a, a->x + (image * a->channels + c) * plane + s * u->size * v->size, row,
-                           column, to + c * copied);
+                           column, to + c * copied, lines);
         }
         const float *w = a->w + group * a->filters * a->channels * d->kernel * a->positions;
         float *y = a->y + (image * a->filters * d->count + o) * u->count * v->count;
