@@ -13,16 +13,17 @@ struct triangle {
 
 ITEMS_OF(triangle, triangle)
 {
-    int64_t bytes = a->columns * a->size;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t first = item % a->rows + a->diagonal;
-        int64_t border = WITHIN(a->upper ? first : first + 1, 0, a->columns) * a->size;
+    const int64_t bytes = a->columns * a->size;
+    for (int64_t item = begin, row = begin % a->rows; item < end; item++, row = row + 1 < a->rows ? row + 1 : 0) {
+        const int64_t first = row + a->diagonal + !a->upper, border = WITHIN(first, 0, a->columns) * a->size;
         const char *x = a->x + item * bytes;
         char *y = a->y + item * bytes;
-        const int64_t from = a->upper ? border : 0, to = a->upper ? bytes : border;
-        memset(y, 0, from);
-        memcpy(y + from, x + from, to - from);
-        memset(y + to, 0, bytes - to);
+        /* Each is a call, which takes as long as a short row. */
+        memset(a->upper ? y : y + border, 0, a->upper ? border : bytes - border);
+        if (a->upper)
+            memcpy(y + border, x + border, bytes - border);
+        else
+            memcpy(y, x, border);
     }
 }
 
