@@ -260,6 +260,33 @@ def test_powers_are_those_of_float64_rounded(kind, negative):
         np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(wanted)[numbers])
 
 
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "units"),
+    [
+        *[("Exp", np.exp, 2), ("Log", np.log, 2), ("Tanh", np.tanh, 3)],
+        # Of powers rounded to 2 units, whose logarithm is rounded to 3, and the sum to a half.
+        ("Softplus", _softplus, 6),
+        ("Elu", lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), 3),
+    ],
+)
+def test_functions_of_float64_are_within_a_few_units_of_the_last_place(name, function, units):
+    rng, info = np.random.default_rng(8), np.finfo(np.float64)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, info.tiny, info.max, -info.max, 1.0, -1.0]
+    sizes = np.exp(rng.uniform(-40, 6.5, 4000)) * rng.choice([-1, 1], 4000)
+    edges = np.log(2) * (np.arange(-1020, 1022, 7) + 0.5)  # where powers of 2 change
+    wide = np.exp(rng.uniform(-700, 700, 500))
+    x = np.concatenate([special, sizes, 1 + rng.normal(0, 1e-4, 500), edges, wide])
+    with np.errstate(all="ignore"):
+        exact = function(x.astype(np.longdouble)).astype(np.float64)
+        # Those below the least normal number may be 0; the wanted ones are rounded once.
+        bound = (units + 0.5) * np.spacing(np.abs(exact)) + 2 * info.tiny
+    check_within(node_of(name, [x]), [x], exact, np.where(np.isfinite(bound), bound, 0))
+
+
 @pytest.mark.parametrize("bounds", [(-1.0, 2.0), (None, 2.0), (-1.0, None), (3.0, 1.0)])
 @pytest.mark.parametrize("constant", [False, True])
 def test_clip_equals_numpy(bounds, constant):

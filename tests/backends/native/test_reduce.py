@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import penstock as ps
-from tests.support.native_kernels import LIBRARIES, check, expected, kernel_of, node_of, pytestmark  # noqa: F401
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    check_within,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
 from tests.support.onnx_text import compile_text
 
 FLOATS = ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
@@ -82,6 +92,28 @@ def test_sum_of_many_float32_elements_is_accurate():
             np.testing.assert_allclose(kernel.function(*inputs), wanted, rtol=2e-6)
 
 
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 17, 64, 65, 128, 129])
+@pytest.mark.parametrize("length", [1, 3, 4, 9, 100, 161, 515])
+def test_sums_and_logarithms_of_columns_are_within_the_bound_of_their_roundings(length, columns):
+    """Of float32, parts of at most 64 elements are summed in float32, and these in float64."""
+    x = np.random.default_rng(length).normal(0, 9, (2, length, columns)).astype(np.float32)
+    inputs, real, unit = [x, np.array([1])], x.astype(np.float64), 2.0**-24
+    parts = min(length, 64)
+    for name, terms in (("Sum", real), ("SumSquare", real * real)):
+        exact = terms.sum(1)
+        bound = unit * (parts * np.abs(terms).sum(1) + np.abs(exact))
+        check_within(node_of(f"Reduce{name}", inputs, [1], keepdims=0), inputs, exact, bound * 1.01)
+    top = real.max(1, keepdims=True)
+    exact = np.log(np.exp(real - top).sum(1)) + top[:, 0]
+    # Differences are rounded, as far as they reach, and powers to 2 units of 2 each.
+    bound = unit * ((top - real).max(1) + 4 + parts + np.abs(exact)) * 1.01
+    check_within(node_of("ReduceLogSumExp", inputs, [1], keepdims=0), inputs, exact, bound)
+    wide = [real, inputs[1]]
+    exact = np.log(np.exp((real - top).astype(np.longdouble)).sum(1)) + top[:, 0]
+    bound *= 2.0**-28  # float64 has 29 digits more, of which one is for the result that is wanted
+    check_within(node_of("ReduceLogSumExp", wide, [1], keepdims=0), wide, exact, bound)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("name", ["Max", "Min"])
 @pytest.mark.parametrize("length", [1, 15, 16, 31, 100, 600])
@@ -113,18 +145,15 @@ def test_place_of_an_extreme_equals_numpy(last, name, dtype):
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 def test_place_of_an_extreme_that_is_the_least_number_equals_numpy(name, last):
     """Of columns that are folded, equal elements and NaNs lie in several parts."""
-    special = [np.nan, -np.inf, np.inf, np.iinfo(np.int32).min, np.iinfo(np.int32).max]
-    for length in (1, 7, 65, 300):
-        for columns in (1, 2, 3, 17):
-            x = np.random.default_rng(length).choice([0, 1], (length, columns))
-            for i, value in enumerate(special):
-                real, whole = x.astype(np.float32), x.astype(np.int32)
-                real[length // 3 :, i % columns] = value  # the same on to the end
-                real[::2, (i + 1) % columns] = value
-                inputs = [real] if i < 3 else [whole]
-                whole[:, i % columns] = value if i > 2 else 0
-                node = node_of(name, inputs, axis=0, keepdims=0, select_last_index=last)
-                check(node, inputs)
+    least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    special = {np.float32: [np.nan, -np.inf, np.inf], np.int32: [least, most]}
+    for length, columns in product((1, 7, 65, 300), (1, 2, 3, 17)):
+        for dtype, number in [(dtype, value) for dtype in special for value in special[dtype]]:
+            x = np.random.default_rng(length).integers(0, 2, (length, columns)).astype(dtype)
+            x[length // 3 :, 0] = x[:, -1] = number
+            x[::2, columns // 2] = number
+            node = node_of(name, [x], axis=0, keepdims=0, select_last_index=last)
+            check(node, [x])
 
 
 @pytest.mark.parametrize(

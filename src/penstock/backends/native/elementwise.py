@@ -85,7 +85,7 @@ _ADDITIONS = {
     "pow_f8": 300,
     **dict.fromkeys([f"quantize_{kind}" for kind in QUANTIZED_KINDS.values()], 2.6),
     **dict.fromkeys(("exp_f8", "sigmoid_f8"), 16),
-    **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 120),
+    **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 20),
     **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 120),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 8),
     # As little as lets rates of NumPy, which know no divisions, choose compiled kernels.

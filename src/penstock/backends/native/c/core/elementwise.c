@@ -19,10 +19,10 @@
 /* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \
     BOTH(X, exp, exp32(a), exp64(a))                                                              \
-    BOTH(X, expm1, expm132(a), expm1(a))                                                          \
-    BOTH(X, log, log32(a), log(a))                                                                \
-    BOTH(X, log1p, log1p32(a), log1p(a))                                                          \
-    BOTH(X, tanh, tanh32(a), tanh(a))                                                             \
+    BOTH(X, expm1, expm132(a), expm164(a))                                                        \
+    BOTH(X, log, log32(a), log64(a))                                                              \
+    BOTH(X, log1p, log1p32(a), log1p64(a))                                                        \
+    BOTH(X, tanh, tanh32(a), tanh64(a))                                                           \
     BOTH(X, sigmoid, sigmoid32(a), 1 / (1 + exp64(-a)))                                           \
     BOTH(X, asin, asin32(a), asin(a))                                                             \
     BOTH(X, acos, acos32(a), acos(a))                                                             \
