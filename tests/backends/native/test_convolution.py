@@ -8,7 +8,16 @@ import pytest
 import penstock as ps
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.numpy import NumpyBackend
-from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
+from penstock.build import GraphBuilder
+from tests.support.native_kernels import (  # noqa: F401
+    LIBRARIES,
+    check,
+    check_within,
+    expected,
+    kernel_of,
+    node_of,
+    pytestmark,
+)
 from tests.support.onnx_text import compile_text
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -51,6 +60,42 @@ def draw(name, dims, filters, kernel, attrs):
 def test_convolution_of_few_channels_equals_numpy(name, dims, filters, kernel, attrs, biased):
     inputs = draw(name, dims, filters, kernel, attrs)[: 3 if biased else 2]
     check(node_of(name, inputs, [1], **attrs), inputs, TOLERANCE)
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (1, 2), (2, 1), (2, 2), (3, 4), (5, 1)])
+@pytest.mark.parametrize("dims", [(1, 1), (2, 7), (9, 16), (33, 18), (3, 500), (130, 5)])
+def test_convolution_of_each_channel_is_within_the_bound_of_its_sums(
+    dims, strides, kernel, channels
+):
+    """Each of n products is rounded once, unless it is fused, and added once."""
+    rng = np.random.default_rng(dims)
+    x = rng.normal(size=(2, channels, *dims)).astype(np.float32)
+    w, bias = rng.normal(size=(channels, 1, *kernel)), rng.normal(size=channels)
+    inputs = [x, w.astype(np.float32), bias.astype(np.float32)]
+    node = node_of("Conv", inputs, [1, 2], group=channels, strides=strides, pads=[2, 2, 0, 3])
+    wide = [array.astype(np.float64) for array in inputs]
+    attrs = node.attrs
+    exact, sizes = [
+        expected(node_of("Conv", given, [1, 2], **attrs), given)[0]
+        for given in (wide, list(map(np.abs, wide)))
+    ]
+    bound = 1.01 * 2.0**-24 * (w[0].size + 2) * sizes
+    check_within(node, inputs, exact, bound)
+
+
+def test_small_images_are_copied_for_convolutions_of_each_channel_and_large_ones_are_not():
+    def steps(batch, channels):
+        w = np.ones((channels, 1, 3, 3), np.float32)
+        b = GraphBuilder()
+        x = b.input("x", np.float32, (batch, channels, 28, 28))
+        b.output("y", b.op("Conv", x, w, group=channels, pads=[1] * 4))
+        plan = ps.compile(b.model(), backends=["native", "numpy"], executor="linear").inspect.plan
+        return [step.node.op.name for step in plan.steps]
+
+    assert steps(2, 64) == ["Reorder", "Conv"]
+    assert steps(64, 64) == steps(2, 4) == ["Conv"]
 
 
 @pytest.mark.parametrize("constant", [[1, 2], [1], [2], []])

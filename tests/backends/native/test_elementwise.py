@@ -275,11 +275,13 @@ def _softplus(x: np.ndarray) -> np.ndarray:
 )
 def test_functions_of_float64_are_within_a_few_units_of_the_last_place(name, function, units):
     rng, info = np.random.default_rng(8), np.finfo(np.float64)
-    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324, info.tiny, info.max, -info.max, 1.0, -1.0]
+    special = [0.0, 1.0, np.inf, np.nan, 5e-324, info.tiny, info.max]
     sizes = np.exp(rng.uniform(-40, 6.5, 4000)) * rng.choice([-1, 1], 4000)
     edges = np.log(2) * (np.arange(-1020, 1022, 7) + 0.5)  # where powers of 2 change
     wide = np.exp(rng.uniform(-700, 700, 500))
-    x = np.concatenate([special, sizes, 1 + rng.normal(0, 1e-4, 500), edges, wide])
+    x = np.concatenate(
+        [special, np.negative(special), sizes, 1 + rng.normal(0, 1e-4, 500), edges, wide]
+    )
     with np.errstate(all="ignore"):
         exact = function(x.astype(np.longdouble)).astype(np.float64)
         # Those below the least normal number may be 0; the wanted ones are rounded once.

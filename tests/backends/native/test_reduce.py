@@ -148,7 +148,7 @@ def test_place_of_an_extreme_that_is_the_least_number_equals_numpy(name, last):
     least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
     special = {np.float32: [np.nan, -np.inf, np.inf], np.int32: [least, most]}
     for length, columns in product((1, 7, 65, 300), (1, 2, 3, 17)):
-        for dtype, number in [(dtype, value) for dtype in special for value in special[dtype]]:
+        for dtype, number in [(key, value) for key in special for value in special[key]]:
             x = np.random.default_rng(length).integers(0, 2, (length, columns)).astype(dtype)
             x[length // 3 :, 0] = x[:, -1] = number
             x[::2, columns // 2] = number

@@ -51,34 +51,30 @@ static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t
 }
 
 /* The part of a plane that the item at this row and column sees. Rows that are divided by strides are copied
-   to `flat` first, and divided together. */
+   to `flat` first, which has room for all, and divided together. */
 static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
                        float *restrict to, float *restrict flat)
 {
     const spread *u = a->rows, *v = a->columns;
     const int64_t step = v->splits, size = u->length * v->length, line = step * v->length;
-    const int64_t start = column * step - v->lead, group = step == 1 ? u->length : BUFFER / line;
-    const int64_t low = start < 0 ? -start : 0, high = smaller(v->size - start, line);
-    for (int64_t p = 0; p < u->splits; p++, to += step * size)
-        for (int64_t first = 0; first < u->length; first += group) {
-            const int64_t n = smaller(group, u->length - first);
-            float *restrict lines = step == 1 ? to : flat;
-            memset(lines, 0, n * line * sizeof *lines);
-            for (int64_t i = 0; i < n; i++) {
-                const int64_t r = (row + first + i) * u->splits + p - u->lead;
-                if (r >= 0 && r < u->size && low < high)
-                    copy_floats(lines + i * line + low, x + r * v->size + start + low, high - low);
-            }
-            float *restrict even = to + first * v->length, *restrict odd = even + size;
-            if (step == 2)
-                for (int64_t j = 0; j < n * v->length; j++) {
-                    even[j] = flat[2 * j];
-                    odd[j] = flat[2 * j + 1];
-                }
-            for (int64_t q = 0; step > 2 && q < step; q++)
-                for (int64_t j = 0; j < n * v->length; j++)
-                    even[q * size + j] = flat[step * j + q];
+    const int64_t start = column * step - v->lead, low = start < 0 ? -start : 0;
+    const int64_t high = smaller(v->size - start, line);
+    for (int64_t p = 0; p < u->splits; p++, to += step * size) {
+        float *restrict lines = step == 1 ? to : flat, *restrict odd = to + size;
+        memset(lines, 0, step * size * sizeof *lines);
+        for (int64_t i = 0; i < u->length; i++) {
+            const int64_t r = (row + i) * u->splits + p - u->lead;
+            if (r >= 0 && r < u->size && low < high)
+                copy_floats(lines + i * line + low, x + r * v->size + start + low, high - low);
         }
+        for (int64_t j = 0; step == 2 && j < size; j++) {
+            to[j] = flat[2 * j];
+            odd[j] = flat[2 * j + 1];
+        }
+        for (int64_t q = 0; step > 2 && q < step; q++)
+            for (int64_t j = 0; j < size; j++)
+                to[q * size + j] = flat[step * j + q];
+    }
 }
 
 /* `vectors` of `filters` lines; both numbers are constants. */
