@@ -442,7 +442,8 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         }                                                                                          \
         for (int64_t i = k; i < a->length; i += rows) {                                            \
             /* Of fewer than a block, all are looked at. */                                        \
-            const int64_t left = (a->length - i) * inner, some = smaller(rows, a->length - i) * columns;\
+            const int64_t left = (a->length - 1 - i) * inner + columns;                            \
+            const int64_t some = smaller(rows, a->length - i) * columns;                           \
             const unsigned_key those = ~(unsigned_key)0 >> (8 * sizeof(key) - some);               \
             unsigned_key ahead = left < TOP_BLOCK ? those : 0;                                     \
             for (int64_t j = 0; left >= TOP_BLOCK && j < TOP_BLOCK; j++)                           \
