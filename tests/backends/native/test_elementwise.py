@@ -13,6 +13,7 @@ from penstock.core.types import ShapeError
 from tests.support.native_kernels import (  # noqa: F401
     LIBRARIES,
     check,
+    check_threads,
     check_within,
     kernel_of,
     node_of,
@@ -258,6 +259,21 @@ def test_powers_are_those_of_float64_rounded(kind, negative):
         got = kernel.function(x, y)
         numbers = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(wanted)[numbers])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("row", [1, 255, 512, 513, 784, 1300, 3 * 512 + 1])
+@pytest.mark.parametrize("others", [[(5, 1)], [(3, 1, 1)], [(1, 5, 1), ("row",)], [(1,)]])
+def test_operands_of_a_number_for_each_row_equal_numpy(others, row, dtype):
+    """Parts of a long row share the copies of its numbers, whichever thread begins within a row."""
+    rng = np.random.default_rng(row)
+    shapes = [(3, 5, row), *[tuple(row if n == "row" else n for n in dims) for dims in others]]
+    inputs = [rng.integers(-99, 99, dims).astype(dtype) for dims in shapes]
+    name = "Mul" if len(inputs) == 2 else "Where"
+    if name == "Where":
+        inputs = [inputs[0] > 0, *inputs[1:]]
+    check(node_of(name, inputs), inputs)
+    check_threads(node_of(name, inputs), inputs)
 
 
 def _softplus(x: np.ndarray) -> np.ndarray:

@@ -631,7 +631,8 @@ def _tiles(
     tile, modes = _tile(dims, strides, most)
     row, size = dims[-1], math.prod(dims)
     pairs = list(zip(modes, strides, strict=True))
-    in_place = any(mode == _GATHERED and own[-1] == 1 for mode, own in pairs)
+    least = 0 if row > most else 1  # parts of a row share copies of the number that it has
+    in_place = any(mode == _GATHERED and least <= own[-1] <= 1 for mode, own in pairs)
     if not in_place or row * (_REGISTER_BYTES // most) < _LEAST_ROW * (1 + instructions):
         return tile, modes, 0, -(-size // tile)
     parts = -(-row // most)

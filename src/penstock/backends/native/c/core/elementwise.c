@@ -352,13 +352,22 @@ static void spread(void *to, int32_t size, uint64_t bits, int64_t n)
         words[i] = bits;
 }
 
+typedef struct {
+    _Alignas(64) char memory[REGISTERS][REGISTER_BYTES];
+    void *of[REGISTERS];
+    int kept; /* inputs that are a number for each row have it for as many elements, or more */
+} registers;
+
 /* What input i has for a part of a row: where it is if its elements are adjacent, else a copy. */
-static void *part_of_row(void *copy, const struct elementwise *a, int64_t i, const int64_t *index,
+static void *part_of_row(registers *r, const struct elementwise *a, int64_t i, const int64_t *index,
                          int64_t at, int64_t n)
 {
     const operand *input = &a->operands[i];
     const int64_t step = input->strides[a->rank - 1];
+    void *copy = r->memory[input->to];
     int64_t place = 0;
+    if (r->kept && !step)
+        return copy;
     for (int64_t axis = 0; axis < a->rank; axis++)
         place += index[axis] * input->strides[axis];
     const char *from = (const char *)a->inputs[i] + place * input->size;
@@ -374,16 +383,12 @@ static void *part_of_row(void *copy, const struct elementwise *a, int64_t i, con
     return copy;
 }
 
-typedef struct {
-    _Alignas(64) char memory[REGISTERS][REGISTER_BYTES];
-    void *of[REGISTERS];
-} registers;
-
 /* Fill the registers that are the same for each tile. */
 static void begin_program(const struct elementwise *a, registers *r)
 {
     const int64_t n = a->tile < a->size ? a->tile : a->size;
     const constant *constants = a->constants;
+    r->kept = 0;
     for (int i = 0; i < REGISTERS; i++)
         r->of[i] = r->memory[i];
     for (int64_t i = 0; i < a->n_constants; i++)
@@ -405,7 +410,7 @@ static int run_tile(const struct elementwise *a, registers *r, const int64_t *in
         if (input->mode == DIRECT)
             r->of[input->to] = (char *)a->inputs[i] + at * input->size;
         else if (input->mode == GATHERED && a->row)
-            r->of[input->to] = part_of_row(r->memory[input->to], a, i, index, at, n);
+            r->of[input->to] = part_of_row(r, a, i, index, at, n);
         else if (input->mode == GATHERED)
             gather(r->memory[input->to], a->inputs[i], a, input, at, n);
     }
@@ -443,6 +448,7 @@ CHECKED_ITEMS_OF(elementwise, elementwise)
         if (!parts)
             continue;
         index[last] += tile;
+        r.kept = index[last] < a->dims[last];
         for (int64_t axis = last; index[axis] >= a->dims[axis] && axis; axis--) {
             index[axis] = 0;
             index[axis - 1]++;
