@@ -5,7 +5,14 @@ import pytest
 
 import penstock as ps
 from penstock.observers.ranges import range_of
-from penstock.quantizing.calibration import CLIPPINGS, clipped, min_max, observe, squared_error
+from penstock.quantizing.calibration import (
+    CLIPPINGS,
+    clipped,
+    min_max,
+    observe,
+    reached,
+    squared_error,
+)
 from penstock.quantizing.samples import samples_of
 from tests.support.onnx_text import model_from_text
 
@@ -20,13 +27,27 @@ def test_observed_ranges_are_those_of_all_samples():
     assert found["x"].elements.size == 20
     assert np.mean(found["a"].means, axis=0).tolist() == [0.0, -1.0, -2.0, -2.0]
     ranges = clipped(found, "min-max")
-    assert (ranges["a"].low, ranges["x"].high) == (-4.0, 4.0)
+    assert ranges["a"] == (-ranges["x"].high, 0.0)
+    assert ranges["x"].high == pytest.approx(reached(4.0, [2, 2, 2, 3, 4]))
+
+
+def test_end_that_few_samples_exceed_goes_where_hardly_any_does():
+    rng = np.random.default_rng(0)
+    for draw in (rng.standard_normal, lambda shape: rng.gamma(2.0, size=shape)):
+        known, further = (draw((n, 500)).max(axis=1) for n in (24, 20_000))
+        before, after = known.max(), reached(known.max(), [*known])
+        assert np.mean(further > before) > 0.01 > 0.005 > np.mean(further > after)
+        # An end that many samples exceed has an error that these show.
+        end = float(np.median(known))
+        assert reached(end, [*known]) == end
+    assert reached(6.0, [6.0] * 5) == 6.0  # a bound of the model, such as that of Relu6
+    assert reached(2.0, [2.0]) == 2.0 and reached(0.0, [0.0, -1.0]) == 0.0
 
 
 def test_value_that_is_not_finite_is_refused():
     session = ps.compile(model_from_text(TEXT))
     data = [np.float32([0, 0, 0, -1000])]
-    with pytest.raises(ps.InvalidInput, match="'y' is infinite or NaN"):
+    with pytest.raises(ps.InvalidInput, match="sample 0: value 'y' is infinite or NaN"):
         observe(session, ["y"], samples_of(data, ["x"]), {})
 
 

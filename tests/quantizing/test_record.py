@@ -10,13 +10,13 @@ def test_record_is_read_back(tmp_path):
     record = Record.at(tmp_path / "r.json", "key")
     record.ranges = {"x": (-1.0, 2.0)}
     record.errors = {"a": {"static": 0.5}}
-    record.points.append(Point({"a": "static"}, 0.5, 0.1, 0.2, 0.3, "tried"))
+    record.points.append(Point({"a": "static"}, 0.5, 0.1, 0.2, 0.25, 0.3, "tried"))
     record.changed()
     again = Record.at(tmp_path / "r.json", "key")
     assert again.points == record.points
     assert again.errors == record.errors
     assert [*again.ranges["x"]] == [-1.0, 2.0]
-    assert again.points[0].largest == 0.2 and FLOAT.largest == 0
+    assert again.points[0].limit == 0.25 and FLOAT.limit == 0
 
 
 def test_records_of_other_searches_are_refused(tmp_path):

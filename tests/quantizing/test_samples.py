@@ -1,10 +1,12 @@
 """Where samples come from."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.quantizing.samples import samples_of
+from penstock.quantizing.samples import divided, samples_of
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -41,12 +43,35 @@ def test_iterables_and_functions(data):
     assert listed(samples_of(data, ["x"]))[2] == {"x": [4.0, 5.0]}
 
 
+def test_iterators_and_stacked_files_are_not_held_in_memory(tmp_path):
+    def drawn():
+        return ({"x": np.full((1 << 20,), i, np.float32)} for i in range(8))
+
+    np.savez_compressed(tmp_path / "a.npz", x=np.stack([own["x"] for own in drawn()]))
+    for data in (drawn, drawn(), tmp_path / "a.npz"):
+        tracemalloc.start()
+        try:
+            samples = samples_of(data, ["x"])
+            firsts = [sample["x"][0] for sample in samples]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert firsts == [*range(8)] and samples.read(5)["x"][-1] == 5
+        assert peak < 4 * 2**22  # of 8 * 2 ** 22
+
+
+def test_stacked_files_of_any_dtype_and_order(tmp_path):
+    texts = np.array(["a", "bc", "d"])
+    turned = np.asfortranarray(X[:3])
+    np.savez(tmp_path / "a.npz", x=turned, s=texts, b=np.zeros((3, 0), bool))
+    samples = samples_of(tmp_path / "a.npz", ["x", "s", "b"])
+    assert listed(samples)[1] == {"x": [2.0, 3.0], "s": "bc", "b": []}
+
+
 def test_every_fourth_is_held_out():
-    chosen_by, held = samples_of([*X], ["x"]).divided()
-    assert [s["x"] for s in listed(held)] == [[6.0, 7.0]]
-    assert len(chosen_by) == 5
-    chosen_by, held = samples_of([*X[:1]], ["x"]).divided()
-    assert listed(chosen_by) == listed(held)
+    assert divided(9) == ([0, 1, 2, 4, 5, 6, 8], [3, 7])
+    assert divided(2) == ([0], [1])
+    assert divided(1) == ([0], [0])
 
 
 def test_faults_are_named(tmp_path):
@@ -61,6 +86,14 @@ def test_faults_are_named(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"no")
     with pytest.raises(ps.InvalidInput, match="cannot be read"):
         samples_of(tmp_path / "a.npz", ["x"])
+    np.savez(tmp_path / "a.npz", x=np.array([{}], object))
+    with pytest.raises(ps.InvalidInput, match="objects"):
+        samples_of(tmp_path / "a.npz", ["x"])
+    np.save(tmp_path / "a.npy", X)
+    data = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(data[:-1])
+    with pytest.raises(ps.InvalidInput, match="ends before"):
+        samples_of(tmp_path / "a.npy", ["x"])
     np.savez(tmp_path / "b.npz", x=X, y=X[:3])
     with pytest.raises(ps.InvalidInput, match="axis in front"):
         samples_of(tmp_path / "b.npz", ["x", "y"])

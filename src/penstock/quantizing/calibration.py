@@ -2,10 +2,18 @@
 
 The ends of a range are rare: a range that leaves some of them out has finer steps for all others.
 ``CLIPPINGS`` are the ways to choose what is left out, from a sample of the elements of each value.
+
+What a range leaves out in many of the samples is an error that is measured. What it leaves out in
+few of them, or in none, is an error that others will have and these do not show: such an end is
+moved to where hardly any sample reaches (``reached``), by the ends of each sample::
+
+    the largest elements of the samples    . . :: : .  .      |
+    an end of these                             ^ stays       ^ moves there
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -24,14 +32,19 @@ _LEAST_ELEMENTS = 64  # of a sample
 _BINS = 2048
 _SHARES = np.linspace(1.0, 0.3, 36)  # of the range that are tried
 _LEVELS = 256
+# The share of the samples with elements beyond the end of a range, from which on that stays.
+_MEASURED = 0.25
+_REACHING = 1e-3  # the share of samples that may reach beyond an end that was moved
 
 
 @dataclass
 class ValueStatistics:
-    """What is known of a value: its range, some of its elements of each sample, and the means along
-    an axis of each sample, if that was asked for, and the number of its elements."""
+    """What is known of a value: its range, and that of each sample, some of its elements of each
+    sample, and the means along an axis of each sample, if that was asked for, and the number of its
+    elements."""
 
     range: Range = field(default_factory=Range)
+    ranges: list[Range] = field(default_factory=list)
     parts: list[np.ndarray] = field(default_factory=list)
     means: list[np.ndarray] = field(default_factory=list)
     size: int = 0
@@ -60,16 +73,17 @@ def observe(
                 others = tuple(a for a in range(array.ndim) if a != axes[name] % array.ndim)
                 own.means.append(array.mean(axis=others))
             flat, own.size = array.reshape(-1), array.size
-            own.range |= range_of(flat)
+            own.ranges.append(range_of(flat))
+            own.range |= own.ranges[-1]
+            if own.range.nonfinite:
+                raise InvalidInput(
+                    f"{samples.where(i)}: value {name!r} is infinite or NaN: quantize cannot "
+                    "choose a range for it. Leave this sample out, or find the cause with "
+                    "penstock.NanGuard"
+                )
             # An odd step, which no dim of a model repeats itself by.
             step = max(flat.size // most, 1) | 1
             own.parts.append(flat[::step].copy())
-    faulty = [name for name, own in found.items() if own.range.nonfinite]
-    if faulty:
-        raise InvalidInput(
-            f"value {faulty[0]!r} is infinite or NaN for some samples: quantize cannot choose a "
-            "range for it. Leave these samples out, or find their cause with penstock.NanGuard"
-        )
     return found
 
 
@@ -170,5 +184,24 @@ CLIPPINGS: Mapping[str, Clipping] = {
 
 def clipped(statistics: Statistics, clipping: str) -> dict[str, ValueRange]:
     """The ranges that codes of values cover."""
-    choose = CLIPPINGS[clipping]
-    return {name: choose(own.range, own.elements) for name, own in statistics.items()}
+    choose, ranges = CLIPPINGS[clipping], {}
+    for name, own in statistics.items():
+        chosen, some = choose(own.range, own.elements), [r for r in own.ranges if r.min <= r.max]
+        ranges[name] = ValueRange.of(
+            -reached(-chosen.low, [-r.min for r in some]),
+            reached(chosen.high, [r.max for r in some]),
+        )
+    return ranges
+
+
+def reached(end: float, largest: Sequence[float]) -> float:
+    """Where the end of a range goes, given the largest elements of the samples: to where one in a
+    thousand reaches, if few reach beyond ``end``. These are largest elements of many, whose
+    distribution is near Gumbel's; it has the mean and the deviation of the samples'."""
+    if len(largest) < 2 or end <= 0:
+        return end
+    if sum(own > end for own in largest) > _MEASURED * len(largest):
+        return end
+    deviation = float(np.std(largest, ddof=1)) * math.sqrt(6) / math.pi
+    far = float(np.mean(largest)) - deviation * (np.euler_gamma + math.log(_REACHING))
+    return max(end, far)

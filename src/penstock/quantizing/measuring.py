@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TypeAlias
 
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidInput, shortened
-from penstock.core.records import dataclass
+from penstock.core.records import dataclass, replace
 from penstock.core.types import NamedValues
 from penstock.observers.profile import Profile
 from penstock.ops.internal.fused import parts
+from penstock.quantizing.array_store import ArrayStore
 from penstock.quantizing.samples import Sample, Samples, spread
 from penstock.session.session import Session
 from penstock.tuning.output_error import OutputError, output_error, spreads_of
@@ -22,65 +23,83 @@ Metric: TypeAlias = Callable[[Sequence[Outputs], Sequence[Outputs]], float]
 """A user's measure of the error: from the outputs of the float model and of the candidate for each
 sample to a number, which is 0 if they are equally good"""
 
+EXCEEDING = 0.01
+"""the probability that a further sample has a larger error than the bound"""
+_TAIL = 4  # one in as many errors tells how far larger ones reach
 _TURNS, _FEWEST = 40, 5  # runs of each session, at most and at least
 
 
 @dataclass(frozen=True, eq=False)
 class FloatReference:
-    """The outputs of the float model for samples, and the spread of each output."""
+    """The outputs of the float model for samples, and the spread of each output. With a ``metric``
+    that measures the error."""
 
     samples: Samples
-    outputs: Sequence[Outputs]
+    outputs: ArrayStore
     spreads: Mapping[str, float]
+    metric: Metric | None = None
 
     @classmethod
-    def of(cls, session: Session, samples: Samples) -> FloatReference:
-        """Run the float model. Raises ``InvalidInput`` where no output can be compared."""
-        outputs = []
-        for sample in samples:
+    def of(cls, session: Session, samples: Samples, metric: Metric | None = None) -> FloatReference:
+        """Run the float model. Raises ``InvalidInput`` for a sample that it cannot run with, or if
+        there is no output to compare, nor a metric."""
+        outputs = ArrayStore()
+        for i, sample in enumerate(samples):
             checkpoint()
-            outputs.append(session.run(sample))
+            try:
+                outputs.append(session.run(sample))
+            except InvalidInput as error:
+                raise InvalidInput(f"{samples.where(i)}: {error}") from error
         spreads = spreads_of(outputs)
-        if not spreads:
+        if not spreads and metric is None:
             raise InvalidInput(
                 "for these samples no output of the model has finite real numbers, by which errors "
                 "are measured: look for NaN in the samples, or give a metric of your own (metric=)"
             )
-        return cls(samples, outputs, spreads)
+        return cls(samples, outputs, spreads, metric)
+
+    def subset(self, indices: Sequence[int]) -> FloatReference:
+        """The reference for some of the samples."""
+        outputs = self.outputs.subset(indices)
+        return replace(self, samples=self.samples.subset(indices), outputs=outputs)
 
     def spread_out(self, count: int) -> FloatReference:
         """The reference for at most ``count`` of the samples."""
-        indices = spread(len(self.samples), count)
-        outputs = [self.outputs[i] for i in indices]
-        return FloatReference(self.samples.subset(indices), outputs, self.spreads)
+        return self.subset(spread(len(self.samples), count))
 
-    def errors(self, session: Session) -> dict[str, OutputError]:
-        """The error of each output."""
-        worst = dict.fromkeys(self.spreads, OutputError(0.0, 0.0))
+    def errors(self, session: Session) -> Iterator[dict[str, OutputError]]:
+        """For each sample the error of each output."""
         for sample, wanted in zip(self.samples, self.outputs, strict=True):
             checkpoint()
             outputs = session.run(sample)
-            for name, whole in self.spreads.items():
-                own = output_error(wanted[name], outputs[name], whole)
-                worst[name] = OutputError(*map(max, zip(worst[name], own, strict=True)))
+            yield {n: output_error(wanted[n], outputs[n], s) for n, s in self.spreads.items()}
+
+    def largest_errors(self, session: Session) -> dict[str, OutputError]:
+        """The largest error of each output in any sample."""
+        worst = dict.fromkeys(self.spreads, OutputError(0.0, 0.0))
+        for errors in self.errors(session):
+            worst = {
+                name: OutputError(*map(max, zip(worst[name], own, strict=True)))
+                for name, own in errors.items()
+            }
         return worst
+
+    def rms(self, session: Session) -> list[float]:
+        """The error of each sample: the largest of its outputs."""
+        return [max(own.rms for own in errors.values()) for errors in self.errors(session)]
 
     def mean_square(self, session: Session) -> float:
         """The mean over samples of squared errors, of the outputs together: unlike the errors of
-        the worst sample, those of layers nearly add up."""
-        total = 0.0
-        for sample, wanted in zip(self.samples, self.outputs, strict=True):
-            checkpoint()
-            outputs = session.run(sample)
-            own = [output_error(wanted[n], outputs[n], s).rms for n, s in self.spreads.items()]
-            total += max(own) ** 2
-        return total / len(self.outputs)
+        the worst sample, those of layers nearly add up. Without real outputs it is the square of
+        the metric."""
+        if not self.spreads:
+            return self.measured(session) ** 2
+        return sum(own**2 for own in self.rms(session)) / len(self.outputs)
 
-    def error(self, session: Session, metric: Metric | None) -> float:
-        """The error that is bounded: the largest of all outputs, or the metric's."""
-        if metric is None:
-            return max(own.rms for own in self.errors(session).values())
-        result = metric(self.outputs, [session.run(sample) for sample in self.samples])
+    def measured(self, session: Session) -> float:
+        """What the metric returns. Raises ``InvalidInput`` if that is not a number."""
+        assert self.metric is not None
+        result = self.metric(self.outputs, ArrayStore(map(session.run, self.samples)))
         try:
             value = float(result)
         except (TypeError, ValueError):
@@ -91,6 +110,25 @@ class FloatReference:
                 "no error"
             )
         return value
+
+
+def error_limit(errors: Sequence[float], exceeding: float = EXCEEDING) -> float:
+    """The error that a further sample exceeds with a probability of at most ``exceeding``, by the
+    errors of samples from the same distribution; at least the largest of them.
+
+    The ``k`` largest errors, a quarter of all, lie above a threshold by some excess each. That of
+    a further one above it is taken to have an exponential distribution, as the excess over a high
+    threshold nearly has unless tails are heavy. Its mean is known by these alone, so that the ratio
+    of a further excess to their mean has the F distribution with 2 and 2k degrees of freedom."""
+    ordered = sorted(errors)
+    count, largest = len(ordered), ordered[-1]
+    k = count // _TAIL
+    if not k or not math.isfinite(largest):
+        return largest
+    threshold = ordered[-k - 1]
+    mean = sum(own - threshold for own in ordered[-k:]) / k
+    quantile = k * ((count * exceeding / k) ** (-1 / k) - 1)
+    return max(largest, threshold + mean * quantile)
 
 
 def seconds_in_turns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -104,8 +105,8 @@ class QuantizeOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise wrong_type(name, value, "a number")
-            if not value > 0:
-                raise OptionError(f"{name}={value!r} must be above 0")
+            if not 0 < value < math.inf:
+                raise OptionError(f"{name}={value!r} must be above 0, and finite")
         if self.output is not None and not Path(self.output).absolute().parent.is_dir():
             raise OptionError(f"output={str(self.output)!r} is in a folder that does not exist")
         if self.threads is not None:
@@ -282,9 +283,9 @@ def _possible(search: Search, point: Point) -> str:
         for name, value in (("error", goal.max_error), ("time", goal.time), ("size", goal.size))
         if value is not None
     ]
-    tried = sorted(search.record.points, key=lambda p: p.largest)
+    tried = sorted(search.record.points, key=lambda p: p.limit)
     others = [point, *[p for p in tried if p is not point]]
-    lines = [f"error {p.largest:.3g} with time {p.time:.2f} and size {p.size:.2f}" for p in others]
+    lines = [f"error {p.limit:.3g} with time {p.time:.2f} and size {p.size:.2f}" for p in others]
     return (
         f"no choice that was tried has {' and '.join(wanted)}; possible are: {'; '.join(lines[:6])}"
     )
@@ -313,7 +314,7 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
     if form.data is None:
         written = load(onnx_bytes(written))
     session = search.compile(written)
-    errors = search.reference_held.errors(session)
+    errors = search.reference_held.largest_errors(session)
     seconds = seconds_in_turns([session, search.original], search.sample)
     report = describe_search(search, point, session, errors, seconds)
     return Quantized(written, report, options.threads, form.data)

@@ -14,7 +14,7 @@ from penstock.core.types import JsonObject
 from penstock.host.replace_file import replacing
 from penstock.quantizing.layers import Choice, LayerType
 
-_FORMAT = "penstock quantize 1"
+_FORMAT = "penstock quantize 2"
 _FIELDS = (
     *("ranges", "sizes", "clipping", "clippings", "biases", "seconds", "conversion_scale"),
     *("errors", "points", "learned", "learning_seconds"),
@@ -27,22 +27,19 @@ Errors: TypeAlias = dict[str, dict[LayerType, float]]
 @dataclass(frozen=True)
 class Point:
     """A choice that was tried: the time of a run and the bytes of its weights, as shares of the
-    original's, and the errors on the samples to choose by and on those held out."""
+    original's, the errors on the samples to choose by and on those held out, and the ``limit`` that
+    a further sample's will hardly exceed. Each of these is at most the last, which is bounded."""
 
     choice: Choice
     time: float
     error: float
     held_out: float
+    limit: float
     size: float
     note: str
 
-    @property
-    def largest(self) -> float:
-        """The error on all samples."""
-        return max(self.error, self.held_out)
 
-
-FLOAT = Point({}, 1.0, 0.0, 0.0, 1.0, "float32")
+FLOAT = Point({}, 1.0, 0.0, 0.0, 0.0, 1.0, "float32")
 """the original"""
 
 

@@ -58,6 +58,7 @@ def describe_search(
         "size": point.size,
         "error": _finite(point.held_out),
         "error_chosen_by": _finite(point.error),
+        "error_limit": _finite(point.limit),
         "outputs": [
             {"name": name, "rms": _finite(own.rms), "largest": _finite(own.largest)}
             for name, own in errors.items()
@@ -76,6 +77,7 @@ def describe_search(
                 "size": p.size,
                 "error": _finite(p.error),
                 "error_held_out": _finite(p.held_out),
+                "error_limit": _finite(p.limit),
                 "chosen": p.choice == point.choice,
             }
             for p in search.record.points

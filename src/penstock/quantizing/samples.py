@@ -1,20 +1,27 @@
 """Samples: what a model is fed while it is quantized.
 
-They are read one at a time, as often as they are needed, so that no more than one is in memory.
+They are read one at a time, as often as they are needed, so that no more than one is in memory:
+what can be read only once, or only from its beginning, goes to a temporary file first.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
 from penstock.core.errors import InvalidInput, wrong_type
-from penstock.core.records import dataclass
+from penstock.core.records import NamedTuple, dataclass
 from penstock.core.types import NamedValues
+from penstock.quantizing.array_store import ArrayStore
 
 Sample: TypeAlias = NamedValues
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]] | Samples"
@@ -22,16 +29,19 @@ Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | Callable[[], Itera
 
 _SUFFIXES = (".npz", ".npy")
 _HELD_OUT = 4  # every fourth sample is held out
-_ERRORS = (OSError, ValueError, EOFError)
+_ERRORS = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
+_STACKED = " stacked"  # what the array of an .npy file is called, which has no name
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples for inputs of these names. ``read(i)`` returns the one of an index."""
+    """Samples for inputs of these names. ``read(i)`` returns the one of an index, ``where(i)`` what
+    messages call it."""
 
     names: Sequence[str]
     read: Callable[[int], Sample]
     count: int
+    where: Callable[[int], str] = "sample {}".format
 
     def __len__(self) -> int:
         return self.count
@@ -41,19 +51,19 @@ class Samples:
 
     def subset(self, indices: Sequence[int]) -> Samples:
         """The samples of some indices."""
-        return Samples(self.names, lambda i: self.read(indices[i]), len(indices))
+        return Samples(
+            self.names,
+            lambda i: self.read(indices[i]),
+            len(indices),
+            lambda i: self.where(indices[i]),
+        )
 
-    def spread_out(self, count: int) -> Samples:
-        """At most ``count`` of the samples, from the first on at equal distances."""
-        return self.subset(spread(len(self), count))
 
-    def divided(self) -> tuple[Samples, Samples]:
-        """The samples to choose by, and those held out: every fourth, at least one. A single sample
-        is both."""
-        every = range(self.count)
-        held = [i for i in every if i % _HELD_OUT == _HELD_OUT - 1] or [self.count - 1]
-        others = [i for i in every if i not in held] or held
-        return self.subset(others), self.subset(held)
+def divided(count: int) -> tuple[list[int], list[int]]:
+    """The indices of the samples to choose by, and of those held out: every fourth, at least one. A
+    single sample is both."""
+    held = [*range(_HELD_OUT - 1, count, _HELD_OUT)] or [count - 1]
+    return [i for i in range(count) if i not in held] or held, held
 
 
 def spread(size: int, count: int) -> list[int]:
@@ -80,8 +90,10 @@ def samples_of(source: Source, names: Sequence[str]) -> Samples:
     items: Any = source() if callable(source) else source
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
         raise wrong_type("data", source, "a path, samples, or a function that returns them")
-    # An iterator can be read once, and samples are read for each candidate.
-    held = [_sample(item, names, f"sample {i}") for i, item in enumerate(items)]
+    own = (_sample(item, names, f"sample {i}") for i, item in enumerate(items))
+    # What is in the user's memory anyway stays there. An iterator can be read once, and samples are
+    # read for each candidate.
+    held = list(own) if isinstance(items, Sequence | np.ndarray) else ArrayStore(own)
     return _checked(Samples(names, held.__getitem__, len(held)), "data")
 
 
@@ -93,21 +105,77 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
         def read(i: int) -> Sample:
             return _sample(_arrays(files[i]), names, str(files[i]))
 
-        return _checked(Samples(names, read, len(files)), f"the folder {path}")
+        samples = Samples(names, read, len(files), lambda i: str(files[i]))
+        return _checked(samples, f"the folder {path}")
     if path.suffix not in _SUFFIXES:
         raise InvalidInput(f"{path}: samples are a folder of .npz or .npy files, or one such file")
-    loaded = _arrays(path)
-    arrays = {names[0]: loaded} if isinstance(loaded, np.ndarray) else loaded
-    whole = _sample(arrays, names, str(path))
+    try:
+        with ExitStack() as stack:
+            held = ArrayStore(_rows(_arrays_of(path, stack), names, path))
+    except _ERRORS as error:
+        raise InvalidInput(f"{path} cannot be read as arrays of NumPy: {error}") from error
+    samples = Samples(names, held.__getitem__, len(held), lambda i: f"{path}, sample {i}")
+    return _checked(samples, str(path))
+
+
+class _ArrayFile(NamedTuple):
+    """An array in a file, behind its header: rows along its first axis follow one another."""
+
+    file: IO[bytes]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> _ArrayFile:
+        """Read the header. Raises ``ValueError`` for objects, which only a pickle has."""
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read is None:
+            raise ValueError(f"it has version {version} of NumPy's format, newer than 2.0")
+        shape, is_fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError("it has an array of Python objects; write numbers or texts (str)")
+        if is_fortran:  # rows are spread over all of it
+            whole = np.frombuffer(file.read(), dtype).reshape(shape, order="F")
+            file = BytesIO(whole.tobytes())
+        return cls(file, dtype, shape)
+
+    def row(self) -> np.ndarray:
+        """The next row. Raises ``EOFError`` if the file ends before."""
+        shape = self.shape[1:]
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        data = self.file.read(nbytes)
+        if len(data) < nbytes:
+            raise EOFError("it ends before its last array does")
+        return np.frombuffer(data, self.dtype).reshape(shape)
+
+
+def _arrays_of(path: Path, stack: ExitStack) -> dict[str, _ArrayFile]:
+    """The arrays of a file by their names."""
+    if path.suffix == ".npy":
+        return {_STACKED: _ArrayFile.of(stack.enter_context(path.open("rb")))}
+    archive = stack.enter_context(ZipFile(path))
+    return {
+        name.removesuffix(".npy"): _ArrayFile.of(stack.enter_context(archive.open(name)))
+        for name in archive.namelist()
+    }
+
+
+def _rows(arrays: dict[str, _ArrayFile], names: Sequence[str], path: Path) -> Iterator[Sample]:
+    """The samples that are stacked in the arrays of a file."""
+    whole = _by_input(arrays.get(_STACKED, arrays), names, str(path))
     # The axis in front is that of samples: what is left is what the model takes.
-    counts = {len(array) if array.ndim else 0 for array in whole.values()}
+    counts = {own.shape[0] if own.shape else 0 for own in whole.values()}
     if len(counts) != 1:
         raise InvalidInput(
             f"{path}: its arrays must have the samples along an axis in front, but have "
-            f"{', '.join(f'{name} {list(np.shape(a))}' for name, a in whole.items())}"
+            f"{', '.join(f'{name} {list(own.shape)}' for name, own in whole.items())}"
         )
-    stacked = Samples(names, lambda i: {n: a[i] for n, a in whole.items()}, counts.pop())
-    return _checked(stacked, str(path))
+    for _ in range(counts.pop()):
+        yield {name: own.row() for name, own in whole.items()}
 
 
 def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
@@ -124,18 +192,24 @@ def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
 
 def _sample(item: object, names: Sequence[str], where: str) -> Sample:
     """One sample: arrays by the names of inputs."""
+    own = _by_input(item, names, where)
+    return {name: np.asarray(value) for name, value in own.items()}
+
+
+def _by_input(item: Any, names: Sequence[str], where: str) -> dict[str, Any]:
+    """The values of a mapping, or the one value that there is, by the names of inputs."""
     if not isinstance(item, Mapping):
         if len(names) != 1:
             raise InvalidInput(
                 f"{where} is no mapping, and the model has inputs {', '.join(names)}"
             )
-        return {names[0]: np.asarray(item)}
+        return {names[0]: item}
     missing = [name for name in names if name not in item]
     if missing:
         raise InvalidInput(
             f"{where} lacks {', '.join(map(repr, missing))}; it has {', '.join(map(repr, item))}"
         )
-    return {name: np.asarray(item[name]) for name in names}
+    return {name: item[name] for name in names}
 
 
 def _checked(samples: Samples, where: str) -> Samples:

@@ -10,8 +10,8 @@
     choices in between      by minimal sums of seconds and weighted errors, bisected
     stored weights          of layers that are float32: in 8 bits if the error allows it, else in 16
 
-Each choice that is tried is measured on the samples to choose by and on those held out, and both
-errors must be within the bound.
+Each choice that is tried is measured on the samples to choose by and on those held out, and what a
+further sample's error may be, by the errors of all of these, must be within the bound.
 
 What was measured is kept in a ``Record``, which can be saved and read again: a search that was
 stopped goes on from there.
@@ -32,7 +32,13 @@ from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, obse
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
 from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer
-from penstock.quantizing.measuring import FloatReference, Metric, seconds_in_turns, step_seconds_of
+from penstock.quantizing.measuring import (
+    FloatReference,
+    Metric,
+    error_limit,
+    seconds_in_turns,
+    step_seconds_of,
+)
 from penstock.quantizing.record import FLOAT, Point, Record
 from penstock.quantizing.rewriting import (
     Biases,
@@ -43,7 +49,7 @@ from penstock.quantizing.rewriting import (
     ValueRanges,
 )
 from penstock.quantizing.rounding import gram_matrices
-from penstock.quantizing.samples import Samples
+from penstock.quantizing.samples import Samples, divided
 from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
 
@@ -101,8 +107,8 @@ class Search:
         self.graph = self.model.graph
         self.forms = self.rewriter or GraphRewriter(self.graph)
         self.layers = self.forms.layers
-        self.chosen_by, self.held = self.samples.divided()
-        self.sample = next(iter(self.chosen_by))
+        self.chosen_by, self.held = map(self.samples.subset, divided(len(self.samples)))
+        self.sample = self.samples.read(0)
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
         self.base = sum(layer.nbytes("float32") for layer in self.layers)
@@ -174,9 +180,9 @@ class Search:
         """The best choice that meets the goal, as far as any does."""
         checkpoint()
         report_progress("run the float model", 0, 1)
-        self.whole = FloatReference.of(self.original, self.chosen_by)
+        every = FloatReference.of(self.original, self.samples, self.metric)
+        self.whole, self.reference_held = map(every.subset, divided(len(self.samples)))
         self.reference = self.whole.spread_out(_MANY)
-        self.reference_held = FloatReference.of(self.original, self.held)
         (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF)
         self.reference_of_some, self.reference_of_few = [
             self.reference.spread_out(max(_FEW, min(_SOME, int(most / seconds))))
@@ -277,20 +283,30 @@ class Search:
         checkpoint()
         report_progress(f"try {note}", len(self.record.points), len(self.record.points) + 1)
         session = self.session(key)
-        error = self.reference.error(session, self.metric)
-        held_out = self.reference_held.error(session, self.metric)
         bound = self.goal.max_error
+        error, held_out, limit = self.errors(session, self.reference)
         # Most choices that fail do so on a few samples; those that do not must hold on all.
-        if bound is not None and max(error, held_out) <= bound and len(self.whole.samples) > _MANY:
-            error = self.whole.error(session, self.metric)
+        if bound is not None and limit <= bound and len(self.whole.samples) > _MANY:
+            error, held_out, limit = self.errors(session, self.whole)
         # In turn with the original each time: its own time drifts with what else the machine does.
         own, original = seconds_in_turns([session, self.original], self.sample)
         size = sum(layer.nbytes(key.get(layer.name, "float32")) for layer in self.layers)
         ratio = size / self.base if self.base else 1.0
-        point = Point(key, own / original, error, held_out, ratio, note)
+        point = Point(key, own / original, error, held_out, limit, ratio, note)
         self.record.points.append(point)
         self.record.changed()
         return point
+
+    def errors(self, session: Session, reference: FloatReference) -> tuple[float, float, float]:
+        """The error on samples to choose by, that on those held out, and the limit of others'. What
+        a metric returns is of all samples together, and says nothing of single ones."""
+        if self.metric is not None:
+            error, held_out = reference.measured(session), self.reference_held.measured(session)
+            return error, held_out, max(error, held_out)
+        chosen_by, held = reference.rms(session), self.reference_held.rms(session)
+        # A single sample is both.
+        every = chosen_by if len(self.samples) == 1 else [*chosen_by, *held]
+        return max(chosen_by), max(held), error_limit(every)
 
     def measure_errors(self) -> None:
         """The error of the outputs with each layer alone as codes."""
@@ -352,17 +368,14 @@ class Search:
     def meets(self, point: Point) -> bool:
         """Whether a point meets the goal, on all samples."""
         goal = self.goal
-        if goal.max_error is not None and max(point.error, point.held_out) > goal.max_error:
+        if goal.max_error is not None and point.limit > goal.max_error:
             return False
         return point.size <= (goal.size or math.inf) and point.time <= (goal.time or math.inf)
-
-    def within(self, point: Point, bound: float) -> bool:
-        return max(point.error, point.held_out) <= bound
 
     def fastest_within(self, bound: float) -> Point:
         """The fastest choice with errors of at most ``bound``."""
         fastest, weight = self.fastest(), self.size_weight()
-        if not self.within(fastest, bound):
+        if fastest.limit > bound:
             static, dynamic = self.uniform("static"), self.uniform("dynamic")
             self.point({**static, **dynamic}, "codes over the range of each run")
             # Before errors of layers: what there is if the deadline comes while they are measured.
@@ -377,7 +390,7 @@ class Search:
                 point = self.point(
                     costs.fastest_within(budget, weight), f"errors up to {budget:.2g}"
                 )
-                if self.within(point, bound):
+                if point.limit <= bound:
                     low = budget
                 else:
                     high = budget
@@ -415,7 +428,7 @@ class Search:
         """The best of the points with errors of at most ``bound`` that are no slower than the
         original: at least the float model itself."""
         # Whatever the sums have promised, only points that were measured count.
-        points = [p for p in self.record.points if self.within(p, bound) and p.time <= 1]
+        points = [p for p in self.record.points if p.limit <= bound and p.time <= 1]
         if self.goal.size is not None:
             points = [p for p in points if p.size <= self.goal.size] or points
         return fastest_of(points) if points else self.unchanged()
@@ -432,7 +445,7 @@ class Search:
         halved = [own for own in rest if "weights16" in own.types]
 
         def fits(tried: Point) -> bool:
-            return self.within(tried, bound) and tried.time <= max(_SAME * point.time, 1.0)
+            return tried.limit <= bound and tried.time <= max(_SAME * point.time, 1.0)
 
         # Before roundings are learned: what there is if the deadline comes meanwhile.
         best = self.stored(point, halved, "weights16", fits)

@@ -26,14 +26,16 @@ class OutputError(NamedTuple):
 def spreads_of(outputs: Sequence[NamedValues]) -> dict[str, float]:
     """The spread of each output over all samples, of those that can be compared: tensors with
     finite real numbers."""
-    spreads = {}
-    for name in outputs[0]:
-        # Of some samples there may be no elements, such as boxes of a detector, and some may be
-        # infinite, such as what a mask hides.
-        whole = Range()
-        for array in [own[name] for own in outputs]:
+    ranges: dict[str, Range] = {}
+    for own in outputs:
+        for name, array in own.items():
             if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-                whole |= range_of(array[np.isfinite(array)].astype(np.float64))
+                # Of some samples there may be no elements, such as boxes of a detector, and some
+                # may be infinite, such as what a mask hides.
+                finite = range_of(array[np.isfinite(array)].astype(np.float64))
+                ranges[name] = ranges.get(name, Range()) | finite
+    spreads = {}
+    for name, whole in ranges.items():
         if whole.min <= whole.max:
             # An output that is the same for all samples has no spread: its size stands for it.
             spread = whole.max - whole.min
