@@ -27,7 +27,7 @@ class LayerCost(NamedTuple):
 
     seconds: float
     error: float
-    nbytes: int
+    nbytes: float
 
 
 class Between(NamedTuple):

@@ -16,6 +16,7 @@ weights16 weights are stored as float16, and are float32 when the model is loade
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
@@ -42,12 +43,19 @@ _DIRECTIONS = 2
 
 
 class Stored(NamedTuple):
-    """Constant weights that may be stored as codes: the input ``place`` of a node, and the axis
-    that scales are along."""
+    """Constant weights that may be stored as codes: the input ``place`` of a node, its value, and
+    the axis that scales are along. ``readers`` is how many inputs of layers have this value."""
 
     place: int
-    weights: np.ndarray
+    value: Value
     axis: int
+    readers: int = 1
+
+    @property
+    def weights(self) -> np.ndarray:
+        weights = self.value.const
+        assert weights is not None
+        return weights
 
 
 class QuantizableLayer(NamedTuple):
@@ -76,8 +84,9 @@ class QuantizableLayer(NamedTuple):
 
     @property
     def learns(self) -> bool:
-        """Whether its input can be observed, to learn from it how its weights are rounded."""
-        return self.x is not None and "static" in self.types
+        """Whether its input can be observed, to learn from it how its weights are rounded. Those
+        that others read as well have codes in common."""
+        return self.x is not None and "static" in self.types and self.stored[0].readers == 1
 
     @property
     def output(self) -> Value:
@@ -85,16 +94,21 @@ class QuantizableLayer(NamedTuple):
         assert value is not None
         return value
 
-    def nbytes(self, type_: LayerType) -> int:
-        """Bytes of the weights as a type, with their scales."""
-        count = sum(own.weights.size for own in self.stored)
-        if type_ == "float32":
-            return 4 * count
-        if type_ in ("blocks8", "blocks4"):
-            return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
-        if type_ == "weights16":
-            return 2 * count
-        return count + 4 * sum(own.weights.shape[own.axis] for own in self.stored)
+    def nbytes(self, type_: LayerType) -> float:
+        """Bytes of the weights as a type, with their scales; of weights that are shared, its
+        share."""
+        return sum(_nbytes(own, type_) / own.readers for own in self.stored)
+
+
+def _nbytes(own: Stored, type_: LayerType) -> int:
+    count = own.weights.size
+    if type_ == "float32":
+        return 4 * count
+    if type_ in ("blocks8", "blocks4"):
+        return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
+    if type_ == "weights16":
+        return 2 * count
+    return count + 4 * own.weights.shape[own.axis]
 
 
 def layers_of(graph: Graph) -> list[QuantizableLayer]:
@@ -108,7 +122,11 @@ def layers_of(graph: Graph) -> list[QuantizableLayer]:
         if layer is not None and node not in outer:
             layer = layer._replace(types=[t for t in layer.types if t != "static"])
         layers += [layer] if layer is not None else []
-    return layers
+    readers = Counter(own.value for layer in layers for own in layer.stored)
+    return [
+        layer._replace(stored=[own._replace(readers=readers[own.value]) for own in layer.stored])
+        for layer in layers
+    ]
 
 
 def _layer(node: Node) -> QuantizableLayer | None:
@@ -122,10 +140,12 @@ def _layer(node: Node) -> QuantizableLayer | None:
     stored = []
     for i, value in enumerate(node.inputs):
         weights = None if value is None or not value.is_constant else value.const
-        if weights is not None and weights.dtype == FLOAT32 and _is_matrix(weights):
+        if value is None or weights is None or weights.dtype != FLOAT32:
+            continue
+        if _is_matrix(weights):
             # Recurrent operations have their one or two directions in front.
             axis = next(a for a, size in enumerate(weights.shape) if size > _DIRECTIONS)
-            stored.append(Stored(i, weights, axis))
+            stored.append(Stored(i, value, axis))
     return QuantizableLayer(node, stored, ("float32", *_stored_types(stored))) if stored else None
 
 
@@ -154,8 +174,9 @@ def _is_matrix(weights: np.ndarray) -> bool:
 
 def _computing(node: Node) -> QuantizableLayer | None:
     """The layer of a convolution or product of integers."""
-    x, weights, third = node.inputs[0], node.const(1), node.input(2)
-    if x is None or x.is_constant or weights is None or weights.dtype != FLOAT32:
+    x, value, third = node.inputs[0], node.inputs[1], node.input(2)
+    weights = None if value is None else value.const
+    if x is None or x.is_constant or value is None or weights is None or weights.dtype != FLOAT32:
         return None
     # Halves are widened when a model is compiled: they would be conversions around each layer.
     if not isinstance(x.type, TensorType) or x.type.dtype != FLOAT32:
@@ -168,7 +189,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     if node.op.name == "Conv":
         if weights.ndim < 3:
             return None
-        stored = [Stored(1, weights, 0)]
+        stored = [Stored(1, value, 0)]
         every: tuple[LayerType, ...] = ("float32", "static", "dynamic", *_stored_types(stored))
         return QuantizableLayer(node, stored, every, x, bias, channels=1)
     attrs = node.attrs
@@ -178,7 +199,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     columns, inner = weights.shape[axis], weights.shape[1 - axis]
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
-    stored = [Stored(1, weights, axis)]
+    stored = [Stored(1, value, axis)]
     types: list[LayerType] = ["float32", "static", "dynamic", *_stored_types(stored)]
     # The last block of a row would be padded, for which kernels have no room.
     if inner % BLOCK == 0:

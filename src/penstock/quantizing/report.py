@@ -41,8 +41,8 @@ def describe_search(
             "type": point.choice.get(layer.name, "float32"),
             "ms_before": before.get(layer.name, 0.0) * 1e3,
             "ms_after": after.layers.get(layer.name, 0.0) * 1e3,
-            "bytes_before": layer.nbytes("float32"),
-            "bytes_after": layer.nbytes(point.choice.get(layer.name, "float32")),
+            "bytes_before": round(layer.nbytes("float32")),
+            "bytes_after": round(layer.nbytes(point.choice.get(layer.name, "float32"))),
             "error": _error(search, layer, point),
             "why": _reason(search, layer, point),
         }

@@ -35,6 +35,7 @@ from penstock.quantizing.layers import (
 from penstock.quantizing.weights import StoredCodes, block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
+_LEAST_SHARED = 1024  # elements of a matrix that is worth a look
 _LEAST_SCALE = 1e-20  # so that products of scales are normal numbers
 
 
@@ -70,9 +71,9 @@ Biases = Mapping[str, np.ndarray]
 """Corrections of biases, one number for each channel, by the names of layers"""
 
 
-CodeCache: TypeAlias = dict[tuple[str, int, str], StoredCodes]
-"""codes and scales of weights, by layer, input and kind, which rewritings of one graph share: the
-type for blocks and for what was learned, else ``channels``"""
+CodeCache: TypeAlias = "dict[tuple[Value, int, str], StoredCodes]"
+"""codes and scales of weights, by these, the axis of scales and kind, which rewritings of one graph
+share: the type for blocks and for what was learned, else ``channels``"""
 
 
 class Rewritten(NamedTuple):
@@ -120,7 +121,8 @@ class GraphRewriter:
         return rewritten(self._graph, choice, ranges, biases, self._cache)
 
     def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
-        self._cache[layer.name, layer.stored[0].place, type_] = codes
+        own = layer.stored[0]
+        self._cache[own.value, own.axis, type_] = codes
 
 
 def rewritten(
@@ -141,7 +143,8 @@ class _Rewriting:
     """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
     ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
     their ranges in a run; ``nodes``: those of the graph at hand, so far;
-    ``owner``: the name of the layer at hand; ``cache``: codes of weights."""
+    ``owner``: the name of the layer at hand; ``cache``: codes of weights, ``constants`` those that
+    the graph has, by the identities of their arrays."""
 
     graph: Graph
     choice: Choice
@@ -154,6 +157,7 @@ class _Rewriting:
     dynamic: dict[Value, tuple[Value, Value, Value]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     owner: str = ""
+    constants: dict[int, Value] = field(default_factory=dict)
     layer_of: dict[str, str] = field(default_factory=dict)
     value_of: dict[str, str] = field(default_factory=dict)
 
@@ -169,6 +173,7 @@ class _Rewriting:
         # Outer graphs come first, so that nested ones read what is dequantized there.
         for inner in graph.graphs():
             self.rewrite(inner)
+        _share_transposed(graph)
         return Rewritten(graph, self.layer_of, self.value_of)
 
     def rewrite(self, graph: Graph) -> None:
@@ -232,6 +237,12 @@ class _Rewriting:
             self.layer_of[node.name] = self.owner
         self.nodes.append(node)
 
+    def shared(self, name: str, array: np.ndarray) -> Value:
+        """The constant for an array of the cache: one for all layers that share weights."""
+        if id(array) not in self.constants:
+            self.constants[id(array)] = Value(name, const=array)
+        return self.constants[id(array)]
+
     def converted(self, value: Value, range_: ValueRange) -> Value:
         """The value as codes, and from these as real numbers again."""
         name = value.name
@@ -272,23 +283,23 @@ class _Rewriting:
     def codes(self, layer: QuantizableLayer, own: Stored) -> StoredCodes:
         """Weights as int8 with their scales."""
         if self.has_learned(layer):
-            return self.cache[layer.name, own.place, "weights8"]
-        key = layer.name, own.place, "channels"
+            return self.cache[own.value, own.axis, "weights8"]
+        key = own.value, own.axis, "channels"
         if key not in self.cache:
             self.cache[key] = channel_codes(own.weights, own.axis)
         return self.cache[key]
 
     def has_learned(self, layer: QuantizableLayer) -> bool:
         """Whether a layer has weights8 with codes that were learned."""
-        is_own = self.choice.get(layer.name) == "weights8"
-        return is_own and (layer.name, layer.stored[0].place, "weights8") in self.cache
+        is_own, own = self.choice.get(layer.name) == "weights8", layer.stored[0]
+        return is_own and (own.value, own.axis, "weights8") in self.cache
 
     def stored(self, layer: QuantizableLayer, own: Stored) -> tuple[Value, np.ndarray]:
         """Weights that are stored as codes, and their scales."""
         name = f"{layer.name}/weights" if own.place == 1 else f"{layer.name}/weights{own.place}"
         codes, scales = self.codes(layer, own)
-        stored = Value(name, const=codes)
-        scale = Value(f"{name}/scale", const=scales)
+        stored = self.shared(name, codes)
+        scale = self.shared(f"{name}/scale", scales)
         zero = Value(f"{name}/zero", const=np.zeros(scales.shape, _INT8))
         real = Value(f"{name}/dequantized", TensorType(FLOAT32, codes.shape))
         attrs = {"axis": own.axis}
@@ -311,7 +322,7 @@ class _Rewriting:
         codes, scales = self.codes(layer, own)
         by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
         shape = output.type.shape if isinstance(output.type, TensorType) else None
-        table = Value(f"{name}/weights", const=codes)
+        table = self.shared(f"{name}/weights", codes)
         rows = self.add("Gather", [table, indices], Value(f"{name}/rows", TensorType(_INT8, shape)))
         real = Value(f"{name}/real", TensorType(FLOAT32, shape))
         self.add("Cast", [rows], real, {"to": 1})
@@ -323,7 +334,10 @@ class _Rewriting:
         """The node, with weights that are widened when the model is loaded."""
         for own in layer.stored:
             name = f"{layer.name}/weights{own.place}"
-            halves = Value(name, const=own.weights.astype(np.float16))
+            key = own.value, own.axis, "halves"
+            if key not in self.cache:
+                self.cache[key] = StoredCodes(own.weights.astype(np.float16), np.empty(0))
+            halves = self.shared(name, self.cache[key].codes)
             real = Value(f"{name}/real", TensorType(FLOAT32, own.weights.shape))
             layer.node.inputs[own.place] = self.add("Cast", [halves], real, {"to": 1})
         self.nodes.append(layer.node)
@@ -336,10 +350,13 @@ class _Rewriting:
         codes, scales = self.codes(layer, layer.stored[0])
         is_conv = node.op.name == "Conv"
         if layer.axis == 0 and not is_conv:
-            codes = np.ascontiguousarray(codes.T)
+            key = layer.stored[0].value, 0, "transposed"
+            if key not in self.cache:
+                self.cache[key] = StoredCodes(np.ascontiguousarray(codes.T), scales)
+            codes = self.cache[key].codes
         # Behind the channels of a convolution come the axes of images.
         channels = (-1, *[1] * (codes.ndim - 2)) if is_conv else (-1,)
-        stored = Value(f"{name}/weights", const=codes)
+        stored = self.shared(f"{name}/weights", codes)
         sums = Value(f"{name}/sums", TensorType(_INT32, shape))
         op, attrs = ("ConvInteger", node.attrs) if is_conv else ("MatMulInteger", None)
         self.add(op, [x, stored, x_zero], sums, attrs)
@@ -374,13 +391,13 @@ class _Rewriting:
     def blocks(self, layer: QuantizableLayer, bits: int) -> None:
         """A product with weights in blocks."""
         rows = layer.weights if layer.axis == 0 else layer.weights.T
-        key = layer.name, 1, f"blocks{bits}"
+        key = layer.stored[0].value, layer.axis, f"blocks{bits}"
         if key not in self.cache:
             self.cache[key] = block_codes(np.ascontiguousarray(rows), bits)
         packed, scales = self.cache[key]
         columns, inner = rows.shape
         name = layer.name
-        stored = Value(f"{name}/weights", const=packed)
+        stored = self.shared(f"{name}/weights", packed)
         scale = Value(f"{name}/weights/scale", const=scales.reshape(-1))
         bias = self.bias(layer, codes=False)
         product = layer.output if bias is None else Value(f"{name}/product", layer.output.type)
@@ -392,3 +409,37 @@ class _Rewriting:
         if bias is not None:
             value = Value(f"{name}/bias", const=bias.reshape(-1))
             self.add("Add", [product, value], layer.output)
+
+
+def _share_transposed(graph: Graph) -> None:
+    """Let a matrix that is another one transposed be made of that, as where the table of embeddings
+    is the last product's matrix as well: what was folded for kernels would be twice in the file."""
+    by_shape: dict[tuple[object, ...], list[Value]] = {}
+    made: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.walk():
+        for i, value in enumerate(node.inputs):
+            array = None if value is None else value.const
+            if value is None or array is None or array.ndim != 2 or array.size < _LEAST_SHARED:
+                continue
+            own = by_shape.setdefault((array.dtype, *array.shape), [])
+            if value not in made and value not in own:
+                others = by_shape.get((array.dtype, *array.shape[::-1]), [])
+                other = next((v for v in others if _are_transposed(v, value)), None)
+                if other is None:
+                    own.append(value)
+                    continue
+                result = Value(f"{value.name}/transposed", value.type)
+                name = f"{value.name}/Transpose"
+                nodes.append(Node(standard("Transpose"), [other], [result], name=name))
+                made[value] = result
+            node.inputs[i] = made.get(value, value)
+    # In front, where nested graphs find them as well.
+    graph.nodes[:0] = nodes
+
+
+def _are_transposed(one: Value, other: Value) -> bool:
+    a, b = one.const, other.const
+    assert a is not None and b is not None
+    # A column is enough to tell most apart.
+    return np.array_equal(a[:, 0], b[0]) and np.array_equal(a, b.T)

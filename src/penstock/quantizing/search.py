@@ -50,6 +50,7 @@ from penstock.quantizing.rewriting import (
 )
 from penstock.quantizing.rounding import gram_matrices
 from penstock.quantizing.samples import Samples, divided
+from penstock.quantizing.source import constant_bytes
 from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
 
@@ -111,7 +112,11 @@ class Search:
         self.sample = self.samples.read(0)
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
-        self.base = sum(layer.nbytes("float32") for layer in self.layers)
+        # Sizes are those of all constants, of which the weights of layers are most. The file that
+        # was read may have less than the folded graph: halves, or one matrix for several uses.
+        self.base = constant_bytes(self.original.model.graph)
+        floats = sum(layer.nbytes("float32") for layer in self.layers)
+        self.others = constant_bytes(self.graph) - floats
         self.seconds: dict[LayerType, NodeSeconds] = {}
         self.has_learned = False
         # The time until which layers are measured one by one. The rest of what a deadline leaves
@@ -290,7 +295,7 @@ class Search:
             error, held_out, limit = self.errors(session, self.whole)
         # In turn with the original each time: its own time drifts with what else the machine does.
         own, original = seconds_in_turns([session, self.original], self.sample)
-        size = sum(layer.nbytes(key.get(layer.name, "float32")) for layer in self.layers)
+        size = constant_bytes(session.model.graph)
         ratio = size / self.base if self.base else 1.0
         point = Point(key, own / original, error, held_out, limit, ratio, note)
         self.record.points.append(point)
@@ -494,7 +499,8 @@ class Search:
         """Layers by the error that they make as a type for a byte, the least first, without those
         that have next to no weights."""
         layers = sorted(layers, key=lambda own: own.nbytes("float32"), reverse=True)
-        enough, so_far = _MATTERING * sum(own.nbytes("float32") for own in layers), 0
+        enough = _MATTERING * sum(own.nbytes("float32") for own in layers)
+        so_far = 0.0
         large = []
         for own in layers:
             if so_far < enough:
@@ -505,13 +511,18 @@ class Search:
         large = [own for own in large if type_ in errors.get(own.name, {})]
         return sorted(large, key=lambda own: errors[own.name][type_] / own.nbytes("float32"))
 
+    def room(self, share: float) -> float:
+        """The bytes that the weights of layers may have where all constants may have a share of the
+        original's."""
+        return share * self.base - self.others
+
     def size_weight(self) -> float:
         """What a byte counts: as much as makes the choice meet the size, if one is wanted."""
         if self.goal.size is None:
             return _SIZE_WEIGHT
         weight, costs = _SIZE_WEIGHT, self.costs()
         for _ in range(_DOUBLINGS):
-            if costs.total(costs.choose(0.0, weight)).nbytes <= self.goal.size * self.base:
+            if costs.total(costs.choose(0.0, weight)).nbytes <= self.room(self.goal.size):
                 break
             weight *= 4
         return weight
@@ -541,7 +552,7 @@ class Search:
         for _ in range(_DOUBLINGS):
             weight = math.sqrt(low * high)
             tried = costs.choose(1.0, weight, _TIME_SHARE)
-            if costs.total(tried).nbytes <= share * self.base:
+            if costs.total(tried).nbytes <= self.room(share):
                 choice, high = tried, weight
             else:
                 low = weight

@@ -25,6 +25,7 @@ _FOLDING = tuple(
     )
 )
 _ROUNDS = 4
+_HALF_BYTES = ("int4", "float4_e2m1fn")  # int4 is the end of uint4 as well
 _FLATTENING = 12  # the last version of Softmax and its like that flattens its input
 
 
@@ -51,6 +52,22 @@ def float_model(model: Model) -> Model:
     return replace(
         model, graphs={model.entry: graph}, aliases={}, artifact=None, check_types=None, path=None
     )
+
+
+def constant_bytes(graph: Graph) -> float:
+    """The bytes of the constants of a graph, as a file has them, each of which counts once however
+    many nodes read it."""
+    read = [value for node in graph.walk() for value in node.inputs]
+    constants = {v for v in [*read, *graph.outputs] if v is not None and v.is_constant}
+    return sum(_nbytes(value) for value in constants)
+
+
+def _nbytes(value: Value) -> float:
+    array = value.const
+    if array is None:
+        return 0.0
+    # Two of 4 bits are in a byte.
+    return array.nbytes / 2 if array.dtype.name.endswith(_HALF_BYTES) else array.nbytes
 
 
 def _spelled_out(node: Node) -> list[Node]:
