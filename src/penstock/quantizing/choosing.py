@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.algorithms.min_sum import Pair, eliminate
 from penstock.core.records import NamedTuple, dataclass
-from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer
+from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer, same_storage
 
 _ENTRIES = 2**14  # of the largest table
 _SWEEPS = 8
@@ -47,13 +47,27 @@ class Between(NamedTuple):
         return self.real + (self.conversion if "static" in (first, second) else 0.0)
 
 
+class Shared(NamedTuple):
+    """Two layers, by their places, that share weights: the second stores none if they are the same
+    bytes, else those by its type that ``nbytes`` says."""
+
+    first: int
+    second: int
+    nbytes: Mapping[LayerType, float]
+
+    def of(self, first: LayerType, second: LayerType) -> float:
+        return 0.0 if same_storage(first, second) else self.nbytes[second]
+
+
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """All that a choice depends on: the costs of each layer by type, and between layers."""
+    """All that a choice depends on: the costs of each layer by type, between layers, and what they
+    share."""
 
     layers: Sequence[QuantizableLayer]
     table: Sequence[Mapping[LayerType, LayerCost]]
     between: Sequence[Between]
+    shared: Sequence[Shared] = ()
 
     def choose(self, error: float, size: float = 0.0, time: float = 1.0) -> Choice:
         """The types with the least sum of seconds times ``time``, errors times ``error`` and bytes
@@ -71,6 +85,14 @@ class Costs:
             )
             for b in self.between
         ]
+        pairs += [
+            Pair(
+                own.first,
+                own.second,
+                [own.of(s, t) * size for s in types[own.first] for t in types[own.second]],
+            )
+            for own in self.shared
+        ]
         # Exact for chains and residual networks; tables of densely joined graphs are too large.
         states = eliminate(own, pairs, _ENTRIES)
         if states is None:
@@ -87,7 +109,9 @@ class Costs:
         seconds = math.fsum(c.seconds for c in costs)
         seconds += math.fsum(b.seconds(chosen[b.first], chosen[b.second]) for b in self.between)
         error = math.fsum(c.error for c in costs)
-        return LayerCost(seconds, error, sum(c.nbytes for c in costs))
+        nbytes = math.fsum(c.nbytes for c in costs)
+        nbytes += math.fsum(own.of(chosen[own.first], chosen[own.second]) for own in self.shared)
+        return LayerCost(seconds, error, nbytes)
 
     def conversions(self, choice: Choice) -> float:
         """The seconds of conversions in a choice."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from penstock.core.records import NamedTuple, dataclass
 from penstock.ir.graph import Graph, Node, Value
-from penstock.quantizing.choosing import Between, Costs, LayerCost
+from penstock.quantizing.choosing import Between, Costs, LayerCost, Shared
 from penstock.quantizing.layers import LayerType, QuantizableLayer, works_on_codes
 from penstock.quantizing.rewriting import Rewritten
 
@@ -132,7 +132,8 @@ def layer_costs(
                 conversions.seconds(x, coded) / sum(1 for w in ways if w.second == way.second),
             )
         )
-    table, entered = [], {way.second for way in ways}
+    table, entered, shared = [], {way.second for way in ways}, _shared(layers)
+    stored_by_first = {own.second for own in shared}
     for i, layer in enumerate(layers):
         own: dict[LayerType, LayerCost] = {}
         for type_ in layer.types:
@@ -151,6 +152,22 @@ def layer_costs(
                     more = measured.others.get(name, 0.0) - real.others.get(name, 0.0)
                     taken += more / shares[name]
             error = errors.get(layer.name, {}).get(type_, 0.0)
-            own[type_] = LayerCost(taken, error, layer.nbytes(type_))
+            nbytes = 0.0 if i in stored_by_first else layer.nbytes(type_, alone=True)
+            own[type_] = LayerCost(taken, error, nbytes)
         table.append(own)
-    return Costs(layers, table, between)
+    return Costs(layers, table, between, shared)
+
+
+def _shared(layers: Sequence[QuantizableLayer]) -> list[Shared]:
+    """Each layer that shares its weights with one before, with the last such one."""
+    last: dict[Value, int] = {}
+    shared = []
+    for i, layer in enumerate(layers):
+        origin = layer.stored[0].origin
+        if origin is None or len(layer.stored) > 1:
+            continue
+        if origin in last:
+            nbytes = {type_: layer.nbytes(type_, alone=True) for type_ in layer.types}
+            shared.append(Shared(last[origin], i, nbytes))
+        last[origin] = i
+    return shared

@@ -44,11 +44,14 @@ _DIRECTIONS = 2
 
 class Stored(NamedTuple):
     """Constant weights that may be stored as codes: the input ``place`` of a node, its value, and
-    the axis that scales are along. ``readers`` is how many inputs of layers have this value."""
+    the axis that scales are along. ``origin`` is the first value, among those of all layers, that
+    has the same matrix, perhaps transposed, which a file needs once; ``readers`` is how many inputs
+    of layers have that."""
 
     place: int
     value: Value
     axis: int
+    origin: Value | None = None
     readers: int = 1
 
     @property
@@ -94,10 +97,10 @@ class QuantizableLayer(NamedTuple):
         assert value is not None
         return value
 
-    def nbytes(self, type_: LayerType) -> float:
-        """Bytes of the weights as a type, with their scales; of weights that are shared, its
-        share."""
-        return sum(_nbytes(own, type_) / own.readers for own in self.stored)
+    def nbytes(self, type_: LayerType, alone: bool = False) -> float:
+        """Bytes of the weights as a type, with their scales; of weights that are shared, its share,
+        unless it stores them ``alone``."""
+        return sum(_nbytes(own, type_) / (1 if alone else own.readers) for own in self.stored)
 
 
 def _nbytes(own: Stored, type_: LayerType) -> int:
@@ -122,11 +125,50 @@ def layers_of(graph: Graph) -> list[QuantizableLayer]:
         if layer is not None and node not in outer:
             layer = layer._replace(types=[t for t in layer.types if t != "static"])
         layers += [layer] if layer is not None else []
-    readers = Counter(own.value for layer in layers for own in layer.stored)
-    return [
-        layer._replace(stored=[own._replace(readers=readers[own.value]) for own in layer.stored])
-        for layer in layers
-    ]
+    every = [own for layer in layers for own in layer.stored]
+    origins = _origins(every)
+    readers = Counter(origins[own.value] for own in every)
+
+    def known(own: Stored) -> Stored:
+        origin = origins[own.value]
+        return own._replace(origin=origin, readers=readers[origin])
+
+    return [layer._replace(stored=[*map(known, layer.stored)]) for layer in layers]
+
+
+def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
+    """For each value that is stored the first one that has the same matrix."""
+    origins: dict[Value, Value] = {}
+    by_shape: dict[tuple[int, ...], list[Stored]] = {}
+    for own in every:
+        if own.value in origins:
+            continue
+        shape = own.weights.shape
+        # Scales are along the same dim of it, so that codes are the same ones transposed.
+        before = by_shape.get(shape[::-1], []) if len(shape) == 2 else []
+        same = [
+            o.value for o in before if o.axis != own.axis and are_transposed(o.value, own.value)
+        ]
+        origins[own.value] = same[0] if same else own.value
+        by_shape.setdefault(shape, []).append(own)
+    return origins
+
+
+def are_transposed(one: Value, other: Value) -> bool:
+    """Whether the matrix of a constant is that of another, transposed."""
+    a, b = one.const, other.const
+    # A column is enough to tell most apart.
+    if a is None or b is None or not np.array_equal(a[:, 0], b[0]):
+        return False
+    return np.array_equal(a, b.T)
+
+
+_CODED = {"static": "weights8", "dynamic": "weights8"}
+
+
+def same_storage(first: LayerType, second: LayerType) -> bool:
+    """Whether weights that two layers share are the same bytes in a file if they have these types."""
+    return _CODED.get(first, first) == _CODED.get(second, second)
 
 
 def _layer(node: Node) -> QuantizableLayer | None:

@@ -29,6 +29,7 @@ from penstock.quantizing.layers import (
     LayerType,
     QuantizableLayer,
     Stored,
+    are_transposed,
     codes_of,
     layers_of,
 )
@@ -425,7 +426,7 @@ def _share_transposed(graph: Graph) -> None:
             own = by_shape.setdefault((array.dtype, *array.shape), [])
             if value not in made and value not in own:
                 others = by_shape.get((array.dtype, *array.shape[::-1]), [])
-                other = next((v for v in others if _are_transposed(v, value)), None)
+                other = next((v for v in others if are_transposed(v, value)), None)
                 if other is None:
                     own.append(value)
                     continue
@@ -436,10 +437,3 @@ def _share_transposed(graph: Graph) -> None:
             node.inputs[i] = made.get(value, value)
     # In front, where nested graphs find them as well.
     graph.nodes[:0] = nodes
-
-
-def _are_transposed(one: Value, other: Value) -> bool:
-    a, b = one.const, other.const
-    assert a is not None and b is not None
-    # A column is enough to tell most apart.
-    return np.array_equal(a[:, 0], b[0]) and np.array_equal(a, b.T)

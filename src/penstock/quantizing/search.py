@@ -112,13 +112,13 @@ class Search:
         self.sample = self.samples.read(0)
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
+        self.has_learned = False
         # Sizes are those of all constants, of which the weights of layers are most. The file that
         # was read may have less than the folded graph: halves, or one matrix for several uses.
         self.base = constant_bytes(self.original.model.graph)
         floats = sum(layer.nbytes("float32") for layer in self.layers)
-        self.others = constant_bytes(self.graph) - floats
+        self.others = constant_bytes(self.form({}).graph) - floats
         self.seconds: dict[LayerType, NodeSeconds] = {}
-        self.has_learned = False
         # The time until which layers are measured one by one. The rest of what a deadline leaves
         # is for choices among those that were.
         self.layers_until = math.inf

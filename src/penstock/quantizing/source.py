@@ -25,6 +25,7 @@ _FOLDING = tuple(
     )
 )
 _ROUNDS = 4
+_LEAST_MERGED = 1024  # elements of constants that are compared
 _HALF_BYTES = ("int4", "float4_e2m1fn")  # int4 is the end of uint4 as well
 _FLATTENING = 12  # the last version of Softmax and its like that flattens its input
 
@@ -47,6 +48,7 @@ def float_model(model: Model) -> Model:
         inner.nodes = [part for node in inner.nodes for part in _spelled_out(node)]
     for node in graph.walk():
         _modernize(node)
+    _merge_equal(graph)
     name_outputs(graph, names)
     _name_uniquely(graph)
     return replace(
@@ -84,6 +86,23 @@ def _spelled_out(node: Node) -> list[Node]:
         node.derived([x], [is_nan], {}, op=standard("IsNaN"), name=name),
         node.derived([is_nan, zero, x], [output], {}, op=standard("Where")),
     ]
+
+
+def _merge_equal(graph: Graph) -> None:
+    """Let nodes read one constant where there are several equal ones, such as what was folded for
+    each use of the same weights."""
+    by_form: dict[object, list[Value]] = {}
+    for node in graph.walk():
+        for i, value in enumerate(node.inputs):
+            array = None if value is None else value.const
+            if value is None or array is None or array.size < _LEAST_MERGED:
+                continue
+            # Not all of it is hashed: most differ in the first elements.
+            form = array.dtype, array.shape, array.reshape(-1)[:16].tobytes()
+            known = by_form.setdefault(form, [])
+            same = [v for v in known if v is value or np.array_equal(v.const, array)]  # type: ignore[arg-type]
+            node.inputs[i] = same[0] if same else value
+            known += [] if same else [value]
 
 
 def _modernize(node: Node) -> None:
