@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -173,3 +174,95 @@ def test_model_without_layers_stays_as_it_is():
         model_from_text("g (float[4] x) => (float[4] y) { y = Exp(x) }"), [np.ones(4, np.float32)]
     )
     assert quantized.report["layers"] == [] and quantized.report["size"] == 1.0
+
+
+def with_weights(text, weights):
+    model = model_from_text(text)
+    for name, array in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def matrix(seed, *shape):
+    own = np.random.default_rng(seed).standard_normal(shape) / shape[0] ** 0.5
+    return own.astype(np.float32)
+
+
+def shared_by_heads():
+    """Three outputs by one matrix, read as it is and transposed, and a copy of it."""
+    text = """g (float[n,96] x) => (float[n,96] y, float[n,96] z, float[n,96] t) {
+        y = MatMul(x, w) a = Relu(y) z = MatMul(a, w) b = Relu(z) s = Transpose(v) t = Gemm(b, s)
+    }"""
+    w = matrix(0, 96, 96)
+    return with_weights(text, {"w": w, "v": np.ascontiguousarray(w.T)}), [
+        matrix(i, 8, 96) for i in range(8)
+    ]
+
+
+def table_that_is_a_product_too():
+    text = """g (int64[n] x) => (float[n,400] y) {
+        e = Gather(w, x) h = Tanh(e) s = Transpose<perm=[1,0]>(w) y = MatMul(h, s)
+    }"""
+    rng = np.random.default_rng(0)
+    return with_weights(text, {"w": 3 * matrix(1, 400, 96)}), [
+        rng.integers(0, 400, 8) for _ in range(8)
+    ]
+
+
+@pytest.mark.parametrize("make", [shared_by_heads, table_that_is_a_product_too])
+@pytest.mark.parametrize("goal", [{"size": 0.3}, {"max_error": 1e-9}, {"max_error": 0.02}])
+def test_shared_weights_are_in_the_file_once(make, goal):
+    model, data = make()
+    quantized = ps.quantize(model, data, threads=1, **goal)
+    share = len(quantized.onnx) / len(model.SerializeToString())
+    # Names and shapes of nodes are no weights.
+    assert abs(share - quantized.report["size"]) < 0.05
+    assert quantized.report["size"] <= goal.get("size", 1.0)
+    options = onnxruntime.SessionOptions()
+    # Else it makes codes of the input of a product with stored weights.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    session = onnxruntime.InferenceSession(quantized.onnx, options)
+    theirs = session.run(None, {"x": data[0]})[0]
+    np.testing.assert_allclose(
+        theirs, ps.compile(quantized.model).run({"x": data[0]})["y"], atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_models_of_16_bits_have_layers(dtype):
+    text = f"g ({dtype}[n,96] x) => ({dtype}[n,64] y) {{ h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }}"
+    type_ = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    weights = {"w": matrix(0, 96, 96).astype(type_), "v": matrix(1, 96, 64).astype(type_)}
+    model, data = with_weights(text, weights), [matrix(i, 8, 96).astype(type_) for i in range(8)]
+    quantized = ps.quantize(model, data, size=0.6, threads=1)
+    assert {own["type"] for own in quantized.report["layers"]} == {"weights8"}
+    assert 0.5 < quantized.report["size"] < 0.6  # of 2 bytes for a weight
+    output = ps.compile(quantized.model)(data[0])
+    assert output.dtype == type_
+    wanted = ps.compile(model)(data[0]).astype(np.float32)
+    np.testing.assert_allclose(output.astype(np.float32), wanted, atol=0.05)
+
+
+def test_goals_are_finite_numbers():
+    for name in ("max_error", "time", "size"):
+        with pytest.raises(ValueError, match="finite"):
+            ps.quantize(feed_forward(), [*rows(2)], **{name: float("inf")})
+
+
+def test_choice_that_turns_out_slower_is_not_taken(monkeypatch):
+    measured = []
+
+    def seconds(sessions, *_):
+        """The last measurement of the choice that came first in the search is another one."""
+        measured.append(len(sessions))
+        return [1.2, 1.0] if len(measured) == 1 else [1.0, 1.0]
+
+    monkeypatch.setattr("penstock.quantizing.quantize.seconds_in_turns", seconds)
+    monkeypatch.setattr(
+        "penstock.quantizing.search.seconds_in_turns",
+        lambda sessions, *_: [0.5, 1.0][-len(sessions) :],
+    )
+    report = ps.quantize(feed_forward(), [*rows()], max_error=0.1, threads=1).report
+    assert len(measured) == 2 and report["time"] == 1.0
+    (slow,) = [p for p in report["points"] if p["time"] == 1.2]
+    assert not slow["chosen"]

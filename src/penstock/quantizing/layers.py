@@ -167,7 +167,7 @@ _CODED = {"static": "weights8", "dynamic": "weights8"}
 
 
 def same_storage(first: LayerType, second: LayerType) -> bool:
-    """Whether weights that two layers share are the same bytes in a file if they have these types."""
+    """Whether weights that two layers of these types share are the same bytes in a file."""
     return _CODED.get(first, first) == _CODED.get(second, second)
 
 

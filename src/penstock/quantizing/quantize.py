@@ -308,13 +308,18 @@ def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
 
 def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized:
     """The model of a point, read again as it is written, and what is measured of it."""
-    form = search.form(point.choice)
-    written = search.with_graph(form)
-    # What is measured last is what the file has, not what it was made of.
-    if form.data is None:
-        written = load(onnx_bytes(written))
-    session = search.compile(written)
+    while True:
+        form = search.form(point.choice)
+        written = search.with_graph(form)
+        # What is measured last is what the file has, not what it was made of.
+        if form.data is None:
+            written = load(onnx_bytes(written))
+        session = search.compile(written)
+        seconds = seconds_in_turns([session, search.original], search.sample)
+        other = search.instead(point, seconds[0] / seconds[1])
+        if other is None:
+            break
+        point = other
     errors = search.reference_held.largest_errors(session)
-    seconds = seconds_in_turns([session, search.original], search.sample)
     report = describe_search(search, point, session, errors, seconds)
     return Quantized(written, report, options.threads, form.data)

@@ -31,7 +31,7 @@ from penstock.ir.graph import Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
-from penstock.quantizing.layers import Choice, LayerType, QuantizableLayer
+from penstock.quantizing.layers import STORING, Choice, LayerType, QuantizableLayer
 from penstock.quantizing.measuring import (
     FloatReference,
     Metric,
@@ -437,6 +437,20 @@ class Search:
         if self.goal.size is not None:
             points = [p for p in points if p.size <= self.goal.size] or points
         return fastest_of(points) if points else self.unchanged()
+
+    def instead(self, point: Point, time: float) -> Point | None:
+        """What to take in place of a point that took a ``time`` when it was measured once more, if
+        it was slower than the original, and if there is anything. Of many that were measured the
+        fastest may have been lucky; points that store weights alone compute what the original does.
+        """
+        codes = {*point.choice.values()} - {"float32", *STORING}
+        if time <= 1 or not codes or self.goal.max_error is None:
+            return None
+        points = self.record.points
+        points[points.index(point)] = replace(point, time=time)
+        self.record.changed()
+        other = self.best(self.goal.max_error)
+        return other if self.meets(other) else None
 
     def unchanged(self) -> Point:
         """The float model."""

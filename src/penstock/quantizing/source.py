@@ -22,6 +22,7 @@ _FOLDING = tuple(
     PASSES[name]
     for name in (
         *("dead_code", "fold_constants", "simplify", "recompose", "fold_padding", "fold_affine"),
+        "widen_halves",  # they are computed in float32 anyway, and layers are looked for in that
     )
 )
 _ROUNDS = 4

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.records import NamedTuple
 from penstock.core.types import NamedValues
 from penstock.observers.ranges import Range, range_of
+from penstock.ops.common.dtypes import is_float
 
 
 class OutputError(NamedTuple):
@@ -29,7 +30,7 @@ def spreads_of(outputs: Sequence[NamedValues]) -> dict[str, float]:
     ranges: dict[str, Range] = {}
     for own in outputs:
         for name, array in own.items():
-            if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            if isinstance(array, np.ndarray) and is_float(array.dtype):
                 # Of some samples there may be no elements, such as boxes of a detector, and some
                 # may be infinite, such as what a mask hides.
                 finite = range_of(array[np.isfinite(array)].astype(np.float64))
