@@ -191,6 +191,30 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     assert (extra.exit_code, "needs penstock-runtime[serve]" in extra.output) == (1, True)
 
 
+def test_served_models_quantize_themselves(model, made, monkeypatch):
+    called = []
+    monkeypatch.setattr(ps.Session, "quantize_after", lambda self, *a, **k: called.append((a, k)))
+    command = ["serve", str(model), "--port", "0", "--quantize-after", "500"]
+    for more, bound in (((), 0.01), (("--max-error", "0.02"), 0.02)):
+        done = CliRunner().invoke(main, [*command, *more])
+        assert done.exit_code == 0, done.output
+        assert called.pop() == ((500, bound), {})
+    assert len(made) == 2 and not called
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--max-error", "0.1"), "--max-error is for --quantize-after"),
+        (("--quantize-after", "9", "--cluster"), "not for --cluster"),
+        (("--quantize-after", "9", "--reproducible"), "reproducible="),
+    ],
+)
+def test_serve_refuses_to_quantize_what_it_cannot(model, given, message):
+    done = CliRunner().invoke(main, ["serve", str(model), *given])
+    assert done.exit_code in (1, 2) and message in done.output
+
+
 OPEN = "g (float[N, M] x) => (float[N, M] y) { y = Sin(x) }"
 
 

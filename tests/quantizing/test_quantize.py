@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.quantizing.search import Search
 from tests.support.onnx_text import model_from_text
 from tests.support.quantizable import convolutional, feed_forward, images, rows
 
@@ -266,3 +267,20 @@ def test_choice_that_turns_out_slower_is_not_taken(monkeypatch):
     assert len(measured) == 2 and report["time"] == 1.0
     (slow,) = [p for p in report["points"] if p["time"] == 1.2]
     assert not slow["chosen"]
+
+
+def test_independent_rows_have_no_layers_over_the_range_of_a_run(monkeypatch):
+    searches, leave_out = [], Search.leave_out
+    monkeypatch.setattr(
+        Search, "leave_out", lambda own, type_: searches.append(own) or leave_out(own, type_)
+    )
+    data = [*rows(8)]
+    quantized = ps.quantize(feed_forward(), data, max_error=1e-3, threads=1, independent_rows=True)
+    (search,) = searches
+    assert not any("dynamic" in own.types for own in search.layers)
+    assert not any("dynamic" in p.choice.values() for p in search.record.points)
+    x = np.concatenate([data[0], 50 * data[1]])
+    session = ps.compile(quantized.model)
+    np.testing.assert_allclose(session(x)[: len(data[0])], session(data[0]), atol=1e-5)
+    with pytest.raises(TypeError, match="independent_rows"):
+        ps.quantize(feed_forward(), data, independent_rows=1)

@@ -31,9 +31,10 @@ from penstock.serving.replicas import Replicas
 from penstock.session import feed_recorder, quantize_after, quantize_process
 from penstock.session.quantize_after import BackgroundQuantization
 from tests.session.test_opening import calls_of
+from tests.support import tflite_networks
 from tests.support.modules import ModuleWith
 from tests.support.onnx_text import compile_text
-from tests.support.quantizable import convolutional, feed_forward, images
+from tests.support.quantizable import convolutional, feed_forward, images, rows
 
 RUNS = 16
 BOUND = 0.02
@@ -507,22 +508,80 @@ def test_models_that_cannot_be_exchanged_are_refused() -> None:
     text = "g (string[N] x) => (string[N] y) { y = Identity(x) }"
     with compile_text(text) as session, pytest.raises(ps.Unsupported, match="input 'x'"):
         session.quantize_after()
-    folder = Path(__file__).parents[1] / "models"
     with (
-        ps.compile(folder / "tflite/net/mini_mobilenet_v2.tflite", cache=False) as session,
-        pytest.raises(ps.Unsupported, match="resized"),
+        compiled(tflite_networks.convolutional()) as session,
+        pytest.raises(ps.Unsupported, match="load the model from its path"),
     ):
         session.quantize_after()
 
 
-def test_sessions_that_join_requests_are_refused() -> None:
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of searches, which fail at once."""
+    begun: list[list[str]] = []
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        begun.append(command)
+        return subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(1)"], **options)
+
+    monkeypatch.setattr(quantize_process, "subprocess", ModuleWith(subprocess, Popen=popen))
+    return begun
+
+
+def test_tflite_files_are_quantized_as_such(
+    tmp_path: Path, finds: Callable[[Callable[[], bytes]], None]
+) -> None:
+    path, x = tmp_path / "m.tflite", tflite_networks.images(RUNS)
+    path.write_bytes(tflite_networks.convolutional())
+    quantized = ps.quantize(
+        path, [*x], max_error=BOUND, output=tmp_path / "q.tflite", threads=1, timeout=60
+    )
+    finds(lambda: quantized.tflite)
+    with compiled(path) as session:
+        before = [session(own) for own in x]
+        quantization = session.quantize_after(runs=RUNS, max_error=BOUND)
+        for own in x:
+            session(own)
+        assert quantization.wait(WAIT) and quantization.state == "swapped", quantization.reason
+        after = [session(own) for own in x]
+        assert not np.array_equal(before, after)
+        spread = max(map(np.max, before)) - min(map(np.min, before))
+        for one, other in zip(before, after, strict=True):
+            assert np.sqrt(np.square(one - other).mean()) <= BOUND * spread
+        # As of any TFLite model, inputs can be resized.
+        both = session(np.concatenate([x[0], x[1]]))
+        assert both.shape[0] == 2
+        np.testing.assert_allclose(both[:1], after[0], atol=1e-5)
+
+
+def test_search_for_a_tflite_file_writes_one(tmp_path: Path, commands: list[list[str]]) -> None:
+    path = tmp_path / "m.tflite"
+    path.write_bytes(tflite_networks.convolutional())
+    with compiled(path) as session:
+        quantization = session.quantize_after(runs=8)
+        for x in tflite_networks.images(8):
+            session(x)
+        assert not quantization.wait(WAIT) or quantization.state == "kept"
+    (command,) = commands
+    assert command[command.index("quantize") + 1] == str(path)
+    assert command[command.index("--output") + 1].endswith(".tflite")
+    assert "--independent-rows" not in command
+
+
+def test_search_for_joined_requests_leaves_out_layers_in_which_rows_act_on_one_another(
+    commands: list[list[str]],
+) -> None:
+    with compiled(feed_forward()) as session, Replicas(session, 1, max_batch=4) as replicas:
+        quantization = session.quantize_after(runs=8)
+        for x in rows(8):
+            replicas.submit({"x": x[:1]}).result(WAIT)
+        assert not quantization.wait(WAIT) or quantization.state == "kept"
+    (command,) = commands
+    assert "--independent-rows" in command
+
+
+def test_sessions_that_quantize_themselves_join_no_requests() -> None:
     with compiled(feed_forward()) as session:
         session.quantize_after()
         with pytest.raises(ps.PenstockError, match="act on one another"):
             Replicas(session, 1, max_batch=4)
-    with (
-        compiled(feed_forward()) as session,
-        Replicas(session, 1, max_batch=4),
-        pytest.raises(ps.PenstockError, match="act on one another"),
-    ):
-        session.quantize_after()

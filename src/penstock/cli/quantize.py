@@ -121,6 +121,7 @@ class _Options:
     metric: str | None
     time: float | None
     size: float | None
+    independent_rows: bool
     threads: int | None
     timeout: float | None
     resume: Path | None
@@ -150,6 +151,7 @@ def _help(name: str) -> str:
 )
 @click.option("--time", type=_POSITIVE, metavar="SHARE", help=_help("time"))
 @click.option("--size", type=_POSITIVE, metavar="SHARE", help=_help("size"))
+@click.option("--independent-rows", is_flag=True, help=_help("independent_rows"))
 @click.option("--threads", type=click.IntRange(min=1), help=_help("threads"))
 @click.option("--timeout", type=click.FloatRange(min=0), help=_help("timeout"))
 @file_option("--resume", help=_help("resume"))
@@ -182,6 +184,7 @@ def quantize(
         metric=None if program is None else metric_of(program),
         time=options.time,
         size=options.size,
+        independent_rows=options.independent_rows,
         threads=options.threads,
         timeout=options.timeout,
         resume=options.resume,

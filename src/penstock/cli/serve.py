@@ -30,6 +30,7 @@ from penstock.stepping.stepper import Stepper
 
 # As ``Stepper`` has it.
 _SEQUENCES = 64
+_MAX_ERROR = 0.01  # as ``Session.quantize_after`` has it
 _OF_REPLICAS = "replicas max_batch max_batch_tokens max_delay cluster retries"
 _OF_TENSORS = "shapes no_compile_in_run shared_memory"
 
@@ -155,14 +156,32 @@ class _StepOptions:
 
 
 class _Plans:
-    """What is compiled, and run, before the server is ready."""
+    """What is compiled, and run, before the server is ready, and what is made of it later."""
 
-    def __init__(self, shapes: Sequence[str], warm_up: bool) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[str],
+        warm_up: bool,
+        quantize_after: int | None = None,
+        max_error: float = _MAX_ERROR,
+    ) -> None:
         self.shapes = shapes
         self.warm_up = warm_up
+        self.quantize_after, self.max_error = quantize_after, max_error
         self._used: set[str] = set()
 
     def replicas(self, path: Path, options: CompileArguments) -> Replicas:
+        """The replicas of the model at a path; their session quantizes itself if that is asked."""
+        made = self.compiled(path, options)
+        if self.quantize_after is not None:
+            try:
+                made.session.quantize_after(self.quantize_after, self.max_error)
+            except BaseException:
+                made.close()
+                raise
+        return made
+
+    def compiled(self, path: Path, options: CompileArguments) -> Replicas:
         """The replicas of the model at a path, with plans for those shapes whose name it has."""
         if not self.shapes and not self.warm_up and options["max_batch"] == 1:
             return Replicas(path, **options)
@@ -176,6 +195,17 @@ class _Plans:
         if own or self.warm_up:
             options = {**options, "shapes": shapes}
         return Replicas(model, warm_up=self.warm_up, **options)
+
+    def check(self, cluster: bool, models: Sequence[str]) -> None:
+        """Refuse options that would do nothing, or that cannot go together."""
+        if self.quantize_after is None:
+            refuse_given("max_error", "for --quantize-after")
+        elif cluster:
+            raise click.UsageError(
+                "--quantize-after is not for --cluster, whose workers have parts"
+            )
+        elif not models:
+            raise click.UsageError("--quantize-after is for a MODEL, and none is given")
 
     def sequences(
         self, path: Path, steps: _StepOptions, options: CompileArguments, freezes: bool
@@ -365,6 +395,20 @@ def _origins(
     help="Run each --shape, or what a model says of its inputs, on values that are made up, and "
     "batches of such requests, before the server is ready.",
 )
+@count_option(
+    "--quantize-after",
+    metavar="RUNS",
+    help="Record some of this many requests of each MODEL, make a quantized model by them in a "
+    "process of its own, and answer by that from then on.",
+)
+@click.option(
+    "--max-error",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="E",
+    default=_MAX_ERROR,
+    show_default=True,
+    help="With --quantize-after: the largest error of an output, as of penstock quantize.",
+)
 @compile_options("timeout")
 @gathered("steps", _StepOptions)
 @gathered("plans", _Plans)
@@ -395,6 +439,7 @@ def serve(
     except ImportError as error:
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     steps.check(models)
+    plans.check(pool.cluster, models or steps.embed)
     paths = _named([*models, *steps.embed, *steps.stateful])
     names = [*_named([*models, *steps.embed, *steps.stateful, *steps.generate])]
     freezes = pool.no_compile_in_run

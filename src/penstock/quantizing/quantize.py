@@ -77,6 +77,11 @@ class QuantizeOptions:
         "the float model and of a candidate, each a list with a mapping of names to arrays for "
         "each sample; returns a number, 0 for no error.",
     )
+    independent_rows: bool = option(
+        False,
+        "Whether a row of a batch must not depend on others: layers with the range of each run are "
+        "left out, as is needed where requests are joined.",
+    )
     threads: int | None = option(None, "Threads of the runs that are timed, as of ``compile``.")
     timeout: float | None = option(
         None,
@@ -109,6 +114,8 @@ class QuantizeOptions:
                 raise OptionError(f"{name}={value!r} must be above 0, and finite")
         if self.output is not None and not Path(self.output).absolute().parent.is_dir():
             raise OptionError(f"output={str(self.output)!r} is in a folder that does not exist")
+        if not isinstance(self.independent_rows, bool):
+            raise wrong_type("independent_rows", self.independent_rows, "True or False")
         if self.threads is not None:
             check_count("threads", self.threads)
         if self.metric is not None and not callable(self.metric):
@@ -225,6 +232,8 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         run = partial(compile, threads=own.threads, cache=False)
         # Not from the cache of sessions: a candidate is used once.
         search = Search(run(loaded), folded, samples, own.goal, run, own.metric, rewriter=rewriter)
+        if own.independent_rows:
+            search.leave_out("dynamic")
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(source, samples, own))
         point = _found(search, own.timeout)
@@ -302,7 +311,8 @@ def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
     metric = options.metric
     own = None if metric is None else getattr(metric, "__qualname__", type(metric).__qualname__)
-    digest.update(repr((options.goal, own, options.threads, machine_name())).encode())
+    given = options.goal, own, options.independent_rows, options.threads
+    digest.update(repr((*given, machine_name())).encode())
     return digest.hexdigest()
 
 

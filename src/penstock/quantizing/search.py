@@ -107,7 +107,7 @@ class Search:
         # The folded graph is rewritten; times and errors are compared with the original.
         self.graph = self.model.graph
         self.forms = self.rewriter or GraphRewriter(self.graph)
-        self.layers = self.forms.layers
+        self.layers: Sequence[QuantizableLayer] = self.forms.layers
         self.chosen_by, self.held = map(self.samples.subset, divided(len(self.samples)))
         self.sample = self.samples.read(0)
         self.ranges: ValueRanges = {}
@@ -122,6 +122,12 @@ class Search:
         # The time until which layers are measured one by one. The rest of what a deadline leaves
         # is for choices among those that were.
         self.layers_until = math.inf
+
+    def leave_out(self, type_: LayerType) -> None:
+        """Let no layer have a type."""
+        self.layers = [
+            own._replace(types=[t for t in own.types if t != type_]) for own in self.layers
+        ]
 
     # Forms of the model.
 
@@ -365,10 +371,10 @@ class Search:
         if self.goal.max_error is not None:
             return self.fastest_within(self.goal.max_error)
         self.measure_errors()
-        if self.goal.size is not None:
-            return self.least_error_of_size(self.goal.size)
-        assert self.goal.time is not None
-        return self.least_error_in_time(self.goal.time)
+        if self.goal.time is not None:
+            return self.least_error_in_time(self.goal.time)
+        assert self.goal.size is not None
+        return self.least_error_of_size(self.goal.size)
 
     def meets(self, point: Point) -> bool:
         """Whether a point meets the goal, on all samples."""
@@ -382,7 +388,8 @@ class Search:
         fastest, weight = self.fastest(), self.size_weight()
         if fastest.limit > bound:
             static, dynamic = self.uniform("static"), self.uniform("dynamic")
-            self.point({**static, **dynamic}, "codes over the range of each run")
+            if dynamic:
+                self.point({**static, **dynamic}, "codes over the range of each run")
             # Before errors of layers: what there is if the deadline comes while they are measured.
             self.point(self.uniform("weights16"), "weights in 16 bits")
             self.measure_errors()
@@ -542,20 +549,19 @@ class Search:
         return weight
 
     def least_error_in_time(self, share: float) -> Point:
-        """The choice of least error that takes at most ``share`` of the original's time."""
-        fastest, costs = self.fastest(), self.measured(self.costs())
+        """The choice of least error that takes at most ``share`` of the original's time, with the
+        size that is wanted, if one is."""
+        fastest, costs, size = self.fastest(), self.measured(self.costs()), self.size_weight()
         low, high = 1e-9, 1e9
-        best = fastest
         for _ in range(_BISECTIONS):
             weight = math.sqrt(low * high)
-            choice = costs.choose(weight, _SIZE_WEIGHT)
-            point = self.point(choice, f"{weight:.2g} s for an error of 1")
-            if point.time <= share:
-                best = point if point.error < best.error or best.time > share else best
+            point = self.point(costs.choose(weight, size), f"{weight:.2g} s for an error of 1")
+            if self.meets(point):
                 low = weight
             else:
                 high = weight
-        return best
+        meeting = [point for point in self.record.points if self.meets(point)]
+        return min(meeting, key=lambda point: point.limit) if meeting else fastest
 
     def least_error_of_size(self, share: float) -> Point:
         """The choice of least error whose weights have at most ``share`` of the bytes."""

@@ -82,13 +82,21 @@ class BackgroundQuantization:
     ``state`` is "recording" until enough runs were recorded; "searching" until the model was made;
     "swapped" once runs use it; or "kept" if the session keeps its model, for the ``reason``.
     ``samples`` is the number of runs whose feeds were recorded, once the search begins; ``report``
-    what ``penstock.quantize`` reports, once it has ended.
+    what ``penstock.quantize`` reports, once it has ended. Where requests of a session are
+    ``joined``, their rows must not depend on one another.
     """
 
     def __init__(
-        self, session: Quantizable, runs: int, max_error: float, samples: int, timeout: float
+        self,
+        session: Quantizable,
+        runs: int,
+        max_error: float,
+        samples: int,
+        timeout: float,
+        joined: bool = False,
     ) -> None:
         self.max_error = max_error
+        self._joined = joined
         self.state: State = "recording"
         self.reason: str | None = None
         self.report: JsonObject | None = None
@@ -251,12 +259,16 @@ class BackgroundQuantization:
     # The search.
 
     def _searched(self, samples: Path, folder: Path) -> bytes:
-        """The quantized model that a process finds, as the bytes of an ONNX file."""
+        """The quantized model that a process finds, as the bytes of an ONNX file, or of a TFLite
+        file, whose inputs can be resized as those of the original."""
         source = self._source(folder)
+        output = folder / f"quantized{'.tflite' if is_tflite(source[0]) else '.onnx'}"
+        if self._joined:
+            source = [*source, "--independent-rows"]
         with self._lock:
             self._check_cancelled()
             self._process = process = QuantizeProcess(
-                source, samples, folder / "quantized.onnx", self.max_error, self._timeout
+                source, samples, output, self.max_error, self._timeout
             )
         try:
             self.report = process.report()
@@ -379,6 +391,14 @@ def _placeholders(subgraph: Subgraph, key: tuple[Hashable, ...]) -> list[np.ndar
     ]
 
 
+def is_tflite(path: str | None) -> bool:
+    """Whether there is a TFLite file at a path."""
+    if path is None or not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(8)[4:] == b"TFL3"
+
+
 def _signature(model: Model) -> list[str]:
     return ["--signature", model.entry] if model.entry in model.signatures else []
 
@@ -434,10 +454,10 @@ def check_model(parts: SessionParts) -> None:
         faults.append("variables, whose state a quantized model does not take over")
     if model.functions:
         faults.append("functions that nodes call, which quantize does not take")
-    if model.resizable:
+    if model.resizable and not is_tflite(model.path):
         faults.append(
-            "inputs that may be resized, as all of TFLite, and those of a quantized model cannot; "
-            "quantize the file with 'penstock quantize'"
+            "inputs that may be resized, as all of TFLite, which needs a file of TFLite to start "
+            "from: load the model from its path"
         )
     for name, type_ in zip(main.names, main.types, strict=True):
         if not isinstance(type_, TensorType) or type_.dtype in (None, STRING):

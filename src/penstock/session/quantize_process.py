@@ -25,8 +25,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class QuantizeProcess:
-    """A search that has begun, for the model that ``source`` names on the command line and the
-    samples in a folder. ``output`` will be the file of the model."""
+    """A search that has begun, for the model that ``source`` names on the command line, perhaps
+    with more options, and the samples in a folder. ``output`` will be the file of the model."""
 
     def __init__(
         self, source: Sequence[str], samples: Path, output: Path, max_error: float, timeout: float

@@ -497,12 +497,13 @@ class Session:
         Recording takes at most a hundredth of the processor's time of the process. The search is a
         process of its own, with one thread and the lowest priority. The model is exchanged between
         two runs, if it is faster and its error within the bound in this process as well; else the
-        session goes on as it is. From this call on only inputs of the model can be fed and only
-        its outputs fetched, unless the session keeps its model.
+        session goes on as it is. Where ``penstock.Replicas`` join requests, no layer is taken in
+        which rows act on one another. From this call on only inputs of the model can be fed and
+        only its outputs fetched, unless the session keeps its model.
 
         Raises ``OptionError`` for options of the session that a quantized model cannot keep, such
-        as ``reproducible=True``, ``Unsupported`` for a model with variables, functions, or inputs
-        that are no tensors of numbers or that TFLite resizes.
+        as ``reproducible=True``, ``Unsupported`` for a model with variables, functions, inputs
+        that are no tensors of numbers, or of TFLite that was not read from a file.
 
         Args:
             runs: After how many runs the search begins; later, if there were too few to record
@@ -516,17 +517,13 @@ class Session:
         quantize_after.check_arguments(runs, max_error, samples, timeout)
         if self._closed:
             raise PenstockError("the session is closed")
-        if self._joined:
-            raise PenstockError(
-                "quantize_after: requests of this session are run together (Replicas with "
-                "max_batch= or max_batch_tokens=), and in a quantized model they may act on one "
-                "another; quantize the model before, with penstock.quantize"
-            )
         before = self._quantization
         if before is not None and before.state != "kept":
             raise PenstockError(f"quantize_after was called before, and is {before.state}")
         quantize_after.check_model(self._parts())
-        own = quantize_after.BackgroundQuantization(self, runs, max_error, samples, timeout)
+        own = quantize_after.BackgroundQuantization(
+            self, runs, max_error, samples, timeout, self._joined
+        )
         self._quantization = own
         own.begin(self._sampled)
         return own
@@ -536,9 +533,9 @@ class Session:
         requests."""
         if self._quantization is not None and self._quantization.state != "kept":
             raise PenstockError(
-                "requests are not run together by a session with quantize_after: in a quantized "
-                "model they may act on one another; quantize the model before, with "
-                "penstock.quantize, or leave out max_batch= and max_batch_tokens="
+                "requests are not run together by a session with quantize_after, in whose model "
+                "they may act on one another: call it after Replicas were made, or leave out "
+                "max_batch= and max_batch_tokens="
             )
         self._joined = True
 
