@@ -85,7 +85,7 @@ def measure(name: str, path: Path, feeds: Mapping[str, np.ndarray]) -> dict:
         "time": times[0] / times[1],
         "size": report["size"],
         "error": max(report["error"], report["error_chosen_by"]),
-        "unseen": unseen.error(candidate, None),
+        "unseen": max(unseen.rms(candidate)),
         "fastest": None if fastest is None else fastest["time"],
         "types": Counter(layer["type"] for layer in report["layers"]),
     }

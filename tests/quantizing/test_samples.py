@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.quantizing.samples import divided, samples_of
+from penstock.quantizing.samples import held_out_apart, samples_of
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -69,9 +69,9 @@ def test_stacked_files_of_any_dtype_and_order(tmp_path):
 
 
 def test_every_fourth_is_held_out():
-    assert divided(9) == ([0, 1, 2, 4, 5, 6, 8], [3, 7])
-    assert divided(2) == ([0], [1])
-    assert divided(1) == ([0], [0])
+    assert held_out_apart(9) == ([0, 1, 2, 4, 5, 6, 8], [3, 7])
+    assert held_out_apart(2) == ([0], [1])
+    assert held_out_apart(1) == ([0], [0])
 
 
 def test_faults_are_named(tmp_path):

@@ -12,7 +12,7 @@ from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.quantizing import search as searching
 from penstock.quantizing.measuring import FloatReference, error_limit
 from penstock.quantizing.record import FLOAT, Record
-from penstock.quantizing.samples import divided, samples_of
+from penstock.quantizing.samples import held_out_apart, samples_of
 from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
 from tests.support.quantizable import convolutional, images
@@ -64,8 +64,8 @@ def test_choice_must_be_within_the_bound_on_all_samples(search, monkeypatch):
     point = search.run()
     every = FloatReference.of(search.original, search.samples)
     errors = every.rms(search.session(point.choice))
-    assert point.error == pytest.approx(max(errors[i] for i in divided(8)[0]))
-    assert point.held_out == pytest.approx(max(errors[i] for i in divided(8)[1]))
+    assert point.error == pytest.approx(max(errors[i] for i in held_out_apart(8)[0]))
+    assert point.held_out == pytest.approx(max(errors[i] for i in held_out_apart(8)[1]))
     assert point.limit == pytest.approx(error_limit(errors))
     assert max(errors) < point.limit <= 0.02
 

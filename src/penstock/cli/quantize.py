@@ -32,7 +32,8 @@ _MOST_ROWS = 30
 def _show(result: JsonObject) -> None:
     shares = f"time {result['time']:.3f} and weights {result['size']:.3f} of the original's"
     click.echo(
-        f"{result['output']}: {shares}, error {error_text(result['error'])} on samples held out"
+        f"{result['output']}: {shares}, error {error_text(result['error'])} on samples held out, "
+        f"with a limit of {error_text(result['error_limit'])} for others"
     )
     rows = [
         (
@@ -51,13 +52,12 @@ def _show(result: JsonObject) -> None:
             p["note"],
             f"{p['time']:.3f}",
             f"{p['size']:.3f}",
-            error_text(p["error"]),
-            error_text(p["error_held_out"]),
+            *(error_text(p[name]) for name in ("error", "error_held_out", "error_limit")),
             "chosen" if p["chosen"] else "",
         )
         for p in result["points"]
     ]
-    show_table(("tried", "time", "size", "error", "held out", ""), points)
+    show_table(("tried", "time", "size", "error", "held out", "limit", ""), points)
 
 
 def metric_of(program: str) -> Metric:

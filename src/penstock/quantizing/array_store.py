@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import NamedValues
+from penstock.core.types import NamedValues, RunValue
 
 
 class _Place(NamedTuple):
@@ -35,7 +35,7 @@ class ArrayStore(Sequence[NamedValues]):
             weakref.finalize(self, self._file.close)
         else:
             self._file = owner._file
-        self._items: list[dict[str, Any]] = []
+        self._items: list[dict[str, object]] = []
         for item in items:
             self.append(item)
 
@@ -56,9 +56,9 @@ class ArrayStore(Sequence[NamedValues]):
         self._file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return place
 
-    def _read(self, value: object) -> Any:
+    def _read(self, value: object) -> RunValue:
         if not isinstance(value, _Place):
-            return value
+            return cast(RunValue, value)
         array = np.empty(value.shape, value.dtype)
         self._file.seek(value.offset)
         self._file.readinto(array.reshape(-1).view(np.uint8))

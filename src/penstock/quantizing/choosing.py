@@ -47,7 +47,7 @@ class Between(NamedTuple):
         return self.real + (self.conversion if "static" in (first, second) else 0.0)
 
 
-class Shared(NamedTuple):
+class SharedWeights(NamedTuple):
     """Two layers, by their places, that share weights: the second stores none if they are the same
     bytes, else those by its type that ``nbytes`` says."""
 
@@ -67,7 +67,7 @@ class Costs:
     layers: Sequence[QuantizableLayer]
     table: Sequence[Mapping[LayerType, LayerCost]]
     between: Sequence[Between]
-    shared: Sequence[Shared] = ()
+    shared: Sequence[SharedWeights] = ()
 
     def choose(self, error: float, size: float = 0.0, time: float = 1.0) -> Choice:
         """The types with the least sum of seconds times ``time``, errors times ``error`` and bytes

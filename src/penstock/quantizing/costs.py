@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from penstock.core.records import NamedTuple, dataclass
 from penstock.ir.graph import Graph, Node, Value
-from penstock.quantizing.choosing import Between, Costs, LayerCost, Shared
+from penstock.quantizing.choosing import Between, Costs, LayerCost, SharedWeights
 from penstock.quantizing.layers import LayerType, QuantizableLayer, works_on_codes
 from penstock.quantizing.rewriting import Rewritten
 
@@ -158,7 +158,7 @@ def layer_costs(
     return Costs(layers, table, between, shared)
 
 
-def _shared(layers: Sequence[QuantizableLayer]) -> list[Shared]:
+def _shared(layers: Sequence[QuantizableLayer]) -> list[SharedWeights]:
     """Each layer that shares its weights with one before, with the last such one."""
     last: dict[Value, int] = {}
     shared = []
@@ -168,6 +168,6 @@ def _shared(layers: Sequence[QuantizableLayer]) -> list[Shared]:
             continue
         if origin in last:
             nbytes = {type_: layer.nbytes(type_, alone=True) for type_ in layer.types}
-            shared.append(Shared(last[origin], i, nbytes))
+            shared.append(SharedWeights(last[origin], i, nbytes))
         last[origin] = i
     return shared

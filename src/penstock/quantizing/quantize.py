@@ -56,9 +56,10 @@ class QuantizeOptions:
     _: KW_ONLY
     max_error: float | None = option(
         None,
-        "The largest error of an output in any sample: the root of the mean of its squared "
-        "differences from the float model's, as a share of that output's spread, the largest "
-        "element of all samples less the smallest; or, with ``metric``, what that may return. "
+        "The largest error of an output: the root of the mean of its squared differences from the "
+        "float model's, as a share of that output's spread, the largest element of all samples "
+        "less the smallest. No sample's is larger, and a further one's with a probability of 1 % "
+        "by the errors of these. Or, with ``metric``, what that may return. "
         f"{DEFAULT_ERROR} if no goal is given. The fastest choice within it is taken.",
     )
     time: float | None = option(
@@ -74,7 +75,7 @@ class QuantizeOptions:
     metric: Metric | None = option(
         None,
         "What measures the error, in place of the outputs' differences: called with the outputs of "
-        "the float model and of a candidate, each a list with a mapping of names to arrays for "
+        "the float model and of a candidate, each a sequence with a mapping of names to arrays for "
         "each sample; returns a number, 0 for no error.",
     )
     independent_rows: bool = option(
@@ -119,7 +120,7 @@ class QuantizeOptions:
         if self.threads is not None:
             check_count("threads", self.threads)
         if self.metric is not None and not callable(self.metric):
-            raise wrong_type("metric", self.metric, "a function of two lists of outputs")
+            raise wrong_type("metric", self.metric, "a function of two sequences of outputs")
         if self.metric is not None and self.max_error is None:
             raise OptionError("metric= needs max_error=, the largest value that it may return")
 

@@ -70,18 +70,19 @@ def describe_search(
             "seconds": search.record.learning_seconds,
         },
         "layers": layers,
-        "points": [
-            {
-                "note": p.note,
-                "time": p.time,
-                "size": p.size,
-                "error": _finite(p.error),
-                "error_held_out": _finite(p.held_out),
-                "error_limit": _finite(p.limit),
-                "chosen": p.choice == point.choice,
-            }
-            for p in search.record.points
-        ],
+        "points": [_point(p, p.choice == point.choice) for p in search.record.points],
+    }
+
+
+def _point(point: Point, chosen: bool) -> JsonObject:
+    return {
+        "note": point.note,
+        "time": point.time,
+        "size": point.size,
+        "error": _finite(point.error),
+        "error_held_out": _finite(point.held_out),
+        "error_limit": _finite(point.limit),
+        "chosen": chosen,
     }
 
 
@@ -151,7 +152,8 @@ def _facts(document: JsonObject) -> list[tuple[str, str]]:
     return [
         ("time of a run", f"{shares}, {milliseconds}"),
         ("bytes of weights", f"{document['size']:.3f} of the original's"),
-        ("error on samples held out", f"{error_text(document['error'])}{allowed}"),
+        ("error on samples held out", error_text(document["error"])),
+        ("limit of a further sample's", f"{error_text(document['error_limit'])}{allowed}"),
         ("samples", f"{counts['chosen_by']} to choose by, {counts['held_out']} held out"),
         ("ranges clipped by", document["clipping"] or "nothing: no layer has static ranges"),
         ("roundings learned", f"of {learned['layers']} layers, in {learned['seconds']:.1f} s"),
@@ -186,11 +188,11 @@ def _points(document: JsonObject) -> str:
         (
             p["note"] + (" (chosen)" if p["chosen"] else ""),
             *(f"{p['time']:.3f}", f"{p['size']:.3f}"),
-            *(error_text(p["error"]), error_text(p["error_held_out"])),
+            *(error_text(p[name]) for name in ("error", "error_held_out", "error_limit")),
         )
         for p in document["points"]
     ]
-    return _table(("what was tried", "time", "size", "error", "error held out"), rows)
+    return _table(("what was tried", "time", "size", "error", "held out", "limit"), rows)
 
 
 _POLICY = (
@@ -217,11 +219,11 @@ _WIDTH, _HEIGHT, _EDGE = 520, 260, 40
 
 
 def curve(document: JsonObject) -> str:
-    """The points that were tried, as a picture: time to the right, the larger of the errors up,
-    and the bound as a line."""
+    """The points that were tried, as a picture: time to the right, the limit of errors up, and the
+    bound as a line."""
     # A choice whose outputs are NaN has no place in the picture.
-    placed = [p for p in document["points"] if None not in (p["error"], p["error_held_out"])]
-    points = [(p["time"], max(p["error"], p["error_held_out"]), p) for p in placed]
+    placed = [p for p in document["points"] if p["error_limit"] is not None]
+    points = [(p["time"], p["error_limit"], p) for p in placed]
     bound = document["goal"]["max_error"]
     most_error = max([e for _, e, _ in points] + [bound or 0.0, 1e-9]) * 1.1
     most_time = max([t for t, _, _ in points] + [1.0]) * 1.05

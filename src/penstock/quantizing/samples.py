@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.core.types import NamedValues
 from penstock.quantizing.array_store import ArrayStore
 
 Sample: TypeAlias = NamedValues
+T = TypeVar("T")
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | Callable[[], Iterable[Any]] | Samples"
 """a folder or file of arrays, samples, or a function that returns an iterator of them"""
 
@@ -59,7 +60,7 @@ class Samples:
         )
 
 
-def divided(count: int) -> tuple[list[int], list[int]]:
+def held_out_apart(count: int) -> tuple[list[int], list[int]]:
     """The indices of the samples to choose by, and of those held out: every fourth, at least one. A
     single sample is both."""
     held = [*range(_HELD_OUT - 1, count, _HELD_OUT)] or [count - 1]
@@ -192,11 +193,11 @@ def _arrays(path: Path) -> np.ndarray | dict[str, np.ndarray]:
 
 def _sample(item: object, names: Sequence[str], where: str) -> Sample:
     """One sample: arrays by the names of inputs."""
-    own = _by_input(item, names, where)
+    own: Mapping[str, object] = _by_input(item, names, where)
     return {name: np.asarray(value) for name, value in own.items()}
 
 
-def _by_input(item: Any, names: Sequence[str], where: str) -> dict[str, Any]:
+def _by_input(item: T | Mapping[str, T], names: Sequence[str], where: str) -> dict[str, T]:
     """The values of a mapping, or the one value that there is, by the names of inputs."""
     if not isinstance(item, Mapping):
         if len(names) != 1:

@@ -49,7 +49,7 @@ from penstock.quantizing.rewriting import (
     ValueRanges,
 )
 from penstock.quantizing.rounding import gram_matrices
-from penstock.quantizing.samples import Samples, divided
+from penstock.quantizing.samples import Samples, held_out_apart
 from penstock.quantizing.source import constant_bytes
 from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
@@ -108,7 +108,7 @@ class Search:
         self.graph = self.model.graph
         self.forms = self.rewriter or GraphRewriter(self.graph)
         self.layers: Sequence[QuantizableLayer] = self.forms.layers
-        self.chosen_by, self.held = map(self.samples.subset, divided(len(self.samples)))
+        self.chosen_by, self.held = map(self.samples.subset, held_out_apart(len(self.samples)))
         self.sample = self.samples.read(0)
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
@@ -192,7 +192,7 @@ class Search:
         checkpoint()
         report_progress("run the float model", 0, 1)
         every = FloatReference.of(self.original, self.samples, self.metric)
-        self.whole, self.reference_held = map(every.subset, divided(len(self.samples)))
+        self.whole, self.reference_held = map(every.subset, held_out_apart(len(self.samples)))
         self.reference = self.whole.spread_out(_MANY)
         (seconds,) = seconds_in_turns([self.original], self.sample, _BRIEF)
         self.reference_of_some, self.reference_of_few = [
