@@ -284,3 +284,18 @@ def test_independent_rows_have_no_layers_over_the_range_of_a_run(monkeypatch):
     np.testing.assert_allclose(session(x)[: len(data[0])], session(data[0]), atol=1e-5)
     with pytest.raises(TypeError, match="independent_rows"):
         ps.quantize(feed_forward(), data, independent_rows=1)
+
+
+def test_deadline_takes_no_choice_slower_than_the_original(monkeypatch):
+    monkeypatch.setattr(
+        "penstock.quantizing.search.seconds_in_turns",
+        lambda sessions, *_: [1.5, 1.0][-len(sessions) :],
+    )
+
+    def late(self, *_):
+        raise ps.DeadlineExceeded("late")
+
+    monkeypatch.setattr(Search, "measure_errors", late)
+    report = ps.quantize(feed_forward(), [*rows()], max_error=2e-3, timeout=100.0).report
+    assert len(report["points"]) > 1 and not any(p["chosen"] for p in report["points"])
+    assert {own["type"] for own in report["layers"]} == {"float32"}

@@ -166,6 +166,15 @@ def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):
     assert {*point.choice.values()} <= {"weights8", "weights16"}
 
 
+def test_deadline_ends_learning_and_a_size_is_met_nevertheless(search):
+    search.goal, search.layers_until = Goal(size=0.3), 0.0
+    point = search.run()
+    assert search.record.learned == [] and search.record.errors == {}
+    fitting = [p for p in search.record.points if search.meets(p)]
+    assert fitting and point in search.record.points
+    assert {*fitting[0].choice.values()} == {"weights8"}
+
+
 def test_resumed_search_has_the_codes_that_were_learned(search, monkeypatch):
     search.goal = Goal(size=0.3)
     search.run()

@@ -34,7 +34,7 @@ from penstock.quantizing.measuring import Metric, seconds_in_turns
 from penstock.quantizing.record import Point, Record
 from penstock.quantizing.report import describe_search, error_text, report_of_layers
 from penstock.quantizing.samples import Samples, Source, samples_of
-from penstock.quantizing.search import Goal, Search, fastest_of
+from penstock.quantizing.search import Goal, Search
 from penstock.quantizing.source import float_model
 from penstock.quantizing.tflite_rewriting import TfliteRewriter
 from penstock.session.session import compile
@@ -237,6 +237,7 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
             search.leave_out("dynamic")
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(source, samples, own))
+        del source  # as large as the model
         point = _found(search, own.timeout)
         quantized = _result(search, point, own)
         if own.output is not None:
@@ -271,18 +272,23 @@ def _found(search: Search, timeout: float | None) -> Point:
     """The best point; if time is over, the best of those that were tried."""
     if timeout is not None:
         search.layers_until = perf_counter() + _LAYERS_SHARE * timeout
+    point: Point | None = None
     try:
         with cancelled_by(StopCondition(timeout, None, "quantizing")):
             point = search.run()
     except DeadlineExceeded:
-        # Each point was measured on all samples, so that any of them may be the answer.
-        points = [p for p in search.record.points if search.meets(p)]
-        if not points:
+        if not any(map(search.meets, search.record.points)):
             raise
-        point = fastest_of(points)
-    if not search.meets(point):
+    if point is not None and search.meets(point):
+        return point
+    # Each point was measured on all samples, so that any of them may be the answer.
+    points = [p for p in search.record.points if search.meets(p)]
+    if not points:
+        assert point is not None
         raise PenstockError(_possible(search, point))
-    return point
+    if search.goal.max_error is None:
+        return min(points, key=lambda p: p.limit)
+    return search.best(search.goal.max_error)
 
 
 def _possible(search: Search, point: Point) -> str:

@@ -68,25 +68,27 @@ def _rounded(
     rows: np.ndarray, scales: np.ndarray, factor: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
     """Codes between the ``ends`` of each row, from its last to its first."""
-    codes, errors = np.empty_like(rows), np.zeros_like(rows)
+    # Rows last: each step is of one weight of all rows, which then lie side by side.
+    wanted, steps = (np.ascontiguousarray(own.swapaxes(1, 2)) for own in (rows, scales))
+    codes, errors = np.empty_like(wanted), np.zeros_like(wanted)
     diagonal = np.einsum("gii->gi", factor)
     for end in range(rows.shape[-1], 0, -_TOGETHER):
         checkpoint()
         begin = max(end - _TOGETHER, 0)
-        carried = errors[..., end:] @ factor[:, end:, begin:end]
+        carried = factor[:, end:, begin:end].swapaxes(1, 2) @ errors[:, end:]
         for i in reversed(range(begin, end)):
-            near = errors[..., i + 1 : end] @ factor[:, i + 1 : end, i, None]
-            more = (carried[..., i - begin] + near[..., 0]) / diagonal[:, i, None]
-            step = scales[..., i]
-            codes[..., i] = np.rint((rows[..., i] + more) / step).clip(*ends)
-            errors[..., i] = rows[..., i] - codes[..., i] * step
-    return codes
+            near = factor[:, None, i + 1 : end, i] @ errors[:, i + 1 : end]
+            more = (carried[:, i - begin] + near[:, 0]) / diagonal[:, i, None]
+            codes[:, i] = np.rint((wanted[:, i] + more) / steps[:, i]).clip(*ends)
+            errors[:, i] = wanted[:, i] - codes[:, i] * steps[:, i]
+    return codes.swapaxes(1, 2)
 
 
 def _errors(rows: np.ndarray, real: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """The squared errors of each row's results."""
+    """The squared errors of each row's results; infinite where they leave the range of float32."""
     own = rows - real
-    return np.einsum("gri,gri->gr", own @ gram, own)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.einsum("gri,gri->gr", own @ gram, own)
 
 
 def gram_matrices(

@@ -73,6 +73,7 @@ _SAME = 1.05  # times as long as another may take what is as fast
 _NEARLY = 1.02  # the same, of two choices of which either may be taken
 _REAL = ("float32", "weights16")  # types that may become smaller at the same speed
 _STORED = "with stored weights"
+_LEARNING = 0.5  # of the time that there is for layers may go into learning roundings
 _MATTERING = 0.98  # of the bytes of layers whose weights are worth measuring alone
 
 
@@ -160,30 +161,40 @@ class Search:
     # Roundings that are learned.
 
     def learn(self, layers: Sequence[QuantizableLayer], types: Sequence[LayerType]) -> None:
-        """Learn the codes of layers' weights from samples, for some types: from then on layers of
-        these types have them."""
+        """Learn the codes of layers' weights from samples, for some types, as far as a deadline
+        leaves time for it: from then on layers of these types have them."""
         wanted = [(own.name, t) for own in layers for t in types if t in own.types]
         if not wanted or self.record.learned:
             return
-        self.record.learned = wanted
-        self.learn_again()
+        now = perf_counter()
+        # Errors of layers are measured after it.
+        self.record.learned = self.learned_of(wanted, now + _LEARNING * (self.layers_until - now))
         self.record.changed()
 
     def learn_again(self) -> None:
         """Learn what the record says, unless that was done: codes are in no file."""
-        if self.has_learned:
-            return
+        if not self.has_learned:
+            self.learned_of(self.record.learned, math.inf)
+
+    def learned_of(
+        self, wanted: Sequence[tuple[str, LayerType]], until: float
+    ) -> list[tuple[str, LayerType]]:
+        """Learn the codes of layers as types, until some time; those that were learned."""
         begin = perf_counter()
         types: dict[str, list[LayerType]] = {}
-        for name, type_ in self.record.learned:
+        for name, type_ in wanted:
             types.setdefault(name, []).append(type_)
-        layers = [own for own in self.layers if own.name in types]
+        layers, done = [own for own in self.layers if own.name in types], []
         for layer, gram in gram_matrices(self.folded, layers, self.chosen_by):
             checkpoint()
+            if perf_counter() > until:
+                break
             for type_ in types[layer.name]:
                 self.forms.learn(layer, type_, learned(layer, type_, gram))
+                done.append((layer.name, type_))
         self.has_learned = True
         self.record.learning_seconds = perf_counter() - begin
+        return done
 
     # The steps of the search.
 
@@ -370,6 +381,9 @@ class Search:
         """The best choice that meets the goal; of several points near it those that were tried."""
         if self.goal.max_error is not None:
             return self.fastest_within(self.goal.max_error)
+        if self.goal.time is None:
+            # What there is if the deadline comes while errors of layers are measured.
+            self.point(self.uniform("weights8"), "weights in 8 bits")
         self.measure_errors()
         if self.goal.time is not None:
             return self.least_error_in_time(self.goal.time)
