@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from penstock.core.errors import InvalidInput
-from penstock.core.records import dataclass, field
+from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import JsonObject
 from penstock.host.replace_file import replacing
 from penstock.quantizing.layers import Choice, LayerType
 
 _FORMAT = "penstock quantize 2"
 _FIELDS = (
-    *("ranges", "sizes", "clipping", "clippings", "biases", "seconds", "conversion_scale"),
-    *("errors", "points", "learned", "learning_seconds"),
+    *("ranges", "sizes", "clipping", "clippings", "biases", "smoothing", "seconds"),
+    *("conversion_scale", "errors", "points", "learned", "learning_seconds"),
 )
 
 Errors: TypeAlias = dict[str, dict[LayerType, float]]
@@ -43,17 +43,26 @@ FLOAT = Point({}, 1.0, 0.0, 0.0, 0.0, 1.0, "float32")
 """the original"""
 
 
+class ChosenRanges(NamedTuple):
+    """Ranges of values, and what belongs to them, as a record has it."""
+
+    ranges: dict[str, tuple[float, float]]
+    sizes: dict[str, int]
+    clipping: str
+    biases: dict[str, list[float]]
+
+
 @dataclass(eq=False)
 class Record:
     """What was measured so far.
 
     These are the ``ranges`` of values that codes cover, the ``sizes`` of these values, the way to
     clip them (``clipping``), chosen by the errors of each way (``clippings``), the corrections of
-    ``biases`` by the names of layers, the ``seconds`` of nodes by type, how many times as long
-    conversions take as they were guessed, the ``errors`` of layers, the ``points`` that were
-    tried, and which layers as which types have roundings that were ``learned``, in how many
-    seconds. ``key`` stands for the model, the samples and the options; with a ``path`` all of it is
-    in a file, too.
+    ``biases`` by the names of layers, the factors of ``smoothing`` by the names of values, the
+    ``seconds`` of nodes by type, how many times as long conversions take as they were guessed, the
+    ``errors`` of layers, the ``points`` that were tried, and which layers as which types have
+    roundings that were ``learned``, in how many seconds. ``key`` stands for the model, the samples
+    and the options; with a ``path`` all of it is in a file, too.
     """
 
     key: str = ""
@@ -63,6 +72,7 @@ class Record:
     clipping: str = ""
     clippings: dict[str, float] = field(default_factory=dict)
     biases: dict[str, list[float]] = field(default_factory=dict)
+    smoothing: dict[str, list[float]] = field(default_factory=dict)
     seconds: dict[LayerType, tuple[Mapping[str, float], ...]] = field(default_factory=dict)
     conversion_scale: float = 1.0
     errors: Errors = field(default_factory=dict)
@@ -98,6 +108,10 @@ class Record:
         record.points = points
         record.learned = [(name, type_) for name, type_ in record.learned]  # tuples again
         return record
+
+    def take(self, chosen: ChosenRanges) -> None:
+        """Have these ranges."""
+        self.ranges, self.sizes, self.clipping, self.biases = chosen
 
     def changed(self) -> None:
         """Write the file, if there is one."""

@@ -4,6 +4,7 @@
 
     ranges of values        observed in the samples to choose by
     clipping                that with the least error where all layers are static
+    smoothing               between activations and weights, if all of that has less error then
     seconds of each layer   with each type, in runs of the model with this type wherever it can be
     the fastest choice      by a minimal sum over these; if its error is within the bound, it is it
     errors of each layer    of the outputs, with this layer alone as codes
@@ -27,7 +28,7 @@ import numpy as np
 
 from penstock.core.checkpoints import checkpoint, report_progress
 from penstock.core.records import cached_property, dataclass, field, replace
-from penstock.ir.graph import Model
+from penstock.ir.graph import Graph, Model
 from penstock.quantizing.calibration import CLIPPINGS, Statistics, clipped, observe
 from penstock.quantizing.choosing import Costs, LayerCost
 from penstock.quantizing.costs import Conversions, NodeSeconds, by_node, layer_costs
@@ -39,7 +40,7 @@ from penstock.quantizing.measuring import (
     seconds_in_turns,
     step_seconds_of,
 )
-from penstock.quantizing.record import FLOAT, Point, Record
+from penstock.quantizing.record import FLOAT, ChosenRanges, Point, Record
 from penstock.quantizing.rewriting import (
     Biases,
     GraphRewriter,
@@ -50,6 +51,7 @@ from penstock.quantizing.rewriting import (
 )
 from penstock.quantizing.rounding import gram_matrices
 from penstock.quantizing.samples import Samples, held_out_apart
+from penstock.quantizing.smoothing import Factors, smoothed, smoothing_factors
 from penstock.quantizing.source import constant_bytes
 from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
@@ -219,37 +221,72 @@ class Search:
 
     def choose_ranges(self) -> None:
         """Observe the values that may be codes, choose the way to clip their ranges, and whether to
-        correct biases."""
-        static = self.uniform("static")
-        names = self.forms.coded(static)
+        correct biases and to smooth activations."""
         record = self.record
-        if names and not record.ranges:
-            axes = {
-                layer.x.name: layer.channels
-                for layer in self.layers
-                if layer.name in static and layer.x is not None
-            }
-            # Of all samples: the ends of a range may be in any of them.
-            statistics = observe(self.folded, names, self.chosen_by, axes)
-            record.sizes = {name: own.size for name, own in statistics.items()}
-            corrections = self.corrections(statistics)
-            ways = [(name, clipped(statistics, name)) for name in CLIPPINGS]
-            errors = [self.static_error(name, ranges, {}) for name, ranges in ways]
-            # Biases are corrected with the best ranges alone: the two hardly depend on each other.
-            best, ranges = ways[errors.index(min(errors))]
-            corrected = f"{best}, biases corrected"
-            if self.static_error(corrected, ranges, corrections) < min(errors):
-                record.biases = {name: own.tolist() for name, own in corrections.items()}
-                best = corrected
-            record.clipping = best
-            record.ranges = {name: (own.low, own.high) for name, own in ranges.items()}
+        if record.smoothing:
+            self.smooth({name: np.array(f, np.float32) for name, f in record.smoothing.items()})
+        if self.forms.coded(self.uniform("static")) and not record.ranges:
+            record.take(self.best_ranges(""))
+            factors: Factors = {}
+            if self.rewriter is None:
+                factors = smoothing_factors(self.folded, self.graph, self.chosen_by)
+            if factors:
+                plain, before = self.graph, record.clippings[record.clipping]
+                self.smooth(factors)
+                other = self.best_ranges("smoothed, ")
+                if record.clippings[other.clipping] < before:
+                    record.take(other)
+                    record.smoothing = {name: own.tolist() for name, own in factors.items()}
+                else:
+                    self.use(plain)
             record.changed()
         self.ranges = {name: ValueRange(*own) for name, own in record.ranges.items()}
         self.biases = {name: np.array(own, np.float32) for name, own in record.biases.items()}
 
+    def smooth(self, factors: Factors) -> None:
+        """Go on with the smoothed graph."""
+        self.use(smoothed(self.graph, factors))
+
+    def use(self, graph: Graph) -> None:
+        """Go on with another graph, of the same layers."""
+        self.graph, self.model = graph, replace(self.model, graphs={self.model.entry: graph})
+        self.forms = GraphRewriter(graph)
+        types = {own.name: own.types for own in self.layers}
+        self.layers = [own._replace(types=types[own.name]) for own in self.forms.layers]
+        self.__dict__.pop("folded", None)
+
+    def best_ranges(self, prefix: str) -> ChosenRanges:
+        """The ranges of values, and the biases, with the least error where all layers are static.
+        Names of ways to choose them begin with ``prefix``."""
+        static = self.uniform("static")
+        axes = {
+            layer.x.name: layer.channels
+            for layer in self.layers
+            if layer.name in static and layer.x is not None
+        }
+        # Of all samples: the ends of a range may be in any of them.
+        statistics = observe(self.folded, self.forms.coded(static), self.chosen_by, axes)
+        corrections = self.corrections(statistics)
+        ways = [(f"{prefix}{name}", clipped(statistics, name)) for name in CLIPPINGS]
+        errors = [self.static_error(way, ranges, {}) for way, ranges in ways]
+        # Biases are corrected with the best ranges alone: the two hardly depend on each other.
+        best, ranges = ways[errors.index(min(errors))]
+        corrected = f"{best}, biases corrected"
+        biases = {}
+        if self.static_error(corrected, ranges, corrections) < min(errors):
+            biases = {name: own.tolist() for name, own in corrections.items()}
+            best = corrected
+        return ChosenRanges(
+            {name: (own.low, own.high) for name, own in ranges.items()},
+            {name: own.size for name, own in statistics.items()},
+            best,
+            biases,
+        )
+
     def static_error(self, way: str, ranges: ValueRanges, biases: Biases) -> float:
         """The error of static layers with ranges that were chosen in some ``way``."""
-        report_progress("choose ranges", len(self.record.clippings), len(CLIPPINGS) + 1)
+        done, whole = len(self.record.clippings), len(CLIPPINGS) + 1
+        report_progress("choose ranges", done, whole if done < whole else 2 * whole)
         session = self.compile(self.with_graph(self.form(self.uniform("static"), ranges, biases)))
         error = math.sqrt(self.reference_of_some.mean_square(session))
         self.record.clippings[way] = error
