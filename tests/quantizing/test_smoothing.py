@@ -46,10 +46,10 @@ def transformer(text=TEXT):
 DATA = [np.random.default_rng(i).standard_normal((8, 64)).astype(np.float32) for i in range(12)]
 
 
-def search_of(model, record=None):
+def search_of(model, data=DATA):
     compile_ = partial(ps.compile, threads=1, cache=False)
     loaded = ps.load(model)
-    samples = samples_of(DATA, ["x"])
+    samples = samples_of(data, ["x"])
     return Search(compile_(loaded), float_model(loaded), samples, Goal(0.01), compile_)
 
 
@@ -65,6 +65,19 @@ def test_smoothed_graph_computes_the_same():
     values = search.folded.run({"x": DATA[0]}, fetches=[x.name])
     (plain,) = search_of(transformer()).folded.run({"x": DATA[0]}, fetches=[x.name]).values()
     assert np.abs(values[x.name]).max() < np.abs(plain).max() / 10
+
+
+def test_order_of_other_dims_does_not_matter():
+    turned = TEXT.replace("float[n,64]", "float[m,n,64]").replace("MatMul(c, w)", "MatMul(t, w)")
+    turned = turned.replace("k = Gemm<transB=1>(c, v, b)", "k = MatMul(t, v)")
+    turned = turned.replace("    q =", "    t = Transpose<perm=[1,0,2]>(c)\n    q =")
+    turned = turned.replace("y = Add(h, x)", "y = Identity(h)")
+    search = search_of(transformer(turned), [x[None] for x in DATA])
+    factors = smoothing_factors(search.folded, search.graph, search.samples)
+    assert len(factors) == 1
+    before = search.original(DATA[0][None])
+    search.smooth(factors)
+    np.testing.assert_allclose(search.folded(DATA[0][None]), before, atol=1e-4)
 
 
 def test_layers_with_outliers_are_static_within_the_error(monkeypatch):

@@ -40,16 +40,26 @@ def _readers(graph: Graph) -> dict[Node, list[QuantizableLayer]]:
             by_input.setdefault(layer.x, []).append(layer)
     readers, found = readers_of(graph), {}
     for x, layers in by_input.items():
-        node = x.producer
+        node, count = x.producer, len(layers)
+        # Attention may turn batches and positions around; channels stay last.
+        while node is not None and _keeps_channels(node) and len(readers[x]) == count:
+            x, count = node.inputs[0] or x, 1
+            node = x.producer
         if node is None or node.op.domain or node.op.name not in _NORMALIZATIONS:
             continue
         inner = layers[0].weights.shape[1 - layers[0].axis]
         scales = [v for v in node.inputs[1:] if v is not None]
-        is_open = len(readers[x]) != len(layers) or any(node.outputs[1:])
+        is_open = len(readers[x]) != count or any(node.outputs[1:])
         if is_open or any(v.const is None or v.const.shape != (inner,) for v in scales):
             continue
         found[node] = layers
     return found
+
+
+def _keeps_channels(node: Node) -> bool:
+    """Whether a node changes the order of all dims but the last."""
+    perm = node.attrs.get("perm", ())
+    return not node.op.domain and node.op.name == "Transpose" and [*perm[-1:]] == [len(perm) - 1]
 
 
 def smoothing_factors(session: Session, graph: Graph, samples: Samples) -> Factors:
