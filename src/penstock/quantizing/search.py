@@ -316,7 +316,9 @@ class Search:
             choice = self.uniform(type_)
             if type_ not in known and (choice or type_ == "float32"):
                 form = self.form({} if type_ == "float32" else choice)
-                session = self.compile(self.with_graph(form))
+                # Not another session with float32: each has weights of its own.
+                is_float = type_ == "float32" and self.rewriter is None
+                session = self.folded if is_float else self.compile(self.with_graph(form))
                 steps = step_seconds_of(session, self.sample)
                 known[type_] = by_node(self.graph, self.layers, form, steps)
         self.seconds = {t: NodeSeconds(*own) for t, own in known.items()}
@@ -491,10 +493,15 @@ class Search:
         """The best of the points with errors of at most ``bound`` that are no slower than the
         original: at least the float model itself."""
         # Whatever the sums have promised, only points that were measured count.
-        points = [p for p in self.record.points if p.limit <= bound and p.time <= 1]
+        points = [p for p in self.record.points if p.limit <= bound and self.is_no_slower(p)]
         if self.goal.size is not None:
             points = [p for p in points if p.size <= self.goal.size] or points
         return fastest_of(points) if points else self.unchanged()
+
+    def is_no_slower(self, point: Point) -> bool:
+        """Whether a point was no slower than the original. Without codes, and with halves that are
+        widened when the model is loaded, it computes the same, whatever was measured."""
+        return point.time <= 1 or {*point.choice.values()} <= {*_REAL}
 
     def instead(self, point: Point, time: float) -> Point | None:
         """What to take in place of a point that took a ``time`` when it was measured once more, if
