@@ -1,12 +1,13 @@
 """The graph that is quantized."""
 
 import numpy as np
+import onnx
 import pytest
 
 import penstock as ps
 from penstock.core.errors import Unsupported
 from penstock.ir.graph import Graph, Model
-from penstock.quantizing.source import float_model
+from penstock.quantizing.source import constant_bytes, float_model
 from tests.support.onnx_text import model_from_text
 from tests.support.quantizable import convolutional, images
 
@@ -69,3 +70,27 @@ def test_functions_that_nodes_call_are_refused():
     model = Model({"main": Graph([], [], [])}, "main", functions={"f": Graph([], [], [])})
     with pytest.raises(Unsupported, match="functions"):
         float_model(model)
+
+
+def test_constants_that_are_computed_of_a_few_numbers_are_not_in_the_file():
+    text = """g (float[n,300] x) => (float[n,300] y)
+        <int64[2] s = {300,300}, float c = {0.01}>
+        { e = Expand(c, s) w = Sin(e) h = MatMul(x, w) y = Relu(h) }"""
+    model = ps.load(model_from_text(text))
+    before, folded = constant_bytes(model.graph), float_model(model)
+    assert constant_bytes(folded.graph) <= before + 2**14
+    x = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
+    np.testing.assert_allclose(ps.compile(folded)(x), ps.compile(model)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_constants_are_one():
+    text = """g (float[n,40] x) => (float[n,40] y) {
+        a = Transpose(w) b = MatMul(x, a) c = Transpose(w) y = MatMul(b, c)
+    }"""
+    proto = model_from_text(text)
+    w = np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    folded = float_model(ps.load(proto)).graph
+    first, second = (node.inputs[1] for node in folded.nodes)
+    assert first is second and first.is_constant
+    assert constant_bytes(folded) == w.nbytes

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.core.errors import Unsupported
+from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
 from penstock.core.types import BOOL, TensorType
 from penstock.ir.graph import Graph, Model, Node, Value, clone
 from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.registry import standard
 from penstock.passes.context import PassContext
+from penstock.passes.optimize.fold_constants import owned_bytes
 from penstock.passes.output_names import name_outputs
 from penstock.passes.pipeline import PASSES, run_passes
 
@@ -26,6 +28,9 @@ _FOLDING = tuple(
     )
 )
 _ROUNDS = 4
+# How many times the bytes of its constants a graph may have when it is folded: halves become twice
+# as large, and are stored as halves again. Fewer bytes than a few do not matter.
+_MOST_GROWTH, _FEW_BYTES = 2.5, 1 << 14
 _LEAST_MERGED = 1024  # elements of constants that are compared
 _HALF_BYTES = ("int4", "float4_e2m1fn")  # int4 is the end of uint4 as well
 _FLATTENING = 12  # the last version of Softmax and its like that flattens its input
@@ -39,12 +44,12 @@ def float_model(model: Model) -> Model:
             (name, "quantize takes no functions that nodes call", name) for name in model.functions
         ]
         raise Unsupported.of(nodes)
-    graph = clone(model.graph)
-    names = [value.name for value in graph.outputs]
-    # Codes that the model has already are not to become float32 again.
-    context = PassContext(fold_quantized_weights=False)
-    # The file that is written is for batches of any size: no shapes are given.
-    run_passes(_FOLDING * _ROUNDS, graph, context, len(_FOLDING))
+    graph = _folded(model.graph, DEFAULT_LIMITS)
+    # Filters, say, that are computed of a few numbers: they are when the file is loaded, too.
+    if constant_bytes(graph) > _MOST_GROWTH * constant_bytes(model.graph) + _FEW_BYTES:
+        graph = _folded(model.graph, replace(DEFAULT_LIMITS, max_folded_bytes=_FEW_BYTES))
+        _spread_later(graph)
+    names = [value.name for value in model.graph.outputs]
     for inner in graph.graphs():
         inner.nodes = [part for node in inner.nodes for part in _spelled_out(node)]
     for node in graph.walk():
@@ -55,6 +60,36 @@ def float_model(model: Model) -> Model:
     return replace(
         model, graphs={model.entry: graph}, aliases={}, artifact=None, check_types=None, path=None
     )
+
+
+def _folded(graph: Graph, limits: Limits) -> Graph:
+    graph = clone(graph)
+    # Codes that the model has already are not to become float32 again.
+    context = PassContext(fold_quantized_weights=False, limits=limits)
+    # The file that is written is for batches of any size: no shapes are given.
+    run_passes(_FOLDING * _ROUNDS, graph, context, len(_FOLDING))
+    return graph
+
+
+def _spread_later(graph: Graph) -> None:
+    """Write large constants of which strides repeat elements as Expand of these."""
+    nodes: list[Node] = []
+    spread: dict[Value, Value] = {}
+    for node in graph.walk():
+        for i, value in enumerate(node.inputs):
+            array = None if value is None else value.const
+            if value is None or array is None or array.nbytes <= owned_bytes(array) + _FEW_BYTES:
+                continue
+            if value not in spread:
+                own = array[tuple(slice(None if stride else 1) for stride in array.strides)]
+                shape = Value(f"{value.name}/shape", const=np.array(array.shape, np.int64))
+                few = Value(f"{value.name}/few", const=own.copy())
+                spread[value] = Value(value.name, value.type)
+                expand = standard("Expand")
+                name = f"{value.name}/Expand"
+                nodes.append(Node(expand, [few, shape], [spread[value]], name=name))
+            node.inputs[i] = spread[value]
+    graph.nodes[:0] = nodes
 
 
 def constant_bytes(graph: Graph) -> float:
