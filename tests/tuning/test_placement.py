@@ -213,11 +213,10 @@ def test_placement_follows_measured_costs(tmp_path, monkeypatch, faster):
 def test_numpy_is_estimated_only_where_it_may_be_faster(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))  # no measured costs
     asked = Counter()
-    seconds = NumpyBackend.seconds
 
     def counted(self, node):
         asked[node.op.name] += 1
-        return seconds(self, node)
+        return 0.0  # NumPy wins wherever it is asked, however fast it is on this processor
 
     monkeypatch.setattr(NumpyBackend, "seconds", counted)
     session = compile_text("""g (float[64, 64] x, double[64, 64] z) => (float[64, 64] y, double[64, 64] t) {

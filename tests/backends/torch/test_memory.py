@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import numpy as np
 import pytest
 
@@ -113,6 +116,38 @@ def test_runs_are_in_inference_mode_and_leave_the_callers_as_it_was():
     assert seen
     assert all(seen)
     assert not torch.is_inference_mode_enabled()
+
+
+def test_interrupt_leaves_the_callers_mode_as_it_was():
+    import torch
+
+    from penstock.backends.torch.backend import TorchBackend
+
+    call = TorchBackend.in_runs(lambda: None)
+
+    def interrupted(frame, event, _):
+        """Interrupts one event later each time, where Python looks for signals: whenever a
+        function that ``call`` calls begins or ends."""
+        if frame.f_code is not call.__code__ and event in ("call", "return"):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return interrupted
+
+    before = sys.gettrace()
+    for last in itertools.count(1):
+        left = last
+        try:
+            sys.settrace(interrupted)
+            call()
+        except KeyboardInterrupt:
+            assert not torch.is_inference_mode_enabled()
+        else:
+            break
+        finally:
+            sys.settrace(before)
+    assert last > 2  # the function of the run itself was interrupted
 
 
 def test_limit_of_bytes_holds_for_each_memory_alone():

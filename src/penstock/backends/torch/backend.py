@@ -248,10 +248,12 @@ class TorchBackend(HostBackend):
     @staticmethod
     def in_runs(function: Callable[..., RunValue]) -> Callable[..., RunValue]:
         """``function`` as runs call it: torch keeps no track of what they compute."""
-        enter = torch.inference_mode
+        # `torch.inference_mode` enters and leaves this in Python: a KeyboardInterrupt there would
+        # leave the thread in the mode for good.
+        enter = torch._C._InferenceMode
 
         def call(*arguments: object) -> Any:
-            with enter():
+            with enter(True):
                 return function(*arguments)
 
         return call
