@@ -112,7 +112,7 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 
 TESTS = Path(__file__).parent
 LONG = 10
-"""cases of a sweep of which a third is drawn"""
+"""cases of a sweep of which a quarter is drawn"""
 SWEPT = {"algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"}
 """folders whose long sweeps are of many cases that are alike"""
 
@@ -123,7 +123,7 @@ def _test_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave two thirds of the cases of long sweeps, and of all tests of sampled classes and modules, to
+    """Leave three quarters of the cases of long sweeps, and of all tests of sampled classes and modules, to
     ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
     last, since tracing slows all that come after."""
     run = [item for item in items if not item.get_closest_marker("full")]
@@ -133,7 +133,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         alike = any(getattr(part, "sampled", False) for part in around)
         long = cases[_test_of(item)] >= LONG and item.path.relative_to(TESTS).parts[0] in SWEPT
         if alike or (long and not item.get_closest_marker("whole")):
-            drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 3
+            drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 4
             if not drawn:
                 item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))
