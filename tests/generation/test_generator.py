@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -70,6 +72,25 @@ def test_asynchronous_requests_share_steps() -> None:
     with generator_of() as generator:
         assert asyncio.run(main(generator)) == [likeliest([i], 10) for i in range(6)]
         assert generator.stepper.stats.steps < 60
+
+
+def test_step_wakes_the_event_loop_once_for_all_texts(monkeypatch) -> None:
+    async def main(generator: Generator) -> int:
+        loop, wakes = asyncio.get_running_loop(), itertools.count()
+        wake = loop.call_soon_threadsafe
+
+        def counted(*arguments: Any) -> object:
+            next(wakes)
+            return wake(*arguments)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        await asyncio.gather(*[generator.agenerate([i], max_tokens=100) for i in range(6)])
+        return next(wakes)
+
+    with generator_of(context=300) as generator:
+        # The thread that begins a request wakes the loop, too, and a text may end by itself.
+        assert asyncio.run(main(generator)) <= generator.stepper.stats.steps + 3 * 6
+        assert generator.stepper.stats.steps < 6 * 50
 
 
 def test_asynchronous_stream_gives_the_text_in_pieces() -> None:

@@ -13,7 +13,7 @@ All requests of a generator share its stepper: their tokens are computed togethe
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -325,13 +325,8 @@ class Generator:
         import asyncio
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-        def told() -> None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(event.set)
-
         for job in jobs:
-            job.told = told
+            job.told = partial(self.stepper._engine.loops.soon, loop, event.set)
         left = [*enumerate(jobs)]
         try:
             while left:

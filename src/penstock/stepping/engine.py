@@ -21,6 +21,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError
 from penstock.core.types import Type
 from penstock.stepping.joined import Piece, piece_of
+from penstock.stepping.loop_calls import LoopCalls
 from penstock.stepping.sequence import Done, RowHistory, Rows, SequenceState
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class StepEngine:
         self.steps = self.rows = self.prefixes = self.preempted = 0
         self.on_step: Callable[[int], object] | None = None
         """takes the rows of each step, on the thread that ran it"""
+        self.loops = LoopCalls()
         self._count = 0
         self._running = False
         self.dropped: deque[SequenceState] = deque()
@@ -147,8 +149,9 @@ class StepEngine:
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
             # Still as the one that runs steps: who is told feeds the next rows, and a step that
             # another thread began meanwhile would have those of some alone.
-            for done, outputs, error in results:
-                done(outputs, error)
+            with self.loops.together():
+                for done, outputs, error in results:
+                    done(outputs, error)
         finally:
             with self.lock:
                 self._running = False

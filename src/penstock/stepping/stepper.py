@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from functools import partial
 from sys import maxsize
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -134,8 +134,7 @@ class StepSequence:
                 future.set_result(outputs or {})
 
         def done(outputs: Rows | None, error: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(end, outputs, error)
+            self._stepper._engine.loops.soon(loop, partial(end, outputs, error))
 
         self._state.returns = True
         self.feed(rows, wanted, done, StopCondition(timeout, cancel, "the step"))

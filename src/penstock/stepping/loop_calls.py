@@ -1,0 +1,50 @@
+"""Calls on event loops by the thread that runs steps: a loop is woken once for all of a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+
+class LoopCalls:
+    """Calls of functions on the threads of event loops. To wake a loop takes a system call, for
+    which the interpreter lock is let go: who comes next has it, and the step waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: dict[AbstractEventLoop, list[Callable[[], object]]] = {}
+        self._holder: int | None = None
+
+    def soon(self, loop: AbstractEventLoop, call: Callable[[], object]) -> None:
+        """Let ``loop`` call a function; within ``together``, behind that."""
+        with self._lock:
+            self._calls.setdefault(loop, []).append(call)
+        if self._holder != threading.get_ident():
+            self._wake()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Wake each loop once for all that this thread calls within. One thread at a time."""
+        self._holder = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._holder = None
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, {}
+        for loop, own in calls.items():
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(_call_all, own)
+
+
+def _call_all(calls: list[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
