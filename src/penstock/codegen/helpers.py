@@ -108,12 +108,6 @@ def sent(value: RunValue) -> RunValue:
     return contiguous()(value)
 
 
-def put(target: np.ndarray, value: RunValue) -> np.ndarray:
-    """``target``, an array of the caller's, after ``value`` is copied into it."""
-    np.copyto(target, value)
-    return target
-
-
 def too_many(limit: int, label: str) -> None:
     """Raise ``LimitExceeded`` for a loop that reaches the limit of iterations."""
     raise LimitExceeded(
@@ -123,7 +117,7 @@ def too_many(limit: int, label: str) -> None:
 
 
 _FUNCTIONS = (
-    *(array_of, awaited, began, begun, element_of, ended, freed, add_row, keep, own, put, rows_of),
+    *(array_of, awaited, began, begun, element_of, ended, freed, add_row, keep, own, rows_of),
     *(same_length, stack, too_many, truth, unshared),
 )
 

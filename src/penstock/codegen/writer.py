@@ -340,7 +340,7 @@ def _write_return(writer: StepWriter) -> None:
         if number in writer.form.given:
             name = f"o{number}"
             direct = writer.given.get(i) == name
-            texts.append(name if direct else f"put({name}, {writer.name[i]})")
+            texts.append(name if direct else f"copied({name}, {writer.name[i]})")
             returned.add(resident_in)
             continue
         # Outputs are the caller's: none may change when another is written, or when the arena is

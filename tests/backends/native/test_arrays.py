@@ -46,6 +46,37 @@ def test_copy_of_any_layout_has_the_elements_in_c_order(dims, dtype):
             assert copy.flags.c_contiguous and not np.shares_memory(copy, view)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_array_is_refilled_from_any_layout(dims, dtype):
+    for library in LIBRARIES:
+        for view in layouts(numbers(dims, dtype) if len(dims) > 1 else numbers((*dims, 2), dtype)):
+            for target in (np.zeros(view.shape, dtype), np.zeros(view.T.shape, dtype).T):
+                assert library.functions.refilled(target, view) is target
+                np.testing.assert_array_equal(target, view, library.level)
+
+
+def test_array_is_refilled_from_memory_that_it_shares():
+    for library in LIBRARIES:
+        x = np.arange(36 * 40, dtype="float32").reshape(36, 40)
+        want = x[:36, :36].T.copy()
+        memory = np.pad(x.reshape(-1), (0, 99))
+        target = memory[7 : 7 + 36 * 36].reshape(36, 36)
+        library.functions.refilled(target, memory[: 36 * 40].reshape(36, 40)[:, :36].T)
+        np.testing.assert_array_equal(target, want, library.level)
+
+
+@pytest.mark.parametrize("view", [np.zeros((3, 4)), np.zeros((4, 3), "float32").T])
+def test_array_that_is_refilled_has_its_own_shape_and_dtype(view):
+    for library in LIBRARIES:
+        target = np.ones((4, 3))
+        with pytest.raises(ValueError, match="broadcast"):
+            library.functions.refilled(target, view)
+        target = np.ones((3, 4))
+        library.functions.refilled(target, view)
+        np.testing.assert_array_equal(target, view)
+
+
 @pytest.mark.parametrize("size", [0, 1, 5, 8191, 8192, 100_000, 2**20 - 1, 2**20, 3_000_000])
 def test_new_arrays_own_memory_that_begins_with_a_line_of_the_cache_if_it_is_large(size):
     for library in LIBRARIES:

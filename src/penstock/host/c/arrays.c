@@ -152,6 +152,23 @@ PyObject *array_contiguous(PyObject *module, PyObject *given)
     return Py_NewRef(given);
 }
 
+/* The first byte of an array, and the one behind its last. */
+static void bounds(PyArrayObject *x, const char *ends[2])
+{
+    ends[0] = ends[1] = PyArray_BYTES(x);
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        ends[PyArray_STRIDE(x, i) > 0] += PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
+    ends[1] += PyArray_ITEMSIZE(x);
+}
+
+static int are_apart(PyArrayObject *x, PyArrayObject *y)
+{
+    const char *of_x[2], *of_y[2];
+    bounds(x, of_x);
+    bounds(y, of_y);
+    return of_x[1] <= of_y[0] || of_y[1] <= of_x[0];
+}
+
 static PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (count != 2 || !PyArray_Check(arguments[0]) || !PyArray_Check(arguments[1]))
@@ -159,9 +176,12 @@ static PyObject *array_refilled(PyObject *module, PyObject *const *arguments, Py
     PyArrayObject *y = (PyArrayObject *)arguments[0], *x = (PyArrayObject *)arguments[1];
     npy_intp nbytes = PyArray_NBYTES(y);
     int alike = PyArray_DESCR(x) == PyArray_DESCR(y) && PyArray_NBYTES(x) == nbytes && is_plain(x) &&
-                PyArray_SAMESHAPE(x, y) && PyArray_IS_C_CONTIGUOUS(x);
-    if (alike && nbytes < WORTH_RELEASE && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y))
+                PyArray_SAMESHAPE(x, y) && PyArray_IS_C_CONTIGUOUS(y) && PyArray_ISWRITEABLE(y);
+    int dense = PyArray_IS_C_CONTIGUOUS(x);
+    if (alike && dense && nbytes < WORTH_RELEASE)
         memmove(PyArray_DATA(y), PyArray_DATA(x), nbytes);
+    else if (alike && !dense && are_apart(x, y))
+        copy_rows(x, y, PyArray_BYTES(y));
     else if (PyArray_CopyInto(y, x) < 0)
         return NULL;
     return Py_NewRef(arguments[0]);
