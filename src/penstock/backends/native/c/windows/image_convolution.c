@@ -79,8 +79,11 @@ static phase phase_of(const struct image_convolution *a, int64_t number)
     phase f = {.positions = a->images, .weights = a->weights + a->places[number]};
     for (int i = AXES - 1; i >= 0; i--) {
         const span *u = a->axes[i];
-        f.first[i] = number % u->phases, number /= u->phases;
-        f.counts[i] = (u->count - f.first[i] + u->phases - 1) / u->phases;
+        f.first[i] = 0, f.counts[i] = u->count;
+        if (u->phases > 1) { /* divisions take as long as the sums of some positions */
+            f.first[i] = number % u->phases, number /= u->phases;
+            f.counts[i] = (u->count - f.first[i] + u->phases - 1) / u->phases;
+        }
         f.positions *= f.counts[i];
         const int64_t *taps = u->taps;
         for (int64_t p = 0; p < f.first[i]; p++)
@@ -111,6 +114,17 @@ static line line_of(const phase *f, int64_t first, int64_t count)
     return l;
 }
 
+/* Go to the line behind, of which `count` positions are left. */
+static void next_line(const phase *f, line *l, int64_t count)
+{
+    l->at[AXES - 1] += l->some;
+    for (int i = AXES - 1; i >= 0 && l->at[i] == f->counts[i]; i--) {
+        l->at[i] = 0;
+        *(i ? &l->at[i - 1] : &l->image) += 1;
+    }
+    l->some = smaller(f->counts[AXES - 1] - l->at[AXES - 1], count);
+}
+
 /* Where the first position of a line is in the result, or in what is added to it. */
 static int64_t place_of(const struct image_convolution *a, const phase *f, const line *l, const steps *y)
 {
@@ -136,15 +150,15 @@ typedef struct {
     float *copy; /* where parts are copied to that have gaps, or are partly outside of the image */
 } view;
 
-/* What a row of taps sees of the first position's image: NULL if that is outside. */
+/* What row `row` of the taps, of slice `slice` of them, sees of the first position's image: NULL if that is outside. */
 static const float *seen_row(const struct image_convolution *a, const phase *f, const line *l,
-                             const view *seen, int64_t row)
+                             const view *seen, int64_t slice, int64_t row)
 {
     const steps *x = a->x_steps;
-    const int64_t each[] = {x->slice, x->row}, taps[] = {row / f->n_taps[1], row % f->n_taps[1]};
+    const int64_t each[] = {x->slice, x->row}, seen_at[] = {f->taps[0][slice], f->taps[1][row]};
     const float *from = a->x + l->image * x->image + seen->first * x->channel;
     for (int i = 0; i < 2; i++) {
-        const int64_t at = l->at[i] * a->axes[i]->stride + f->taps[i][taps[i]];
+        const int64_t at = l->at[i] * a->axes[i]->stride + seen_at[i];
         if (at < 0 || at >= a->axes[i]->size)
             return NULL;
         from += at * each[i];
@@ -171,6 +185,12 @@ static const float *copy_part(const struct image_convolution *a, const float *ro
     return part;
 }
 
+/* How many strides `elements` have room for; division takes as long as the sums of a position. */
+static inline int64_t strides_in(int64_t elements, int64_t stride)
+{
+    return stride == 1 ? elements : stride == 2 ? elements >> 1 : elements / stride;
+}
+
 /* Find what `count` positions see of an image's row, or of none: `wide` columns, of the first from `start` on. */
 static void find_line(const struct image_convolution *a, const float *row, int64_t start, int64_t stride,
                       int64_t count, int64_t wide, view *seen, const float **to)
@@ -179,11 +199,14 @@ static void find_line(const struct image_convolution *a, const float *row, int64
     const int64_t room = size - wide - start, before = start < 0 ? -start : 0;
     const int flat = a->x_steps->channel == 1 && (wide == 1 || step == a->channels);
     /* Those that see only columns that there are. */
-    const int64_t low = row ? smaller(stride == 1 ? before : (before + stride - 1) / stride, count) : count;
-    int64_t high = flat && room >= 0 ? smaller((stride == 1 ? room : room / stride) + 1, count) : 0;
+    const int64_t low = row ? smaller(strides_in(before + stride - 1, stride), count) : count;
+    int64_t high = flat && room >= 0 ? smaller(strides_in(room, stride) + 1, count) : 0;
     high = high < low ? low : high;
-    for (int64_t p = low; p < high; p++)
-        to[p] = row + (start + p * stride) * step;
+    const float *inside = row + (start + low * stride) * step;
+    for (int64_t p = low; p < high; p++, inside += stride * step) {
+        __asm__("" : "+r"(inside)); /* lines are short: vectors of addresses take longer */
+        to[p] = inside;
+    }
     for (int64_t p = low ? 0 : high; p < count; p = p + 1 == low ? high : p + 1) {
         const int64_t column = start + p * stride;
         const int outside = !row || column >= size || column + wide <= 0 || (wide == 1 && flat);
@@ -204,6 +227,12 @@ static int64_t rows_back(const struct image_convolution *a, const phase *f)
     while (back < f->n_taps[1] && f->taps[1][back] - f->taps[1][0] != a->axes[1]->stride)
         back++;
     return back < f->n_taps[1] ? back : MOST_ROWS;
+}
+
+/* Before the first line. Rows are not set, which takes time, and are not read before they are. */
+static inline void no_rows(seen_rows *before, const struct image_convolution *a, const phase *f)
+{
+    before->back = rows_back(a, f), before->count = 0;
 }
 
 /* Whether the line before saw what a row of taps sees of this one. */
@@ -245,15 +274,18 @@ static int64_t taps_of_part(const struct image_convolution *a, const phase *f)
 static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen)
 {
     const int64_t wide = taps_of_part(a, f), parts = f->n_taps[2] / wide, stride = a->axes[2]->stride;
-    seen_rows before = {.back = rows_back(a, f)};
+    seen_rows before;
+    no_rows(&before, a, f);
     const int64_t own = is_product(a, f) ? count : 0;
     for (int64_t r = 0; r < own; r++)
         seen.rows[r] = a->x + (first + r) * a->x_steps->column;
-    line l;
-    for (int64_t r = own; r < count; r += l.some, before.count = l.at[2] ? 0 : l.some) {
-        l = line_of(f, first + r, count - r);
-        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++) {
-            const float *from = seen_row(a, f, &l, &seen, row), **to = seen.rows + row * parts * seen.apart + r;
+    line l = line_of(f, first + own, count - own);
+    for (int64_t r = own; r < count; next_line(f, &l, count - r)) {
+        for (int64_t row = 0, slice = 0, of_slice = 0; row < f->n_taps[0] * f->n_taps[1]; row++, of_slice++) {
+            if (of_slice == f->n_taps[1])
+                of_slice = 0, slice++;
+            const float *from = seen_row(a, f, &l, &seen, slice, of_slice);
+            const float **to = seen.rows + row * parts * seen.apart + r;
             const int again = is_seen_again(&before, from, row, &l);
             for (int64_t part = 0; part < parts; part++, to += seen.apart)
                 if (again)
@@ -261,6 +293,7 @@ static void find_rows(const struct image_convolution *a, const phase *f, int64_t
                 else
                     find_line(a, from, l.at[2] * stride + f->taps[2][part], stride, l.some, wide, &seen, to);
         }
+        r += l.some, before.count = l.at[2] ? 0 : l.some;
     }
 }
 
@@ -360,9 +393,8 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const int by_line = direct && f.counts[2] >= LEAST_LINE;
         if (!uniform && !by_line)
             multiply_panel(x, count, w, width, next, &apart, some);
-        line l;
-        for (int64_t r = 0; r < count; r += l.some) {
-            l = line_of(&f, first + r, count - r);
+        line l = line_of(&f, first, count);
+        for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
             l.some = uniform ? count : l.some;
             const target to = target_of(a, &f, &l, filter, group * padded + column);
             operands of_line = x;
@@ -390,18 +422,21 @@ static void find_columns(const struct image_convolution *a, const phase *f, int6
                          view seen)
 {
     const int64_t *taps = f->taps[2], reach = taps[f->n_taps[2] - 1] - taps[0], stride = a->axes[2]->stride;
-    seen_rows before = {.back = rows_back(a, f)};
-    line l;
-    for (int64_t r = 0, at = 0, wide; r < count; r += l.some, at += wide, before.count = l.at[2] ? 0 : l.some) {
-        l = line_of(f, first + r, count - r);
-        wide = (l.some - 1) * stride + reach + 1;
-        for (int64_t row = 0; row < f->n_taps[0] * f->n_taps[1]; row++) {
-            const float *from = seen_row(a, f, &l, &seen, row), **to = seen.rows + row * seen.apart + at;
+    seen_rows before;
+    no_rows(&before, a, f);
+    line l = line_of(f, first, count);
+    for (int64_t r = 0, at = 0; r < count; next_line(f, &l, count - r)) {
+        const int64_t wide = (l.some - 1) * stride + reach + 1;
+        for (int64_t row = 0, slice = 0, of_slice = 0; row < f->n_taps[0] * f->n_taps[1]; row++, of_slice++) {
+            if (of_slice == f->n_taps[1])
+                of_slice = 0, slice++;
+            const float *from = seen_row(a, f, &l, &seen, slice, of_slice), **to = seen.rows + row * seen.apart + at;
             if (is_seen_again(&before, from, row, &l))
                 memcpy(to, to + before.back * seen.apart - wide, wide * sizeof *to);
             else
                 find_line(a, from, l.at[2] * stride + taps[0], 1, wide, 1, &seen, to);
         }
+        r += l.some, at += wide, before.count = l.at[2] ? 0 : l.some;
     }
 }
 
@@ -569,11 +604,10 @@ static int flat_depthwise(const struct image_convolution *a, int64_t begin, int6
     memset(copy, 0, slots * wide * channels * sizeof *copy);
     for (int64_t item = begin; item < end; item++) {
         const int64_t start = item * a->block, count = smaller(a->block, f.positions - start);
-        line l;
-        for (int64_t r = 0; r < count; r += l.some) {
-            l = line_of(&f, start + r, count - r);
+        line l = line_of(&f, start, count);
+        for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
             for (int64_t k = 0; k < n_rows; k++) {
-                const float *from = seen_row(a, &f, &l, &(view){0}, k);
+                const float *from = seen_row(a, &f, &l, &(view){0}, 0, k);
                 /* The next lines see the copy, too. */
                 const int64_t slot = from ? (l.at[1] * u->stride + f.taps[1][k]) % slots : 0;
                 float *const to = copy + slot * wide * channels;
@@ -617,9 +651,8 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
             find_columns(a, &f, first, count, (view){dense ? 0 : channel, some, apart, columns, copy});
         known = of;
         const int64_t once = direct ? some : smaller(some, PANEL), reach = f.taps[2][n_taps - 1] - f.taps[2][0];
-        line l;
-        for (int64_t r = 0, at = 0; r < count; r += l.some, at += (l.some - 1) * v->stride + reach + 1) {
-            l = line_of(&f, first + r, count - r);
+        line l = line_of(&f, first, count);
+        for (int64_t r = 0, at = 0; r < count; next_line(&f, &l, count - r)) {
             for (int64_t c = channel, now; c < channel + some; c += now) {
                 now = smaller(once, channel + some - c);
                 const target all = target_of(a, &f, &l, c, c);
@@ -632,6 +665,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
                         put_positions(a, to, tile, sums, now, PANEL);
                 }
             }
+            r += l.some, at += (l.some - 1) * v->stride + reach + 1;
         }
         if (a->follows)
             follow(a, first, count, channel, some, channels);
