@@ -77,6 +77,14 @@ EXPANDED = {
           a = Add(v, e) r = Sqrt(a) n = Div(c, r) t = Mul(n, scale) y = Add(t, bias) }""",
         {"LayerNormalization": 1},
     ),
+    "layer norm with the reciprocal of a root": (
+        """<int64[1] last = {-1}, float e = {0.00001},
+            float[4] scale = {1, 2, 3, 4}, float[4] bias = {4, 3, 2, 1}>
+        { m = ReduceMean(x, last) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last)
+          a = Add(v, e) r = Sqrt(a) i = Reciprocal(r) n = Mul(c, i) t = Mul(n, scale)
+          y = Add(t, bias) }""",
+        {"LayerNormalization": 1},
+    ),
     "rms norm": (
         """<int64[1] last = {-1}, float e = {0.00001}, float[4] scale = {1, 2, 3, 4}>
         { s = Mul(x, x) v = ReduceMean(s, last) a = Add(v, e) r = Sqrt(a) n = Div(x, r)
@@ -112,6 +120,9 @@ SIMILAR = {
     "another mean": """<int64[1] last = {-1}, float two = {2}, float e = {0.00001}>
         { n = Neg(x) m = ReduceMean(n, last) c = Sub(x, m) s = Pow(c, two) v = ReduceMean(s, last)
           a = Add(v, e) r = Sqrt(a) y = Div(c, r) }""",
+    "the reciprocal of another root": """<int64[1] last = {-1}, float e = {0.00001}>
+        { m = ReduceMean(x, last) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last) a = Add(v, e)
+          r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i) }""",
     "not zero": "<float one = {1}> { n = IsNaN(x) y = Where(n, one, x) }",
 }
 

@@ -170,6 +170,12 @@ def square(c: OperatorConversion) -> None:
     c.emit_final("Mul", c.take(1) * 2)
 
 
+@operator_rule("RSQRT")
+def reciprocal_root(c: OperatorConversion) -> None:
+    """As two operations that passes know, and kernels fuse."""
+    c.emit_final("Reciprocal", [c.emit("Sqrt", c.take(1))])
+
+
 @operator_rule("SQUARED_DIFFERENCE")
 def squared_difference(c: OperatorConversion) -> None:
     c.emit_final("Mul", [c.emit("Sub", c.take(2))] * 2)

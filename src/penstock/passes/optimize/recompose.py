@@ -186,12 +186,23 @@ def _quotient(node: Node) -> Match | None:
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
             return Match(standard("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
-    return _normalization(node) or _activation(node)
+    return _normalization(node.inputs[0], node.inputs[1]) or _activation(node)
 
 
-def _normalization(node: Node) -> Match | None:
-    """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
-    top, added = node.inputs[0], produced_by(argument(node.inputs[1], "Sqrt"), "Add")
+def _factor(node: Node) -> Match | None:
+    """A Mul by the reciprocal of a root, as a normalization."""
+    for top, factor in swapped(node):
+        root = argument(factor, "Reciprocal")
+        match = None if root is None else _normalization(top, root)
+        if match is not None:
+            return match
+    return None
+
+
+def _normalization(top: Value | None, root: Value | None) -> Match | None:
+    """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2). What
+    is divided is ``top``, and by which ``root``."""
+    added = produced_by(argument(root, "Sqrt"), "Add")
     if top is None or top.dtype != FLOAT32:
         return None
     for number, squares in swapped(added):
@@ -284,6 +295,6 @@ def _same_shape(a: Value, b: Value | None) -> bool:
 RULES: dict[str, Rule] = {
     "Add": _onto_normalization,
     "Div": _quotient,
-    "Mul": lambda node: _onto_normalization(node) or _activation(node),
+    "Mul": lambda node: _onto_normalization(node) or _factor(node) or _activation(node),
     "Where": _where,
 }
