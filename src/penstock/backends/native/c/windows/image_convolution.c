@@ -217,8 +217,8 @@ static void find_line(const struct image_convolution *a, const float *row, int64
 /* Rows of the image that rows of taps see from `count` positions, a whole line or its begin, else 0; the next line
    sees them from rows of taps that are `back` before. */
 typedef struct {
-    const float *rows[MOST_ROWS];
-    int64_t back, count;
+    const float *rows[MOST_ROWS]; /* of `known` rows of taps */
+    int64_t known, back, count;
 } seen_rows;
 
 static int64_t rows_back(const struct image_convolution *a, const phase *f)
@@ -232,6 +232,7 @@ static int64_t rows_back(const struct image_convolution *a, const phase *f)
 /* Before the first line. Rows are not set, which takes time, and are not read before they are. */
 static inline void no_rows(seen_rows *before, const struct image_convolution *a, const phase *f)
 {
+    before->known = smaller(f->n_taps[0] * f->n_taps[1], MOST_ROWS);
     before->back = rows_back(a, f), before->count = 0;
 }
 
@@ -239,7 +240,7 @@ static inline void no_rows(seen_rows *before, const struct image_convolution *a,
 static int is_seen_again(seen_rows *before, const float *from, int64_t row, const line *l)
 {
     const int64_t other = row + before->back;
-    const int begins = other < MOST_ROWS && l->at[2] == 0 && l->some == before->count;
+    const int begins = other < before->known && l->at[2] == 0 && l->some == before->count;
     const int again = begins && from && from == before->rows[other];
     if (row < MOST_ROWS)
         before->rows[row] = from;
