@@ -298,13 +298,24 @@ static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ss
 
 #define VALUE(module) (((module_state *)PyModule_GetState(module))->value)
 
+static inline int has_shape_of(PyArrayObject *x, PyArrayObject *like)
+{
+    if (PyArray_NDIM(x) != PyArray_NDIM(like))
+        return 0;
+    for (int i = 0; i < PyArray_NDIM(x); i++)
+        if (PyArray_DIM(x, i) != PyArray_DIM(like, i))
+            return 0;
+    return 1;
+}
+
 /* The value of a variable if it is an array in C order of the type and shape of `like`; NULL without
    an error if it is something else. */
 static PyArrayObject *value_like(PyObject *module, PyObject *variable, PyArrayObject *like)
 {
     PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, VALUE(module));
-    if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) &&
-        PyArray_SAMESHAPE(x, like) && PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like)))
+    /* In most reads the type is the same object, which takes less time to see. */
+    if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) && has_shape_of(x, like) &&
+        (PyArray_DESCR(x) == PyArray_DESCR(like) || PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like))))
         return x;
     Py_XDECREF((PyObject *)x);
     return NULL;
