@@ -85,6 +85,28 @@ EXPANDED = {
           y = Add(t, bias) }""",
         {"LayerNormalization": 1},
     ),
+    "layer norm as Keras exports it": (
+        """<int64[1] last = {-1}, float e = {0.00001},
+            float[1, 4] scale = {1, 2, 3, 4}, float[1, 4] bias = {4, 3, 2, 1}>
+        { m = ReduceMean(x, last) o = Neg(m) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last)
+          a = Add(v, e) r = Sqrt(a) i = Reciprocal(r) f = Mul(i, scale) p = Mul(o, f)
+          b = Add(p, bias) t = Mul(x, f) y = Add(t, b) }""",
+        {"LayerNormalization": 1},
+    ),
+    "layer norm as a product and a difference": (
+        """<int64[1] last = {-1}, float e = {0.00001}, float[4] bias = {4, 3, 2, 1}>
+        { m = ReduceMean(x, last) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last)
+          a = Add(v, e) r = Sqrt(a) f = Reciprocal(r) p = Mul(f, m) b = Sub(bias, p) t = Mul(f, x)
+          y = Add(b, t) }""",
+        {"LayerNormalization": 1},
+    ),
+    "layer norm without a bias": (
+        """<int64[1] last = {-1}, float e = {0.00001}, float[4] scale = {1, 2, 3, 4}>
+        { m = ReduceMean(x, last) o = Neg(m) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last)
+          a = Add(v, e) r = Sqrt(a) i = Reciprocal(r) f = Mul(scale, i) p = Mul(f, o)
+          t = Mul(f, x) y = Add(t, p) }""",
+        {"LayerNormalization": 1},
+    ),
     "rms norm": (
         """<int64[1] last = {-1}, float e = {0.00001}, float[4] scale = {1, 2, 3, 4}>
         { s = Mul(x, x) v = ReduceMean(s, last) a = Add(v, e) r = Sqrt(a) n = Div(x, r)
@@ -123,6 +145,14 @@ SIMILAR = {
     "the reciprocal of another root": """<int64[1] last = {-1}, float e = {0.00001}>
         { m = ReduceMean(x, last) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last) a = Add(v, e)
           r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i) }""",
+    "the mean of another": """<int64[1] last = {-1}, float e = {0.00001}>
+        { n = Exp(x) m = ReduceMean(x, last) q = ReduceMean(n, last) c = Sub(x, m) s = Mul(c, c)
+          v = ReduceMean(s, last) a = Add(v, e) r = Sqrt(a) f = Reciprocal(r) o = Neg(q)
+          p = Mul(o, f) t = Mul(x, f) y = Add(t, p) }""",
+    "a shift by another factor": """<int64[1] last = {-1}, float e = {0.00001}, float k = {2}>
+        { m = ReduceMean(x, last) c = Sub(x, m) s = Mul(c, c) v = ReduceMean(s, last)
+          a = Add(v, e) r = Sqrt(a) f = Reciprocal(r) g = Mul(f, k) o = Neg(m) p = Mul(o, f)
+          t = Mul(x, g) y = Add(t, p) }""",
     "not zero": "<float one = {1}> { n = IsNaN(x) y = Where(n, one, x) }",
 }
 

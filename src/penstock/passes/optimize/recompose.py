@@ -186,46 +186,130 @@ def _quotient(node: Node) -> Match | None:
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
             return Match(standard("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
-    return _normalization(node.inputs[0], node.inputs[1]) or _activation(node)
+    radicand = argument(node.inputs[1], "Sqrt")
+    return _normalization(node.inputs[0], radicand) or _activation(node)
 
 
 def _factor(node: Node) -> Match | None:
     """A Mul by the reciprocal of a root, as a normalization."""
     for top, factor in swapped(node):
-        root = argument(factor, "Reciprocal")
-        match = None if root is None else _normalization(top, root)
+        match = _normalization(top, _radicand(factor))
         if match is not None:
             return match
     return None
 
 
-def _normalization(top: Value | None, root: Value | None) -> Match | None:
-    """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2). What
-    is divided is ``top``, and by which ``root``."""
-    added = produced_by(argument(root, "Sqrt"), "Add")
-    if top is None or top.dtype != FLOAT32:
-        return None
-    for number, squares in swapped(added):
-        epsilon, variance = number_of(number), produced_by(squares, "ReduceMean")
-        if epsilon is None or variance is None or not 0 < epsilon < 1:
+def _radicand(value: Value | None) -> Value | None:
+    """x, if ``value`` is 1 / sqrt(x)."""
+    return argument(argument(value, "Reciprocal"), "Sqrt") or argument(value, "tensorflow.Rsqrt")
+
+
+class _Squares(NamedTuple):
+    """The mean of the squares of ``x`` along all axes from ``axis`` on, to which ``epsilon`` is
+    added."""
+
+    x: Value
+    axis: int
+    epsilon: float
+
+
+def _squares(radicand: Value | None) -> _Squares | None:
+    for number, squares in swapped(produced_by(radicand, "Add")):
+        epsilon, mean = number_of(number), produced_by(squares, "ReduceMean")
+        if epsilon is None or mean is None or not 0 < epsilon < 1:
             continue
-        axis = _trailing(variance)
-        # Only the variance of what the quotient has on top makes it a normalization.
-        if axis is None or not _is_square(variance.inputs[0], top):
-            continue
-        scale = _ones(top, axis)
-        if scale is None:
-            continue
-        attrs = {"axis": axis, "epsilon": epsilon}
-        centred = produced_by(top, "Sub")
-        if centred is not None:
-            x, mean = centred.inputs[0], produced_by(centred.inputs[1], "ReduceMean")
-            if x is not None and mean is not None and mean.inputs[0] is x:
-                if _trailing(mean) == axis and _same_shape(x, top):
-                    return Match(standard("LayerNormalization"), [x, scale], attrs)
-                continue
-        return Match(standard("RMSNormalization"), [top, scale], attrs)
+        axis, square = _trailing(mean), produced_by(mean.inputs[0], "Pow", "Mul")
+        x = None if square is None else square.inputs[0]
+        if axis is not None and x is not None and _is_square(mean.inputs[0], x):
+            return _Squares(x, axis, epsilon)
     return None
+
+
+def _centred(squares: _Squares) -> tuple[Value, Value] | None:
+    """x and its mean along the same axes, if it is their difference that is squared."""
+    difference = produced_by(squares.x, "Sub")
+    x, mean = (None, None) if difference is None else difference.inputs
+    node = produced_by(mean, "ReduceMean")
+    if x is None or mean is None or node is None or node.inputs[0] is not x:
+        return None
+    same = _trailing(node) == squares.axis and _same_shape(x, squares.x)
+    return (x, mean) if same else None
+
+
+def _normalization(top: Value | None, radicand: Value | None) -> Match | None:
+    """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
+    squares = _squares(radicand)
+    # Only the variance of what the quotient has on top makes it a normalization.
+    if top is None or squares is None or squares.x is not top or top.dtype != FLOAT32:
+        return None
+    scale = _ones(top, squares.axis)
+    if scale is None:
+        return None
+    attrs = {"axis": squares.axis, "epsilon": squares.epsilon}
+    difference = produced_by(top, "Sub")
+    mean = None if difference is None else produced_by(difference.inputs[1], "ReduceMean")
+    if difference is None or mean is None or mean.inputs[0] is not difference.inputs[0]:
+        return Match(standard("RMSNormalization"), [top, scale], attrs)
+    centred = _centred(squares)
+    return centred and Match(standard("LayerNormalization"), [centred[0], scale], attrs)
+
+
+def _scaled_and_shifted(node: Node) -> Match | None:
+    """x f + (bias - mean f) with f = scale / sqrt(variance + epsilon), as a LayerNormalization."""
+    for scaled, shift in swapped(node):
+        for x, factor in swapped(produced_by(scaled, "Mul")):
+            root, scale = _scaled_root(factor)
+            squares = None if root is None else _squares(root)
+            centred = None if squares is None else _centred(squares)
+            if squares is None or centred is None or centred[0] is not x or x.dtype != FLOAT32:
+                continue
+            if not _same_shape(x, node.outputs[0]):
+                continue
+            shifted, bias = _mean_from(shift, centred[1], factor)
+            axis, attrs = squares.axis, {"axis": squares.axis, "epsilon": squares.epsilon}
+            scale = _ones(x, axis) if scale is None else _parameter(scale, x, axis)
+            if not shifted or scale is None:
+                continue
+            terms = [] if bias is None else [_parameter(bias, x, axis)]
+            if None not in terms:
+                return Match(standard("LayerNormalization"), [x, scale, *terms], attrs)
+    return None
+
+
+def _scaled_root(factor: Value | None) -> tuple[Value | None, Value | None]:
+    """x and a constant scale (None for 1), if ``factor`` is scale / sqrt(x)."""
+    for inverse, scale in swapped(produced_by(factor, "Mul")):
+        if scale is not None and scale.is_constant and _radicand(inverse) is not None:
+            return _radicand(inverse), scale
+    return _radicand(factor), None
+
+
+def _mean_from(shift: Value | None, mean: Value, factor: Value | None) -> tuple[bool, Value | None]:
+    """Whether ``shift`` is bias - mean factor, and the bias, None if there is none."""
+    difference = produced_by(shift, "Sub")
+    if difference is not None:
+        return _is_product(difference.inputs[1], mean, factor), difference.inputs[0]
+    for product, bias in [(shift, None), *swapped(produced_by(shift, "Add"))]:
+        for negative, other in swapped(produced_by(product, "Mul")):
+            if other is factor and argument(negative, "Neg") is mean:
+                return True, bias
+    return False, None
+
+
+def _is_product(value: Value | None, x: Value | None, y: Value | None) -> bool:
+    return any(a is x and b is y for a, b in swapped(produced_by(value, "Mul")))
+
+
+def _parameter(value: Value, x: Value, axis: int) -> Value | None:
+    """A constant with just the dims of ``x`` from ``axis`` on, if it has these behind ones."""
+    dims = None if x.shape is None else x.shape[axis:]
+    if value.const is None or dims is None or value.const.shape[axis:] != dims:
+        return None
+    if value.const.dtype != FLOAT32 or value.const.size != math.prod(value.const.shape[axis:]):
+        return None
+    if value.const.shape == dims:
+        return value
+    return Value(f"{value.name}/flat", const=value.const.reshape(value.const.shape[axis:]))
 
 
 def _is_square(value: Value | None, x: Value) -> bool:
@@ -268,15 +352,18 @@ def _onto_normalization(node: Node) -> Match | None:
             continue
         normal = produced_by(value, "LayerNormalization", "RMSNormalization")
         scale = None if normal is None else normal.const(1)
-        if normal is None or scale is None:
+        if value is None or normal is None or scale is None:
             continue
         # Behind a bias, a factor would multiply that as well.
-        if len(normal.inputs) != 2 or operand.const.shape != scale.shape:
+        parameter = _parameter(operand, value, -scale.ndim)
+        if len(normal.inputs) != 2 or parameter is None or operand.const.size != scale.size:
+            continue
+        if not _same_shape(value, node.outputs[0]):
             continue
         if node.op.name == "Mul" and np.all(scale == 1):
-            return Match(normal.op, [normal.inputs[0], operand], normal.attrs)
+            return Match(normal.op, [normal.inputs[0], parameter], normal.attrs)
         if node.op.name == "Add" and normal.op.name == "LayerNormalization":
-            return Match(normal.op, [*normal.inputs, operand], normal.attrs)
+            return Match(normal.op, [*normal.inputs, parameter], normal.attrs)
     return None
 
 
@@ -293,7 +380,7 @@ def _same_shape(a: Value, b: Value | None) -> bool:
 
 
 RULES: dict[str, Rule] = {
-    "Add": _onto_normalization,
+    "Add": lambda node: _onto_normalization(node) or _scaled_and_shifted(node),
     "Div": _quotient,
     "Mul": lambda node: _onto_normalization(node) or _factor(node) or _activation(node),
     "Where": _where,
