@@ -240,11 +240,17 @@ void copy_elements(copy_plan *p, const char *from, char *to)
         memcpy(to, from, p->size);
         return;
     }
+    if (p->rank == 1 && p->from[0] == p->size && p->to[0] == p->size) {
+        memcpy(to, from, p->dims[0] * p->size);
+        return;
+    }
     block_function block = chosen(p);
     int last = p->rank - 1, outer = last > 0 ? last - 1 : 0;
     int64_t rows = last ? p->dims[last - 1] : 1;
     int64_t from_step = last ? p->from[last - 1] : 0, to_step = last ? p->to[last - 1] : 0;
-    int64_t index[MOST_DIMS] = {0};
+    int64_t index[MOST_DIMS];
+    for (int d = 0; d < outer; d++) /* most are never used */
+        index[d] = 0;
     for (;;) {
         block(from, to, from_step, to_step, rows, p->dims[last], p->from[last], p->to[last]);
         int d = outer - 1;

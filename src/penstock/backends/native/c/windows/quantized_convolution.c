@@ -232,6 +232,22 @@ typedef struct {
     const float *factors, *offsets; /* of the first of the filters */
 } view;
 
+/* The last digit of a number of this base, which loses it. Of small images most bases are 1, and divisions
+   take as long as some products. */
+static inline int64_t digit_of(int64_t *number, int64_t base)
+{
+    if (base == 1)
+        return 0;
+    const int64_t rest = *number / base, digit = *number - rest * base;
+    *number = rest;
+    return digit;
+}
+
+static inline int64_t parts_of(int64_t count, int64_t each)
+{
+    return count <= each ? 1 : (count + each - 1) / each;
+}
+
 /* Set the places of parts in rows of `wide` bytes, of planes `far` from one another; those that are
    `phases` apart are adjacent, `tall` bytes from one phase to the next. */
 static void set_places(const struct quantized_convolution *a, view *s, int64_t far, int64_t wide,
@@ -242,12 +258,12 @@ static void set_places(const struct quantized_convolution *a, view *s, int64_t f
     s->parts = 0;
     s->bytes = v->kernel / taps * a->channels;
     for (int64_t kz = 0; kz < a->planes->kernel; kz++)
-        for (int64_t ky = 0; ky < u->kernel; ky++)
-            for (int64_t kx = 0; kx < taps; kx++) {
-                const int64_t tap = ky * u->dilation;
-                s->places[s->parts++] = kz * far + tap % phases * tall + tap / phases * wide +
-                                        kx * v->dilation * a->channels;
-            }
+        for (int64_t ky = 0; ky < u->kernel; ky++) {
+            int64_t row = ky * u->dilation;
+            const int64_t phase = digit_of(&row, phases), place = kz * far + phase * tall + row * wide;
+            for (int64_t kx = 0; kx < taps; kx++)
+                s->places[s->parts++] = place + kx * v->dilation * a->channels;
+        }
 }
 
 static int is_within(const axis *a)
@@ -295,15 +311,18 @@ static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t
     const int64_t tall = s->rows + (u->kernel - 1) * u->dilation / u->stride;
     const int64_t length = (s->columns + a->reach) * v->stride, wide = length * a->channels;
     const int64_t whole = tall * u->stride * wide, seen = (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation;
-    for (int64_t t = 0; t < tall * u->stride * a->planes->kernel; t++) {
-        const int64_t kz = t / (tall * u->stride) * a->planes->dilation, y = t % (tall * u->stride);
-        const int64_t r = s->row * u->stride - u->begin + y, z = s->plane * a->planes->stride - a->planes->begin + kz;
-        const int outside = r < 0 || r >= u->size || z < 0 || z >= a->planes->size;
-        const uint8_t *line = outside ? NULL : plane_of(a, s) + kz * a->x_steps->slice + r * a->x_steps->row;
-        if (y <= seen && (u->dilation > 1 || y % u->stride < u->kernel))
-            copy_row(&source, line, s->column * v->stride - v->begin, length,
-                     copy + t / (tall * u->stride) * whole + (y % u->stride * tall + y / u->stride) * wide);
-    }
+    for (int64_t plane = 0; plane < a->planes->kernel; plane++)
+        for (int64_t y = 0; y <= seen; y++) {
+            const int64_t kz = plane * a->planes->dilation, r = s->row * u->stride - u->begin + y;
+            const int64_t z = s->plane * a->planes->stride - a->planes->begin + kz;
+            const int outside = r < 0 || r >= u->size || z < 0 || z >= a->planes->size;
+            const uint8_t *line = outside ? NULL : plane_of(a, s) + kz * a->x_steps->slice + r * a->x_steps->row;
+            int64_t row = y;
+            const int64_t phase = digit_of(&row, u->stride);
+            if (u->dilation > 1 || phase < u->kernel)
+                copy_row(&source, line, s->column * v->stride - v->begin, length,
+                         copy + plane * whole + (phase * tall + row) * wide);
+        }
     set_places(a, s, whole, wide, u->stride, tall * wide);
     s->x = copy;
     s->step = v->stride * a->channels;
@@ -472,7 +491,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
 {
     const axis *u = a->rows, *v = a->columns;
     const steps *to = a->y_steps;
-    const int64_t blocks = (u->count + a->block - 1) / a->block, chunks = (v->count + a->chunk - 1) / a->chunk;
+    const int64_t blocks = parts_of(u->count, a->block), chunks = parts_of(v->count, a->chunk);
     const int64_t panels = (a->filters + PANEL - 1) / PANEL;
     uint8_t copy[COPIED + CHUNK];
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
@@ -481,12 +500,12 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     view s;
     for (int64_t item = begin; item < end; item++) {
         int64_t rest = item;
-        s.column = rest % chunks * a->chunk, rest /= chunks;
-        s.row = rest % blocks * a->block, rest /= blocks;
-        s.plane = rest % a->planes->count, rest /= a->planes->count;
-        s.image = rest % a->images, rest /= a->images;
-        s.group = a->groups[rest % a->count];
-        const int64_t low = rest / a->count * a->some, begun = s.group.weights * a->filter_step;
+        s.column = digit_of(&rest, chunks) * a->chunk;
+        s.row = digit_of(&rest, blocks) * a->block;
+        s.plane = digit_of(&rest, a->planes->count);
+        s.image = digit_of(&rest, a->images);
+        s.group = a->groups[digit_of(&rest, a->count)];
+        const int64_t low = rest * a->some, begun = s.group.weights * a->filter_step;
         s.columns = smaller(a->chunk, v->count - s.column);
         s.rows = smaller(a->block, u->count - s.row);
         if (!look_at_image(a, &s))
@@ -682,24 +701,28 @@ static inline void put_channels(const struct code_depthwise *a, uint8_t *y, cons
 ITEMS_OF(code_depthwise, code_depthwise)
 {
     const axis *u = a->rows, *v = a->columns;
-    const int64_t chunks = (v->count + a->chunk - 1) / a->chunk;
-    const int64_t blocks = (u->count + a->block - 1) / a->block, filters = a->filters;
+    const int64_t chunks = parts_of(v->count, a->chunk), blocks = parts_of(u->count, a->block), filters = a->filters;
     uint8_t copy[COPIED + CHUNK], codes[LINES * CHUNK];
-    sight seen = {.quads = (a->columns_read + QUAD - 1) / QUAD};
+    sight seen; /* taps behind the last are not read */
+    seen.quads = (a->columns_read + QUAD - 1) / QUAD;
     const uint8_t change = (uint8_t)a->change;
     const source source = {a->x_steps, v->size, filters / a->multiplier, a->multiplier, v->stride,
                            change, (uint8_t)a->zero ^ change};
     memset(copy + COPIED, 0, CHUNK);
     for (int64_t item = begin; item < end; item++) {
-        const int64_t column = item % chunks * a->chunk, first = item / chunks % blocks * a->block;
-        const int64_t image = item / chunks / blocks, columns = smaller(a->chunk, v->count - column);
+        int64_t image = item;
+        const int64_t column = digit_of(&image, chunks) * a->chunk, first = digit_of(&image, blocks) * a->block;
+        const int64_t columns = smaller(a->chunk, v->count - column);
         const int64_t rows = smaller(a->block, u->count - first), length = columns * filters;
         const int64_t above = first * u->stride - u->begin;
         const int64_t tall = (rows - 1) * u->stride + (u->kernel - 1) * u->dilation + 1;
         seen.above = v->stride * (columns + a->reach) * filters;
-        for (int64_t k = 0; k < seen.quads * QUAD; k++) {
-            const int64_t tap = smaller(k, a->columns_read - 1) % v->kernel * v->dilation;
-            seen.taps[k] = (tap % v->stride * (columns + a->reach) + tap / v->stride) * filters;
+        for (int64_t k = 0, kx = 0; k < seen.quads * QUAD; k++) {
+            int64_t tap = kx * v->dilation;
+            const int64_t phase = digit_of(&tap, v->stride);
+            seen.taps[k] = (phase * (columns + a->reach) + tap) * filters;
+            if (k + 1 < a->columns_read)
+                kx = kx + 1 < v->kernel ? kx + 1 : 0;
         }
         for (int64_t r = above; r < above + tall; r++) {
             const uint8_t *x = a->x + image * a->x_steps->image + r * a->x_steps->row;
