@@ -97,8 +97,9 @@ RATES: RateTable = {
 """``""`` is for families without a row"""
 
 # Items of a product for threads: the least, of each core at least and at most, and operations of
-# one; and rows of one that is divided for them.
+# one; and rows of one that is divided for them. With fewer operations, no item is handed out.
 _LEAST_ITEMS, _ITEMS_OF_CORE, _MOST_OF_CORE, _ITEM_FLOPS, _LEAST_BLOCK = 8, 2, 12, 1_000_000, 24
+_LEAST_FLOPS = 250_000
 
 _NUMPY = NumpyBackend()
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -148,6 +149,8 @@ def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
     # at the same time, as long as each takes far longer than to hand it out.
     more = min(_MOST_OF_CORE * cores, int(flops / _ITEM_FLOPS)) if cores > 1 else 0
     items = max(_LEAST_ITEMS, _ITEMS_OF_CORE * cores, more)
+    # Of little work, what each item begins with would take longer than its products.
+    items = min(items, max(int(flops / _LEAST_FLOPS), 1))
     # Narrow matrices have fewer panels than threads: rows are divided as well, as long as enough
     # are left to share what is read of a panel.
     return max(math.ceil(rows / most), min(math.ceil(items / panels), rows // _LEAST_BLOCK))
