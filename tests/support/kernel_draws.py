@@ -922,6 +922,17 @@ def _deform(rng: Source, name: str) -> Draw:
     return Draw(name, inputs, attrs, bound)
 
 
+@draws("tflite.IntegerResize")
+def _integer_resize(rng: Source, full_name: str) -> Draw:
+    # Twice as many: weights are sums of few powers of two, and products are exact.
+    dims = (*rng.dims(2, 40), rng.size(17), rng.size(17))
+    x = np.round(rng.numbers(dims, rng.pick("float32", "float64")) * 9)
+    attrs = {"mode": "linear", "fraction_bits": 10}
+    attrs["coordinate_transformation_mode"] = rng.pick("half_pixel", "asymmetric")
+    inputs, (name, domain) = [x, None, None, np.array(dims) * [1, 1, 2, 2]], _short(full_name)
+    return Draw(name, inputs, attrs, None, [3], domain=domain, version=1)
+
+
 @draws("Resize")
 def _resize(rng: Source, name: str) -> Draw:
     rank = rng.integers(1, 4)

@@ -29,7 +29,7 @@ _REALS = {
 _Strides = Sequence[tuple[int, ...] | None]
 
 
-@family("Resize", work=by_memory)
+@family("Resize", "tflite.IntegerResize", work=by_memory)
 def resize(site: Site) -> NativeCall | None:
     """Resize with constant scales or sizes, but for positions outside of the input."""
     x, inputs = site.input(0), range(1, len(site.node.inputs))

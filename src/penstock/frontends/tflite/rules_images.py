@@ -23,9 +23,9 @@ from penstock.frontends.tflite.conversion import (
 )
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
-from penstock.ops.common.dtypes import INT8
+from penstock.ops.common.dtypes import INT8, INT16, UINT8
 from penstock.ops.common.shape_rules import all_known
-from penstock.ops.registry import TENSORFLOW
+from penstock.ops.registry import TENSORFLOW, TFLITE
 from penstock.ops.tensorflow.windows import backward_attrs
 
 _PADDINGS = ("SAME", "VALID")
@@ -231,10 +231,19 @@ def lrn(c: OperatorConversion) -> None:
     c.emit_image("LRN", [c.channels_first(c.take(1)[0])], attrs)
 
 
-@operator_rule("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+def _is_bilinear_of_codes(c: OperatorConversion) -> bool:
+    """Whether codes of 8 or 16 bits are interpolated, and keep their scale."""
+    given, (wanted,) = c.quantizations[0], c.output_quantizations
+    if c.op != "RESIZE_BILINEAR" or c.dtype(0) not in (INT8, UINT8, INT16) or given is None:
+        return False
+    same = wanted is not None and np.array_equal(given.scale, wanted.scale)
+    return same and wanted is not None and [*given.zero_points] == [*wanted.zero_points]
+
+
+@operator_rule("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", integers=_is_bilinear_of_codes)
 def resize(c: OperatorConversion) -> None:
     """For the nearest element, coordinates are rounded down, or to the nearest with centres or
-    corners aligned."""
+    corners aligned. Codes are interpolated in integers, and rounded away from zero."""
     x, _ = c.take(2)
     coordinates = "half_pixel" if c.option("half_pixel_centers") else "asymmetric"
     if c.option("align_corners"):
@@ -246,7 +255,16 @@ def resize(c: OperatorConversion) -> None:
         rounding = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     dtype = c.dtype(0)
-    if attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
+    if dtype is not None and _is_bilinear_of_codes(c):
+        # Sums have 27 or 35 bits; those of unsigned codes are of real numbers in LiteRT, too.
+        wide = c.cast(x, "float64" if dtype == INT16 else "float32")
+        fixed: AttrDict = {**attrs, "fraction_bits": 0 if dtype == UINT8 else 10}
+        y = c.emit("IntegerResize", [wide, None, None, c.vector(1)], fixed, domain=TFLITE)
+        half = c.like(0.5, y)
+        if dtype != UINT8:
+            half = c.emit("Mul", [c.emit("Sign", [y]), half])
+        c.cast_final(c.emit("Add", [half, y]), dtype)  # which cuts fractions off
+    elif attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
         real = c.emit("Resize", [c.cast(x, "float32"), None, None, c.vector(1)], attrs)
         c.cast_final(c.emit("Round", [real]), dtype)
     else:

@@ -130,7 +130,7 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
     return None
 
 
-def _infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+def infer_resize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     choice(attrs, "mode", "nearest", ("nearest", *_FILTERS))
     choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
@@ -196,6 +196,16 @@ _COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
     "tf_half_pixel_for_nn": lambda axis, x: (x + 0.5) / axis.scale,
 }
 
+
+def _fixed_point(axis: _Axis, coordinates: str, bits: int) -> np.ndarray:
+    """Positions as TFLite's integer kernels compute them, in fixed point with so many bits."""
+    one, corners = 1 << bits, coordinates == "align_corners" and axis.out > 1
+    size, out = (axis.size - 1, axis.out - 1) if corners else (axis.size, axis.out)
+    step = (one * size + out // 2) // out
+    x = np.arange(axis.out, dtype=np.int64) * step
+    return (x + (step // 2 - one // 2 if coordinates == "half_pixel" else 0)) / one
+
+
 _NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),
@@ -244,7 +254,9 @@ class Table(NamedTuple):
 def _table(axis: _Axis, attrs: Attrs) -> Table:
     name = choice(attrs, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
     checkpoint()
+    bits = attrs.get("fraction_bits", 0)
     x = _COORDINATES[name](axis, np.arange(axis.out, dtype=np.float64))
+    x = _fixed_point(axis, name, bits) if bits else x
     last = axis.size - 1
     outside = None
     if name == "tf_crop_and_resize":
@@ -491,7 +503,7 @@ def _blocked(
     return blocks, size
 
 
-@operator("Resize", since=11, infer=_infer_resize, strings=True)
+@operator("Resize", since=11, infer=infer_resize, strings=True)
 @by_shape(widen=lambda node: not _is_nearest(node.attrs), values=(1, 2, 3))
 def resize(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     attrs, x, y = node.attrs, tensor(inputs, 0), tensor(outputs, 0)

@@ -14,8 +14,13 @@ from penstock.core.types import ShapeError, TensorType, Type
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.onnx.resize import infer_resize, resize
 
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
+
+# Resize whose positions have ``fraction_bits`` bits behind the point, as those of LiteRT's integer
+# kernels have, or, for 0, are real numbers.
+registry.operator("IntegerResize", domain=registry.TFLITE, infer=infer_resize)(resize)
 
 
 def _infer_spread(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
