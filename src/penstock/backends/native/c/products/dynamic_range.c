@@ -31,7 +31,7 @@ INLINED int32_t code_of(float x, float low, float high)
 static float range_codes(const struct dynamic_range_rows *a, const float *restrict x, uint8_t *restrict codes, int32_t *zero)
 {
     const range r = range_of(x, a->depth);
-    const float low = r.low[0], high = r.high[0];
+    const float low = r.low, high = r.high;
     float scale, factor;
     *zero = 0;
     if (low == high) {

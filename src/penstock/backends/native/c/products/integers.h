@@ -317,14 +317,20 @@ INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, 
         y[i] = (uint8_t)codes[i];
 }
 
-enum { WIDTH = 64 };
+enum { WIDTH = 64, NARROW = 16, LONG_ROW = 4 * WIDTH };
+
+/* The range of numbers, 0 included, and whether some are NaN. */
+typedef struct {
+    float low, high;
+    int32_t is_nan;
+} range;
 
 typedef struct {
     float low[WIDTH], high[WIDTH];
     int32_t is_nan[WIDTH];
-} range;
+} ranges;
 
-INLINED void widen(range *restrict r, const float *restrict x, int64_t count)
+INLINED void widen(ranges *restrict r, const float *restrict x, int64_t count)
 {
     for (int64_t j = 0; j < count; j++) {
         r->low[j] = x[j] < r->low[j] ? x[j] : r->low[j];
@@ -333,21 +339,28 @@ INLINED void widen(range *restrict r, const float *restrict x, int64_t count)
     }
 }
 
-/* The range of numbers, 0 included, in the first elements. */
-static inline range range_of(const float *restrict x, int64_t count)
+/* By `width` ranges, a constant: of short rows, to set many and to join them takes longer than to read the row. */
+INLINED range range_by(const float *restrict x, int64_t count, const int width)
 {
-    range r = {0};
-    int64_t whole = count / WIDTH * WIDTH;
-    for (int64_t i = 0; i < whole; i += WIDTH)
-        widen(&r, x + i, WIDTH);
+    ranges r;
+    for (int j = 0; j < width; j++)
+        r.low[j] = r.high[j] = 0, r.is_nan[j] = 0;
+    const int64_t whole = count / width * width;
+    for (int64_t i = 0; i < whole; i += width)
+        widen(&r, x + i, width);
     widen(&r, x + whole, count - whole);
-    for (int half = WIDTH / 2; half; half /= 2)
+    for (int half = width / 2; half; half /= 2)
         for (int j = 0; j < half; j++) {
             r.low[j] = r.low[j + half] < r.low[j] ? r.low[j + half] : r.low[j];
             r.high[j] = r.high[j + half] > r.high[j] ? r.high[j + half] : r.high[j];
             r.is_nan[j] |= r.is_nan[j + half];
         }
-    return r;
+    return (range){r.low[0], r.high[0], r.is_nan[0]};
+}
+
+static inline range range_of(const float *restrict x, int64_t count)
+{
+    return count < LONG_ROW ? range_by(x, count, NARROW) : range_by(x, count, WIDTH);
 }
 
 /* Codes of numbers over their own range, 0 included. Store their scale and return their zero point. */
@@ -355,9 +368,9 @@ static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int
 {
     const range r = range_of(x, count);
     const int64_t whole = count / WIDTH * WIDTH;
-    const float low = r.low[0], high = r.high[0];
+    const float low = r.low, high = r.high;
     float numbers[WIDTH];
-    float scale = r.is_nan[0] ? NAN : (high - low) / 255.0f;
+    float scale = r.is_nan ? NAN : (high - low) / 255.0f;
     float zero = scale == 0 ? 0 : rintf(-low / scale);
     zero = zero > 0 ? zero : 0; /* NaN too */
     zero = zero < 255 ? zero : 255;
