@@ -15,7 +15,8 @@
 
 // With these, GCC keeps one form of the loop over a row's elements, without copies between registers.
 // Compiler options: -ffp-contract=fast
-// GCC options: -fno-unswitch-loops -fno-tree-sink
+// Loops that GCC would make vectors of, there are none: -O3 takes longer to compile it, and makes nothing faster.
+// GCC options: -O2 -fno-tree-vectorize -fno-tree-sink
 #include "math32.h"
 #include "panels.h"
 #include "tiles.h"
@@ -62,15 +63,14 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
 }
 
 /* Add the products of the number i behind `k` times `by` bytes from x on with one to four vectors to `sums`, which are
-   `apart` from one to the next; `apart`, `by`, i, `vectors` and `kind` are constants.
+   `apart` from one to the next; `apart`, `by` and i are constants. A function for each number of vectors and each kind.
    Written in C, sums move to other registers with each product, and some to memory, since there are few
    registers more than sums. A function for the processors that multiply pairs, with intrinsics, could have no
    part in those for all. */
-INLINED void add_products(vector *sums, int apart, const float *x, int64_t k, int by, int i, const vector *columns,
-                          int vectors, int kind)
-{
+#define ADD_FUNCTION(number, kind)                                                                 \
+    INLINED void add_##number##_##kind(vector *sums, int apart, const float *x, int64_t k, int by, int i, \
+                                       const vector *columns)
 #if defined(__FMA__)
-    vector all;
 #define SUMS_1 [s0] "+v"(sums[0])
 #define SUMS_2 SUMS_1, [s1] "+v"(sums[1 * apart])
 #define SUMS_3 SUMS_2, [s2] "+v"(sums[2 * apart])
@@ -80,51 +80,51 @@ INLINED void add_products(vector *sums, int apart, const float *x, int64_t k, in
 #define COLUMNS_3 COLUMNS_2, [c2] "v"(columns[2])
 #define COLUMNS_4 COLUMNS_3, [c3] "v"(columns[3])
 #define TIMES(operation, i, of) operation " %" of "[c" #i "], %" of "[all], %" of "[s" #i "]\n\t"
-#define ADD_1(operation, of) TIMES(operation, 0, of)
-#define ADD_2(operation, of) ADD_1(operation, "") TIMES(operation, 1, of)
-#define ADD_3(operation, of) ADD_2(operation, "") TIMES(operation, 2, of)
-#define ADD_4(operation, of) ADD_3(operation, "") TIMES(operation, 3, of)
-#define ADD(operation, number, of, load)                                                           \
-    __asm__(load " %c[at](%[x],%[k],%c[by]), %[all]\n\t" ADD_##number(operation, of)               \
-            : [all] "=&v"(all), SUMS_##number                                                      \
-            : COLUMNS_##number, [x] "r"(x), [k] "r"(k), [by] "i"(by), [at] "i"(4 * i),             \
-              "m"(*(const float(*)[DEPTH])x))
-#define OF(number)                                                                                 \
-    if (vectors == number && kind == PAIRS)                                                        \
-        ADD("vdpbf16ps", number, "", "vbroadcastss");                                              \
-    else if (vectors == number && kind == HALVES)                                                  \
-        ADD("vfmadd231ps", number, "t", "vbroadcastss");                                           \
-    else if (vectors == number && kind == TWOS)                                                    \
-        ADD("vfmadd231ps", number, "", "vbroadcastsd");                                            \
-    else if (vectors == number)                                                                    \
-        ADD("vfmadd231ps", number, "", "vbroadcastss")
+#define TIMES_1(operation, of) TIMES(operation, 0, of)
+#define TIMES_2(operation, of) TIMES_1(operation, "") TIMES(operation, 1, of)
+#define TIMES_3(operation, of) TIMES_2(operation, "") TIMES(operation, 2, of)
+#define TIMES_4(operation, of) TIMES_3(operation, "") TIMES(operation, 3, of)
+#define ELEMENT [x] "r"(x), [k] "r"(k), [by] "i"(by), [at] "i"(4 * i), "m"(*(const float(*)[DEPTH])x)
+#define LOADED(number, kind, operation, of, load)                                                  \
+    ADD_FUNCTION(number, kind)                                                                     \
+    {                                                                                              \
+        vector all;                                                                                \
+        __asm__(load " %c[at](%[x],%[k],%c[by]), %[all]\n\t" TIMES_##number(operation, of)         \
+                : [all] "=&v"(all), SUMS_##number                                                  \
+                : COLUMNS_##number, ELEMENT);                                                      \
+    }
+#define SEVERAL(kind, operation, of, load)                                                         \
+    LOADED(2, kind, operation, of, load) LOADED(3, kind, operation, of, load) LOADED(4, kind, operation, of, load)
 #if defined(__AVX512F__)
 /* What is used once is no more work as an operand in memory. */
-#define ONE(operation, to, of)                                                                     \
-    __asm__(operation " %c[at](%[x],%[k],%c[by])%{" to "%}, %" of "[c0], %" of "[s0]"              \
-            : SUMS_1                                                                               \
-            : COLUMNS_1, [x] "r"(x), [k] "r"(k), [by] "i"(by), [at] "i"(4 * i),                    \
-              "m"(*(const float(*)[DEPTH])x))
-    if (vectors == 1 && kind == PAIRS)
-        ONE("vdpbf16ps", "1to16", "");
-    else if (vectors == 1 && kind == HALVES)
-        ONE("vfmadd231ps", "1to8", "t");
-    else if (vectors == 1 && kind == FLOATS)
-        ONE("vfmadd231ps", "1to16", "");
-    else
-        OF(1);
-    OF(4);
+#define SINGLE(kind, operation, to, of)                                                            \
+    ADD_FUNCTION(1, kind)                                                                          \
+    {                                                                                              \
+        __asm__(operation " %c[at](%[x],%[k],%c[by])%{" to "%}, %" of "[c0], %" of "[s0]"          \
+                : SUMS_1                                                                           \
+                : COLUMNS_1, ELEMENT);                                                             \
+    }
+SINGLE(FLOATS, "vfmadd231ps", "1to16", "")
+SEVERAL(FLOATS, "vfmadd231ps", "", "vbroadcastss")
+SINGLE(PAIRS, "vdpbf16ps", "1to16", "")
+SEVERAL(PAIRS, "vdpbf16ps", "", "vbroadcastss")
+SINGLE(HALVES, "vfmadd231ps", "1to8", "t")
+SEVERAL(HALVES, "vfmadd231ps", "t", "vbroadcastss")
+LOADED(1, TWOS, "vfmadd231ps", "", "vbroadcastsd")
+SEVERAL(TWOS, "vfmadd231ps", "", "vbroadcastsd")
 #else
-    OF(1);
+LOADED(1, FLOATS, "vfmadd231ps", "", "vbroadcastss")
+SEVERAL(FLOATS, "vfmadd231ps", "", "vbroadcastss")
 #endif
-    OF(2);
-    OF(3);
-#undef OF
 #else
-    UNROLLED(j, vectors)
-        sums[j * apart] += x[k * by / 4 + i] * columns[j];
+#define IN_C(number)                                                                               \
+    ADD_FUNCTION(number, FLOATS)                                                                   \
+    {                                                                                              \
+        UNROLLED(j, number)                                                                        \
+            sums[j * apart] += x[k * by / 4 + i] * columns[j];                                     \
+    }
+IN_C(1) IN_C(2) IN_C(3) IN_C(4)
 #endif
-}
 
 /* Fetch the vectors of some rows that are to be written, and of what is added to them. */
 INLINED void fetch_rows(const target *to, const float *y, const float *addend, int rows, int vectors)
@@ -163,217 +163,88 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
     return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
 }
 
-/* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, `vectors`
-   vectors at a time; both numbers and `kind` are constants. `before`, if not NULL, are sums of products
-   before. */
-INLINED void multiply(operands x, const float *panel, int64_t width, const float *before, const target *to,
-                      fetching *f, int64_t first, int64_t end, int64_t tiles, int rows, int vectors, int kind)
-{
-    /* A single vector of few rows has two sums of each, since one would wait for the multiplication before. */
-    enum { ODD = SUMS / 2 };
-    const int twice = vectors == 1 && rows < FEW;
-    /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. */
-    const int ends = BY_WIDTH(vectors != 3 && rows > 2, 0, 0);
-    const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
-    const activation *const active = &to->activation;
-    const int bounded = active->low > -INFINITY || active->high < INFINITY;
-    /* Rows of a tall tile are found by the addresses of each group and few multiples of what is between rows. */
-    const int twos = kind == TWOS, tall = rows > ROWS, group = tall ? (rows + 1) / 2 : rows;
-    const int upper = (1 << group) - 1, lower = (1 << rows) - 1 - upper;
-    const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
-    float *first_y = to->y;
-    const float *first_addend = to->addend;
-    for (int64_t tile = 0; tile < tiles; tile++) {
-        for (int64_t column = first; column < end; column += vectors * LANES) {
-            float *y = first_y + column;
-            const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
-            const float *w = panel + column;
-            const char *next = f->next;
-            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0;
-            const int64_t ahead = lines && AHEAD > 4 ? AHEAD : depth;
-            vector own[TALL_SUMS];
-            UNROLLED(i, TALL_SUMS)
-                own[i] = (vector){0};
-            if (bias && !twos)
-                EACH(rows, vectors) own[r * vectors + j] = loaded(bias + j * LANES);
-            if (ready)
-                fetch_rows(to, y, addend, rows, vectors);
-/* Where a row of a tall tile is: an odd number of steps, times a power of 2, from its group on. */
-#define BY(r) (((r) % group + 1) & -((r) % group + 1))
-#define GROUP_ROW(r) group_at[(r) / group] + k, steps[((r) % group + 1) / BY(r) / 2], BY(r)
-#define STEP(i, without, even)                                                                     \
-    {                                                                                              \
-        vector some[MOST_VECTORS];                                                                 \
-        UNROLLED(j, vectors) some[j] = loaded(w + j * LANES);                                      \
-        UNROLLED(r, rows)                                                                          \
-        {                                                                                          \
-            vector *const sum = own + twice * ((i) / (1 + twos)) % 2 * ODD + r * vectors;          \
-            if (even && !((without) >> r & 1))                                                     \
-                add_products(sum, 1, GROUP_ROW(r), i, some, vectors, kind);                        \
-            else if (!((without) >> r & 1))                                                        \
-                add_products(sum, 1, at[r], k, 4, i, some, vectors, kind);                         \
-        }                                                                                          \
-        w += (1 + twos) * width;                                                                   \
-    }
-/* As STEP, of three taps: most elements of a line are loaded once for all of them. */
-#define STEP_OF_TAPS(i)                                                                            \
-    {                                                                                              \
-        vector some[3];                                                                            \
-        UNROLLED(t, 3) some[t] = loaded(w + t * depth * width);                                    \
-        add_products(own, 1, left, k, 4, i, some, 1, kind);                                        \
-        add_products(own + 1, -1, GROUP_ROW(0), i, some, 2, kind);                                 \
-        UNROLLED(r, rows - 2)                                                                      \
-            add_products(own + r + 2, -1, GROUP_ROW(r + 1), i, some, 3, kind);                     \
-        add_products(own + rows - 1, -1, GROUP_ROW(rows - 1), i, some + 1, 2, kind);               \
-        add_products(own + rows - 1, 1, right, k, 4, i, some + 2, 1, kind);                        \
-        w += (1 + twos) * width;                                                                   \
-    }
-#define FETCH(now)                                                                                 \
-    for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
-        __builtin_prefetch(next, 0, 2);
-/* A part of all rows but for some, told by bits; `even`: of a tall tile, equally far apart. */
-#define PART(without, even)                                                                        \
-    {                                                                                              \
-        const float *at[TALL_SUMS];                                                                \
-        UNROLLED(r, rows)                                                                          \
-            at[r] = of_part[r];                                                                    \
-        for (int64_t k = x.begin; k < limit;) {                                                    \
-            const int64_t stop = smaller(k + ahead, limit);                                        \
-            FETCH(AHEAD > 4)                                                                       \
-            for (; k + 4 <= stop; k += 4) {                                                        \
-                FETCH(AHEAD == 4)                                                                  \
-                STEP(0, without, even)                                                             \
-                if (!twos)                                                                         \
-                    STEP(1, without, even)                                                         \
-                STEP(2, without, even)                                                             \
-                if (!twos)                                                                         \
-                    STEP(3, without, even)                                                         \
-            }                                                                                      \
-            for (; k < stop; k += 1 + twos)                                                        \
-                STEP(0, without, even)                                                             \
-        }                                                                                          \
-    }
-            for (int64_t part = 0; part < x.parts; part++) {
-                const float *const *of_part = x.rows + part * x.apart;
-                const int is_row = x.taps == 3 && part % 3 == 0 && part + 3 <= x.parts && rows <= x.line;
-                int64_t step = 0;
-                const float *group_at[2] = {0};
-#define FIND_GROUPS(seen) UNROLLED(i, 2) group_at[i] = (const float *)((intptr_t)(seen)[i * group + 1] - 2 * step)
-                if (tall && vectors == 1 && is_row &&
-                    !outside_of(of_part + x.apart, x.zeros, rows, group, &step)) {
-                    const float *const left = of_part[0], *const right = of_part[2 * x.apart + rows - 1];
-                    const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
-                    FIND_GROUPS(of_part + x.apart);
-                    for (int64_t k = x.begin; k < limit; k += 1 + twos)
-                        STEP_OF_TAPS(0)
-                    w += 2 * depth * width, part += 2;
-                    continue;
-                }
-                const int outside = tall ? outside_of(of_part, x.zeros, rows, group, &step) : 0;
-                const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
-                if (tall ? outside == ALL_ROWS : all_at(x.zeros, of_part, rows)) {
-                    w += depth * width;
-                    continue;
-                }
-                if (tall)
-                    FIND_GROUPS(of_part);
-                /* At the edges of an image, the first or the last row of a tile is often outside. */
-#define EVEN(bits) if (tall && outside == (bits)) PART(bits, 1) else
-                EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
-                if (tall) {
-                    const float *const from = w;
-                    if (!all_at(x.zeros, of_part, group))
-                        PART(lower, 0)
-                    w = from;
-                    if (!all_at(x.zeros, of_part + group, rows - group))
-                        PART(upper, 0)
-                    w = from + depth * width;
-                } else if (ends && of_part[0] == x.zeros)
-                    PART(1, 0)
-                else if (ends && of_part[rows - 1] == x.zeros)
-                    PART(1 << (rows - 1), 0)
-                else
-                    PART(0, 0)
-            }
-#undef PART
-#undef FETCH
-#undef STEP
-#undef FIND_GROUPS
-#undef EVEN
-#undef STEP_OF_TAPS
-#undef BY
-#undef GROUP_ROW
-            f->next = next;
-#pragma GCC unroll 16
-            for (int r = 0; r < rows && twice; r++)
-                own[r] += own[ODD + r];
-            /* Sums of parts, added up at last, are closer to the product than one long sum. */
-            if (before)
-                EACH(rows, vectors) own[r * vectors + j] += loaded(before + column + r * SUMS_STEP(width) + j * LANES);
+#define NAME_OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind
+/* Whether there are tiles of so many rows and vectors; constants. */
+#define HAS_FORM(rows, vectors)                                                                    \
+    ((rows) > ROWS ? (vectors) == 1 || ((rows) * (vectors) <= TALL_SUMS && ((rows) < 11 || (rows) > 12)) \
+                   : (rows) * ((vectors) > 1 ? (vectors) : 2) <= SUMS && (vectors) <= MOST_VECTORS)
+#define KIND FLOATS
+#define IS_TALL 0
+#define VECTORS 1
+#include "panels_of.h"
+#define VECTORS 2
+#include "panels_of.h"
+#define VECTORS 3
+#include "panels_of.h"
+#define VECTORS 4
+#include "panels_of.h"
 #if defined(__AVX512F__)
-            if (twos && !to->unfinished)
-                UNROLLED(r, rows) {
-                    own[r] += (vector)_mm512_permute_ps((__m512)own[r], 0xb1);
-                    own[r] = (vector)_mm512_maskz_compress_ps(0x5555, (__m512)own[r]);
-                    own[r] += bias ? load_some(bias, to->count) : (vector){0};
-                }
+#undef KIND
+#define KIND PAIRS
+#define VECTORS 1
+#include "panels_of.h"
+#define VECTORS 2
+#include "panels_of.h"
+#define VECTORS 3
+#include "panels_of.h"
+#define VECTORS 4
+#include "panels_of.h"
+#undef KIND
+#define KIND TWOS
+#define VECTORS 1
+#include "panels_of.h"
+#undef IS_TALL
+#define IS_TALL 1
+#define VECTORS 1
+#include "panels_of.h"
+#undef KIND
+#define KIND FLOATS
+#define VECTORS 1
+#include "panels_of.h"
+#define VECTORS 2
+#include "panels_of.h"
 #endif
-            /* The last vector may have columns that are none of the result's. */
-            const int64_t rest = to->count - column - (vectors - 1) * LANES;
-            if (plain)
-                UNROLLED(r, rows) {
-                    UNROLLED(j, vectors)
-                        memcpy(y + j * LANES, &own[r * vectors + j], VECTOR_BYTES);
-                    ADVANCE(y, to->step);
-                }
-            else
-                put_vectors(own, to, y, addend, column, rest, rows, vectors);
-        }
-        x.rows += rows;
-        first_y += rows * to->step;
-        first_addend = moved(first_addend, rows * to->addend_step);
-        before = moved(before, rows * SUMS_STEP(width));
-    }
-}
+#if defined(__AVX512F__) && !defined(__clang__) /* clang 22 writes registers of masks for single halves */
+#undef IS_TALL
+#define IS_TALL 0
+#undef KIND
+#define KIND HALVES
+#define VECTORS 1
+#include "panels_of.h"
+#define VECTORS 2
+#include "panels_of.h"
+#define VECTORS 3
+#include "panels_of.h"
+#define VECTORS 4
+#include "panels_of.h"
+#endif
 
-/* As `multiply`, for any numbers that registers have room for. Each form is a function of its own, since
-   compilers take longer for one that has them all. */
-#define OF(rows, vectors, kind)                                                                    \
-    static __attribute__((noinline)) void multiply_##rows##_##vectors##_##kind(                    \
-        operands x, const float *w, int64_t width, const float *before, const target *to,          \
-        fetching *f, int64_t column, int64_t end, int64_t tiles)                                   \
-    {                                                                                              \
-        if (rows > ROWS ? vectors == 1 || (rows * vectors <= TALL_SUMS && (rows < 11 || rows > 12)) \
-                        : rows * (vectors > 1 ? vectors : 2) <= SUMS && vectors <= MOST_VECTORS)   \
-            multiply(x, w, width, before, to, f, column, end, tiles, rows, vectors, kind);         \
-    }
 #define OF_ROWS(vectors, kind)                                                                     \
-    OF(1, vectors, kind) OF(2, vectors, kind) OF(3, vectors, kind) OF(4, vectors, kind)            \
-    OF(5, vectors, kind) OF(6, vectors, kind) OF(7, vectors, kind) OF(8, vectors, kind)
-#define OF_KIND(kind) OF_ROWS(1, kind) OF_ROWS(2, kind) OF_ROWS(3, kind) OF_ROWS(4, kind)
+    NAME_OF(1, vectors, kind), NAME_OF(2, vectors, kind), NAME_OF(3, vectors, kind),               \
+        NAME_OF(4, vectors, kind), NAME_OF(5, vectors, kind), NAME_OF(6, vectors, kind),           \
+        NAME_OF(7, vectors, kind), NAME_OF(8, vectors, kind)
 #define OF_TALL(vectors, kind)                                                                     \
-    OF(9, vectors, kind) OF(10, vectors, kind) OF(11, vectors, kind) OF(12, vectors, kind)         \
-    OF(13, vectors, kind) OF(14, vectors, kind) OF(15, vectors, kind) OF(16, vectors, kind)
-#if defined(__AVX512F__) && !defined(__clang__)
-#define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS) OF_KIND(HALVES)
-#elif defined(__AVX512F__) /* clang 22 writes registers of masks for single halves */
-#define ALL_FORMS OF_KIND(FLOATS) OF_KIND(PAIRS)
-#else
-#define ALL_FORMS OF_KIND(FLOATS)
-#endif
+    NAME_OF(9, vectors, kind), NAME_OF(10, vectors, kind), NAME_OF(11, vectors, kind),             \
+        NAME_OF(12, vectors, kind), NAME_OF(13, vectors, kind), NAME_OF(14, vectors, kind),        \
+        NAME_OF(15, vectors, kind), NAME_OF(16, vectors, kind)
+#define OF_KIND(kind) OF_ROWS(1, kind), OF_ROWS(2, kind), OF_ROWS(3, kind), OF_ROWS(4, kind)
+static __typeof__(multiply_1_1_FLOATS) *const forms[] = {
+    OF_KIND(FLOATS),
 #if defined(__AVX512F__)
-#define TALL_FORMS OF_TALL(1, FLOATS) OF_TALL(2, FLOATS) OF_ROWS(1, TWOS) OF_TALL(1, TWOS)
-#else
-#define TALL_FORMS
+    OF_KIND(PAIRS),
+#if !defined(__clang__)
+    OF_KIND(HALVES),
 #endif
-ALL_FORMS
-TALL_FORMS
-#undef OF
-#define OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind,
-static __typeof__(multiply_1_1_FLOATS) *const forms[] = {ALL_FORMS}, *const tall_forms[] = {TALL_FORMS NULL};
-#undef OF
+#endif
+};
+/* Of one and two vectors; then all of TWOS. */
+static __typeof__(multiply_1_1_FLOATS) *const tall_forms[] = {
+#if defined(__AVX512F__)
+    OF_TALL(1, FLOATS), OF_TALL(2, FLOATS), OF_ROWS(1, TWOS), OF_TALL(1, TWOS),
+#endif
+    NULL,
+};
 
-/* How many tiles rows make that have this number of vectors; divided as 32 bits, which takes less time. */
 static inline int64_t tiles_of(int64_t rows, int64_t most)
 {
     return (uint32_t)(rows + most - 1) / (uint32_t)most;

@@ -67,7 +67,7 @@ static inline target part_of(const target *y, int64_t row, int64_t column)
 }
 
 /* Whether `count` rows all begin at `place`. */
-static inline int all_at(const float *place, const float *const *rows, int count)
+INLINED int all_at(const float *place, const float *const *rows, int count)
 {
     for (; count > 0 && *rows == place; rows++)
         count--;

@@ -1,0 +1,223 @@
+/* Products of tiles of VECTORS vectors of columns, of a KIND: of 1 to 8 rows, or of 9 to 16 if IS_TALL. panels.c
+   includes this for each of these. The three are macros, not constants that are known once a function is inlined:
+   compilers would read all kinds for each, and drop all but one. */
+
+#define JOINED(name, vectors, kind) name##_##vectors##_##kind
+#define ADD_OF(vectors, kind) JOINED(add, vectors, kind)
+#define ADD(number) ADD_OF(number, KIND)
+#if IS_TALL
+#define TILES_OF(vectors, kind) JOINED(multiply_tall, vectors, kind)
+#else
+#define TILES_OF(vectors, kind) JOINED(multiply, vectors, kind)
+#endif
+
+/* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, VECTORS
+   vectors at a time; `rows` is a constant. `before`, if not NULL, are sums of products before. */
+INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t width, const float *before,
+                                     const target *to, fetching *f, int64_t first, int64_t end, int64_t tiles, int rows)
+{
+    /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. A single one of few
+       rows has two sums of each, since one would wait for the multiplication before. */
+    enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2, HAS_ENDS = BY_WIDTH(VECTORS != 3, 0, 0) };
+    const int twice = VECTORS == 1 && rows < FEW;
+    const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
+    const activation *const active = &to->activation;
+    const int bounded = active->low > -INFINITY || active->high < INFINITY;
+    const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
+    float *first_y = to->y;
+    const float *first_addend = to->addend;
+#if IS_TALL
+    /* Rows of a tall tile are found by the addresses of each group and few multiples of what is between rows. */
+    const int group = (rows + 1) / 2, upper = (1 << group) - 1, lower = (1 << rows) - 1 - upper;
+#endif
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        for (int64_t column = first; column < end; column += VECTORS * LANES) {
+            float *y = first_y + column;
+            const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
+            const float *w = panel + column;
+            const char *next = f->next;
+            const int64_t lines = next < f->end ? f->lines * (AHEAD / 4) : 0;
+            const int64_t ahead = lines && AHEAD > 4 ? AHEAD : depth;
+            vector own[TALL_SUMS];
+            UNROLLED(i, TALL_SUMS)
+                own[i] = (vector){0};
+            if (bias && !TWO)
+                EACH(rows, VECTORS) own[r * VECTORS + j] = loaded(bias + j * LANES);
+            if (ready)
+                fetch_rows(to, y, addend, rows, VECTORS);
+#if IS_TALL
+/* Where a row of a tall tile is: an odd number of steps, times a power of 2, from its group on. */
+#define BY(r) (((r) % group + 1) & -((r) % group + 1))
+#define GROUP_ROW(r) group_at[(r) / group] + k, steps[((r) % group + 1) / BY(r) / 2], BY(r)
+#define ADD_ROW(sum, r, i, even)                                                                   \
+    if (even)                                                                                      \
+        ADD(VECTORS)(sum, 1, GROUP_ROW(r), i, some);                                               \
+    else                                                                                           \
+        ADD(VECTORS)(sum, 1, at[r], k, 4, i, some)
+/* As STEP, of three taps: most elements of a line are loaded once for all of them. */
+#define STEP_OF_TAPS(i)                                                                            \
+    {                                                                                              \
+        vector some[3];                                                                            \
+        UNROLLED(t, 3) some[t] = loaded(w + t * depth * width);                                    \
+        ADD(1)(own, 1, left, k, 4, i, some);                                                       \
+        ADD(2)(own + 1, -1, GROUP_ROW(0), i, some);                                                \
+        UNROLLED(r, rows - 2)                                                                      \
+            ADD(3)(own + r + 2, -1, GROUP_ROW(r + 1), i, some);                                    \
+        ADD(2)(own + rows - 1, -1, GROUP_ROW(rows - 1), i, some + 1);                              \
+        ADD(1)(own + rows - 1, 1, right, k, 4, i, some + 2);                                       \
+        w += (1 + TWO) * width;                                                                    \
+    }
+#else
+#define ADD_ROW(sum, r, i, even) ADD(VECTORS)(sum, 1, at[r], k, 4, i, some)
+#endif
+#define STEP(i, without, even)                                                                     \
+    {                                                                                              \
+        vector some[VECTORS_OF];                                                                   \
+        UNROLLED(j, VECTORS) some[j] = loaded(w + j * LANES);                                      \
+        UNROLLED(r, rows)                                                                          \
+        {                                                                                          \
+            vector *const sum = own + twice * ((i) / (1 + TWO)) % 2 * ODD + r * VECTORS;           \
+            if (!((without) >> r & 1)) {                                                           \
+                ADD_ROW(sum, r, i, even);                                                          \
+            }                                                                                      \
+        }                                                                                          \
+        w += (1 + TWO) * width;                                                                    \
+    }
+#define FETCH(now)                                                                                 \
+    for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
+        __builtin_prefetch(next, 0, 2);
+/* A part of all rows but for some, told by bits; `even`: of a tall tile, equally far apart. */
+#define PART(without, even)                                                                        \
+    {                                                                                              \
+        const float *at[TALL_SUMS];                                                                \
+        UNROLLED(r, rows)                                                                          \
+            at[r] = of_part[r];                                                                    \
+        for (int64_t k = x.begin; k < limit;) {                                                    \
+            const int64_t stop = smaller(k + ahead, limit);                                        \
+            FETCH(AHEAD > 4)                                                                       \
+            for (; k + 4 <= stop; k += 4) {                                                        \
+                FETCH(AHEAD == 4)                                                                  \
+                STEP(0, without, even)                                                             \
+                if (!TWO)                                                                          \
+                    STEP(1, without, even)                                                         \
+                STEP(2, without, even)                                                             \
+                if (!TWO)                                                                          \
+                    STEP(3, without, even)                                                         \
+            }                                                                                      \
+            for (; k < stop; k += 1 + TWO)                                                         \
+                STEP(0, without, even)                                                             \
+        }                                                                                          \
+    }
+            for (int64_t part = 0; part < x.parts; part++) {
+                const float *const *of_part = x.rows + part * x.apart;
+#if IS_TALL
+                int64_t step = 0;
+                const float *group_at[2] = {0};
+#define FIND_GROUPS(seen) UNROLLED(i, 2) group_at[i] = (const float *)((intptr_t)(seen)[i * group + 1] - 2 * step)
+#if VECTORS == 1
+                const int is_row = x.taps == 3 && part % 3 == 0 && part + 3 <= x.parts && rows <= x.line;
+                if (is_row && !outside_of(of_part + x.apart, x.zeros, rows, group, &step)) {
+                    const float *const left = of_part[0], *const right = of_part[2 * x.apart + rows - 1];
+                    const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
+                    FIND_GROUPS(of_part + x.apart);
+                    for (int64_t k = x.begin; k < limit; k += 1 + TWO)
+                        STEP_OF_TAPS(0)
+                    w += 2 * depth * width, part += 2;
+                    continue;
+                }
+#endif
+                const int outside = outside_of(of_part, x.zeros, rows, group, &step);
+                const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
+                if (outside == ALL_ROWS) {
+                    w += depth * width;
+                    continue;
+                }
+                FIND_GROUPS(of_part);
+                /* At the edges of an image, the first or the last row of a tile is often outside. */
+#define EVEN(bits) if (outside == (bits)) PART(bits, 1) else
+                EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
+                {
+                    const float *const from = w;
+                    if (!all_at(x.zeros, of_part, group))
+                        PART(lower, 0)
+                    w = from;
+                    if (!all_at(x.zeros, of_part + group, rows - group))
+                        PART(upper, 0)
+                    w = from + depth * width;
+                }
+#else
+                if (all_at(x.zeros, of_part, rows))
+                    w += depth * width;
+                else if (HAS_ENDS && rows > 2 && of_part[0] == x.zeros)
+                    PART(1, 0)
+                else if (HAS_ENDS && rows > 2 && of_part[rows - 1] == x.zeros)
+                    PART(1 << (rows - 1), 0)
+                else
+                    PART(0, 0)
+#endif
+            }
+#undef FIND_GROUPS
+#undef EVEN
+#undef PART
+#undef FETCH
+#undef STEP
+#undef STEP_OF_TAPS
+#undef ADD_ROW
+#undef BY
+#undef GROUP_ROW
+            f->next = next;
+#pragma GCC unroll 16
+            for (int r = 0; r < rows && twice; r++)
+                own[r] += own[ODD + r];
+            /* Sums of parts, added up at last, are closer to the product than one long sum. */
+            if (before)
+                EACH(rows, VECTORS) own[r * VECTORS + j] += loaded(before + column + r * SUMS_STEP(width) + j * LANES);
+#if defined(__AVX512F__)
+            if (TWO && !to->unfinished)
+                UNROLLED(r, rows) {
+                    own[r] += (vector)_mm512_permute_ps((__m512)own[r], 0xb1);
+                    own[r] = (vector)_mm512_maskz_compress_ps(0x5555, (__m512)own[r]);
+                    own[r] += bias ? load_some(bias, to->count) : (vector){0};
+                }
+#endif
+            /* The last vector may have columns that are none of the result's. */
+            const int64_t rest = to->count - column - (VECTORS - 1) * LANES;
+            if (plain)
+                UNROLLED(r, rows) {
+                    UNROLLED(j, VECTORS)
+                        memcpy(y + j * LANES, &own[r * VECTORS + j], VECTOR_BYTES);
+                    ADVANCE(y, to->step);
+                }
+            else
+                put_vectors(own, to, y, addend, column, rest, rows, VECTORS);
+        }
+        x.rows += rows;
+        first_y += rows * to->step;
+        first_addend = moved(first_addend, rows * to->addend_step);
+        before = moved(before, rows * SUMS_STEP(width));
+    }
+}
+
+/* As above, for any rows that registers have room for. Each is a function of its own, since compilers take longer for
+   one that has them all. */
+#define FORM_OF(rows, vectors, kind) NAME_OF(rows, vectors, kind)
+#define FORM(rows)                                                                                 \
+    static __attribute__((noinline)) void FORM_OF(rows, VECTORS, KIND)(                            \
+        operands x, const float *w, int64_t width, const float *before, const target *to,          \
+        fetching *f, int64_t column, int64_t end, int64_t tiles)                                   \
+    {                                                                                              \
+        if (HAS_FORM(rows, VECTORS))                                                               \
+            TILES_OF(VECTORS, KIND)(x, w, width, before, to, f, column, end, tiles, rows);         \
+    }
+#if IS_TALL
+FORM(9) FORM(10) FORM(11) FORM(12) FORM(13) FORM(14) FORM(15) FORM(16)
+#else
+FORM(1) FORM(2) FORM(3) FORM(4) FORM(5) FORM(6) FORM(7) FORM(8)
+#endif
+#undef FORM
+#undef FORM_OF
+#undef TILES_OF
+#undef ADD
+#undef ADD_OF
+#undef JOINED
+#undef VECTORS
