@@ -11,7 +11,9 @@
    All rows are computed in one go, with a few columns between them that are left out. The result of
    a transposed convolution is made of as many `phases` as it has strides; each sees other taps. */
 
+// Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
+// GCC options: -fno-tree-loop-distribute-patterns
 #include "floats.h"
 #include "images.h"
 
@@ -50,26 +52,58 @@ static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t
     return at < v->size ? at : -1;
 }
 
-/* The part of a plane that the item at this row and column sees. Rows that are divided by strides are copied
+#define EVEN_PLACE(n, l, unused) 2 * (l)
+#define ODD_PLACE(n, l, unused) 2 * (l) + 1
+
+/* A line of `count` elements: those of x from `low` to `high`, and zeros around them. */
+static inline void copy_line(const float *x, int64_t low, int64_t high, int64_t count, float *restrict to)
+{
+    for (int64_t i = 0; i < low; i++)
+        to[i] = 0;
+    copy_floats(to + low, x + low, high - low);
+    for (int64_t i = high; i < count; i++)
+        to[i] = 0;
+}
+
+/* The same, `count` even elements and as many odd ones of it. */
+static inline void split_line(const float *x, int64_t low, int64_t high, int64_t count, float *restrict even,
+                              float *restrict odd)
+{
+    typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
+    int64_t i = (low + 1) / 2;
+    for (int64_t j = 0; j < i; j++)
+        even[j] = odd[j] = 0;
+    if (low % 2)
+        odd[i - 1] = x[low];
+    for (; i < count; i += LANES) {
+        const int64_t left = high - 2 * i;
+        const vector none = {0}, first = left > 0 ? load_some(x + 2 * i, left) : none;
+        const vector second = left > LANES ? load_some(x + 2 * i + LANES, left - LANES) : none;
+        store_some(even + i, SHUFFLE(lanes, first, second, LANES_32(EVEN_PLACE, 0)), count - i);
+        store_some(odd + i, SHUFFLE(lanes, first, second, LANES_32(ODD_PLACE, 0)), count - i);
+    }
+}
+
+/* The part of a plane that the item at this row and column sees. Rows that are divided into more than two are copied
    to `flat` first, which has room for all, and divided together. */
 static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
                        float *restrict to, float *restrict flat)
 {
     const spread *u = a->rows, *v = a->columns;
     const int64_t step = v->splits, size = u->length * v->length, line = step * v->length;
-    const int64_t start = column * step - v->lead, low = start < 0 ? -start : 0;
-    const int64_t high = smaller(v->size - start, line);
+    const int64_t start = column * step - v->lead, low = smaller(start < 0 ? -start : 0, line);
+    const int64_t end = smaller(v->size - start, line), high = end < low ? low : end;
     for (int64_t p = 0; p < u->splits; p++, to += step * size) {
-        float *restrict lines = step == 1 ? to : flat, *restrict odd = to + size;
-        memset(lines, 0, step * size * sizeof *lines);
+        float *restrict lines = step < 3 ? to : flat;
         for (int64_t i = 0; i < u->length; i++) {
             const int64_t r = (row + i) * u->splits + p - u->lead;
-            if (r >= 0 && r < u->size && low < high)
-                copy_floats(lines + i * line + low, x + r * v->size + start + low, high - low);
-        }
-        for (int64_t j = 0; step == 2 && j < size; j++) {
-            to[j] = flat[2 * j];
-            odd[j] = flat[2 * j + 1];
+            const int is_inside = r >= 0 && r < u->size && low < high;
+            const float *const from = is_inside ? x + r * v->size + start : x;
+            const int64_t first = is_inside ? low : line, last = is_inside ? high : line;
+            if (step == 2)
+                split_line(from, first, last, v->length, lines + i * v->length, lines + size + i * v->length);
+            else
+                copy_line(from, first, last, line, lines + i * line);
         }
         for (int64_t q = 0; step > 2 && q < step; q++)
             for (int64_t j = 0; j < size; j++)
