@@ -25,6 +25,8 @@ _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
 # Columns of planes up to which an item brings several planes side by side, if there are as many.
 _NARROW, _FEW_PLANES = 56, 8
+# Items that are left to threads where planes are put together beyond a vector of them.
+_LEAST_ITEMS = 4
 # Channels or planes from which windows of three rows and columns share what these come to.
 _SLID = 16
 _PASS = 3  # combinations that take as long as to write and read a row of columns
@@ -150,16 +152,21 @@ def _part(
         """As many where the last planes may be a single one."""
         return min(grouped(lanes, chunk), grouped(1, chunk))
 
-    def fits(lanes: int, band: int, chunk: int) -> bool:
+    def fits(lanes: int, band: int, chunk: int, room: int = _BYTES) -> bool:
         slices, rows, columns = [
             min((n - 1) * axis.stride + axis.span, axis.size)
             for axis, n in zip(axes, (1, band, chunk), strict=True)
         ]
         most = max(slices * rows * columns, band * chunk) * lanes * itemsize
-        return group_of(lanes, chunk) > 0 and most <= _BYTES
+        return group_of(lanes, chunk) > 0 and most <= room
 
     while lanes > 1 and not fits(lanes, 1, 1):
         lanes //= 2
+    # Of small images, more planes share what a row costs beside its elements.
+    while 1 < lanes <= planes // (2 * _LEAST_ITEMS) and fits(
+        2 * lanes, height.count, width.count, _BYTES // 2
+    ):
+        lanes *= 2
     if lanes > 1:
         chunk = _most(width.count, lambda n: fits(lanes, 1, n))
         band = _most(height.count, lambda n: fits(lanes, n, chunk))
