@@ -108,8 +108,10 @@ SINGLE(FLOATS, "vfmadd231ps", "1to16", "")
 SEVERAL(FLOATS, "vfmadd231ps", "", "vbroadcastss")
 SINGLE(PAIRS, "vdpbf16ps", "1to16", "")
 SEVERAL(PAIRS, "vdpbf16ps", "", "vbroadcastss")
+#if !defined(__clang__) /* clang 22 writes registers of masks for single halves */
 SINGLE(HALVES, "vfmadd231ps", "1to8", "t")
 SEVERAL(HALVES, "vfmadd231ps", "t", "vbroadcastss")
+#endif
 LOADED(1, TWOS, "vfmadd231ps", "", "vbroadcastsd")
 SEVERAL(TWOS, "vfmadd231ps", "", "vbroadcastsd")
 #else
@@ -143,13 +145,13 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
 /* Elements from the sums of a row to those of the next. */
 #define SUMS_STEP(width) ((width) < LANES ? LANES : (width))
 
+#if defined(__AVX512F__)
 /* Of the rows of a tall tile in two groups, the first of which has `group`, the bits of those that are at `zeros`;
    UNEVEN if others are not `*step` bytes apart, ALL_ROWS if there are none. */
 static inline int outside_of(const float *const *at, const float *zeros, int rows, int group, int64_t *step)
 {
     *step = (intptr_t)at[2] - (intptr_t)at[1];
     int outside = 0, uneven = 0;
-#if defined(__AVX512F__)
     const __m512i far = _mm512_mullo_epi64(_mm512_set1_epi64(*step), _mm512_setr_epi64(-1, 0, 1, 2, 3, 4, 5, 6));
     for (int first = 0; first < rows; first += group) {
         const __mmask8 own = (__mmask8)((1 << (first ? rows - group : group)) - 1);
@@ -159,9 +161,9 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
         uneven |= _mm512_mask_cmpneq_epi64_mask((__mmask8)others, places, even);
         outside |= (others ^ own) << first;
     }
-#endif
     return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
 }
+#endif
 
 #define NAME_OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind
 /* Whether there are tiles of so many rows and vectors; constants. */
@@ -204,7 +206,7 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
 #define VECTORS 2
 #include "panels_of.h"
 #endif
-#if defined(__AVX512F__) && !defined(__clang__) /* clang 22 writes registers of masks for single halves */
+#if defined(__AVX512F__) && !defined(__clang__)
 #undef IS_TALL
 #define IS_TALL 0
 #undef KIND
