@@ -31,7 +31,7 @@ SIZES = {
     "decoder_ffn_dim": 24, "max_position_embeddings": 160, "max_target_positions": 160,
     "max_source_positions": 50, "num_mel_bins": 4, "relative_attention_num_buckets": 12,
     "relative_attention_max_distance": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "decoder_start_token_id": 1,
+    "decoder_start_token_id": 1, "rotary_dim": 4, "n_embd": WIDTH, "n_positions": 160,
 }  # fmt: skip
 _PAST, _ROWS, _SOURCE = 5, 3, 9
 
@@ -42,6 +42,8 @@ DECODERS: list[tuple[str, str, bool, bool, tuple[str, ...]]] = [
     ("T5", "ForConditionalGeneration", True, True, ("script", "dynamo")),
     ("Bart", "ForConditionalGeneration", True, True, ("dynamo",)),
     ("Whisper", "ForConditionalGeneration", True, False, ("script",)),
+    ("GPTJ", "ForCausalLM", False, True, ("script", "dynamo")),
+    ("M2M100", "ForConditionalGeneration", True, True, ("script", "dynamo")),
 ]
 
 

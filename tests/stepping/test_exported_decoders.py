@@ -1,7 +1,7 @@
 """Joined steps of decoders as exporters write them, compared with ONNX Runtime.
 
 ``tests/models/decoders.zip`` has them: ALiBi of Bloom and MPT, buckets of T5, cross attention of T5, BART and
-Whisper.
+Whisper, rotation by angles that are picked from a table for GPT-J, and positions behind padding of M2M100.
 """
 
 from __future__ import annotations
@@ -74,6 +74,29 @@ def test_rows_of_several_sequences_are_those_of_each_alone(model: bytes) -> None
                 largest = np.abs(wanted).max()
                 np.testing.assert_allclose(got, wanted[at : at + size], rtol=0, atol=1e-5 * largest)
             at += size
+
+
+@pytest.mark.parametrize("exporter", ["script", "dynamo"])
+def test_padding_within_a_text_is_read_as_in_steps_of_one_row(exporter: str) -> None:
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        model = archive.read(f"M2M100_{exporter}.onnx")
+    rng, runtime = np.random.default_rng(5), onnxruntime.InferenceSession(model)
+    feeds: dict[str, np.ndarray] = {}
+    for value in runtime.get_inputs()[1:]:
+        dims = [
+            n if isinstance(n, int) else 9 if "encoder" in value.name else 0 for n in value.shape
+        ]
+        feeds[value.name] = rng.standard_normal(dims).astype(np.float32)
+    feeds["encoder_attention_mask"] = np.ones((1, 9), np.int64)
+    fixed = {name: array for name, array in feeds.items() if "encoder" in name}
+    ids, wanted = np.array([[5, 7, 0, 0, 3, 0, 9]]), []
+    for i in range(ids.size):
+        logits, *caches = runtime.run(None, feeds | {"input_ids": ids[:, i : i + 1]})
+        feeds |= zip([name for name in feeds if name not in fixed], caches, strict=True)
+        wanted.append(logits)
+    with ps.Stepper(ps.load(model)) as stepper:
+        got = stepper.sequence(initial=fixed).step({"input_ids": ids}, wanted=None)["logits"]
+    np.testing.assert_allclose(got, np.concatenate(wanted, 1), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])

@@ -66,7 +66,16 @@ _BEHIND = """
     o{i} = MatMul (af{i}, wo{i}) r{i} = Add (x{i}, o{i})
     h{i} = MatMul (r{i}, wu{i}) g{i} = Tanh (h{i}) x{next} = Add (r{i}, g{i})"""
 
-SPELLINGS = ("spelled", "window", "softcap", "onnx", "groups", "packed", *_NUMBERS)
+# Positions as those count them whose texts may begin with padding, here a token of no text.
+_COUNTED = """absent_i = Equal (ids, padding) present_i = Not (absent_i) flags_i = Cast <to = 6> (present_i)
+    counted_i = CumSum (flags_i, one) past_i = Cast <to = 6> (past) moved_i = Add (counted_i, past_i)
+    placed_i = Mul (moved_i, flags_i) wide_i = Cast <to = 7> (placed_i) place_i = Add (wide_i, one)
+    y = Gather (places, place_i)"""
+
+SPELLINGS = (
+    *("spelled", "window", "softcap", "scaled", "counted", "onnx", "groups", "packed"),
+    *_NUMBERS,
+)
 
 
 def _layer(kind: str, i: int) -> str:
@@ -83,6 +92,10 @@ def _layer(kind: str, i: int) -> str:
     text += "".join(_REPEATED.format(c=c) for c in (f"k{i}", f"v{i}"))
     capped = f"sl{i} = Div (sc{i}, cap) sh{i} = Tanh (sl{i}) st{i} = Mul (sh{i}, cap)"
     cap = capped if kind == "softcap" else f"st{i} = Identity (sc{i})"
+    if kind == "scaled":  # with the mask
+        spelled = _SPELLED.replace("sc{i} = Mul (s{i}, factor)", "sc{i} = Add (s{i}, bias)")
+        spelled = spelled.replace("Add (st{i}, bias)", "Mul (st{i}, factor)")
+        return text + spelled.format(i=i, cap=cap)
     return text + _SPELLED.format(i=i, cap=cap)
 
 
@@ -119,12 +132,13 @@ def decoder_model(kind: str, places: int = 400) -> onnx.ModelProto:
     else:
         numbers = _NUMBERS.get(kind, "bias = Identity (bias2)")
         text = _COMPARED.format(window=_WINDOW if kind == "window" else _ALL, numbers=numbers)
-        text += "x = Gather (table, ids) y = Gather (places, own) x0 = Add (x, y)"
+        text += _COUNTED if kind == "counted" else "y = Gather (places, own)"
+        text += " x = Gather (table, ids) x0 = Add (x, y)"
     for i in range(LAYERS):
         text += _layer(kind, i) + ("" if grouped else _BEHIND.format(i=i, next=i + 1))
     text += f" n = LayerNormalization (x{LAYERS}, gain) logits = MatMul (n, head)"
     constants = f"""<int64[1] last = {{-1}}, int64[1] middle = {{1}}, int64[1] two = {{2}},
-        int64 zero = {{0}}, int64 one = {{1}}, int64 width = {{9}}, float low = {{-3.4e38}},
+        int64 zero = {{0}}, int64 one = {{1}}, int64 width = {{9}}, int64 padding = {{{VOCABULARY}}}, float low = {{-3.4e38}},
         float nothing = {{0}}, float unit = {{1}}, float factor = {{0.25}}, float cap = {{2.0}},
         int64[5] twice = {{1, 1, {HEADS // GROUPS}, 1, 1}}, int64[4] by_heads = {{0, {HEADS}, -1, {SIZE}}},
         int64[4] of_heads = {{0, 0, {HEADS}, {SIZE}}}, int64[4] of_groups = {{0, 0, {GROUPS}, {SIZE}}},

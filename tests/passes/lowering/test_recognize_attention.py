@@ -20,7 +20,7 @@ from tests.support.onnx_text import graph_from_text, model_from_text
 
 INPUTS = "float[1, 4, 2, 8] q, float[1, 4, t, 8] k, float[1, 4, t, 8] v, float[1, 1, 2, t] m"
 SHARED = "float[1, 4, 2, 8] q, float[1, 2, t, 8] k, float[1, 2, t, 8] v, float[1, 1, 2, t] m"
-CONSTANTS = """<float half = {0.5}, float zero = {0}, float low = {-3.0e38}, float least = {-10000},
+CONSTANTS = """<float half = {0.5}, float zero = {0}, float low = {-3.0e38}, float least = {-10000}, float tiny = {1e-9},
     int64[1] two = {2}, int64[2] both = {0, 1},
     int64[5] wide = {1, 1, 2, 1, 1}, int64[4] heads = {0, 4, -1, 8}>"""
 PLAIN = "{ t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul (q, t) p = Softmax (s) y = MatMul (p, v) }"
@@ -51,6 +51,10 @@ FORMS = {
     "divided": f"{{ {SCORES} a = Div (s, half) {BEHIND} }}",
     "masked": f"{{ {SCORES} b = Mul (half, s) a = Add (m, b) {BEHIND} }}",
     "masked twice": f"{{ {SCORES} b = Add (s, m) a = Add (b, m) {BEHIND} }}",
+    "scaled with the mask": f"""{{ {SCORES} b = Mul (s, half) c = Add (b, m) a = Div (c, half)
+        {BEHIND} }}""",
+    "scaled with a lowest number": f"""{{ {SCORES} c = Less (m, zero) b = Where (c, low, s)
+        d = Add (m, b) a = Div (d, half) {BEHIND} }}""",
     "mask of rank 2": f"""{{ {SCORES} r = Squeeze (m, both) a = Add (s, r) {BEHIND} }}""",
     "where": f"{{ {SCORES} c = Less (m, zero) b = Mul (s, half) a = Where (c, low, b) {BEHIND} }}",
     "where not": f"""{{ {SCORES} c = Less (m, zero) w = Where (c, s, low) a = Add (w, m)
@@ -122,7 +126,8 @@ OTHERS = {
     "scores that are read elsewhere": f"{{ {SCORES} a = Add (s, m) {BEHIND} z = Neg (s) }}",
     "a number that scores may reach": f"""{{ {SCORES} c = Less (m, zero) a = Where (c, s, least)
         {BEHIND} }}""",
-    "a sum that is scaled": f"{{ {SCORES} b = Add (s, m) a = Mul (b, half) {BEHIND} }}",
+    "a number that is scaled to no lowest one": f"""{{ {SCORES} c = Less (m, zero)
+        b = Where (c, low, s) a = Mul (b, tiny) {BEHIND} }}""",
     "a factor for each query": f"{{ {SCORES} a = Mul (s, m) {BEHIND} }}",
     "keys in another order": "{ s = MatMul (q, k) p = Softmax (s) y = MatMul (p, v) }",
 }
@@ -165,7 +170,7 @@ def test_attention_of_other_shapes_is_left_as_it_is(inputs):
     size=st.integers(1, 40),
     keys=st.lists(st.integers(1, 80), min_size=2, max_size=3),
     scales=st.lists(st.sampled_from([0.25, 1.0, 1.5]), min_size=3, max_size=3),
-    terms=st.lists(st.sampled_from(["add", "where", "not"]), max_size=3),
+    terms=st.lists(st.sampled_from(["add", "where", "not", "scale"]), max_size=4),
     seed=st.integers(0, 99),
 )
 def test_attention_of_random_forms_equals_that_of_onnx_runtime(
@@ -184,6 +189,7 @@ def test_attention_of_random_forms_equals_that_of_onnx_runtime(
     lines.append("t = Transpose <perm = [0, 1, 3, 2]> (kk) d = MatMul (qf, t) a0 = Mul (d, s2)")
     for i, term in enumerate(terms):
         step = {"add": "Add (m, a{})", "where": "Where (c, a{}, low)", "not": "Where (n, low, a{})"}
+        step["scale"] = "Mul (s2, a{})"
         lines.append(f"a{i + 1} = {step[term].format(i)}")
     lines.append(f"p = Softmax <axis = -1> (a{len(terms)}) y = MatMul (p, vv)")
     text = f"""g (float[1, {many}, {rows}, {size}] q, float[1, {groups}, t, {size}] k,
@@ -205,7 +211,7 @@ def test_attention_of_random_forms_equals_that_of_onnx_runtime(
     ]
     for feeds in every:
         feeds["m"][..., 0] = -1
-    check(text, *every, scale=float(np.prod(scales)))
+    check(text, *every, scale=float(np.prod(scales)) * max(1, scales[2]) ** terms.count("scale"))
 
 
 CAPPED = f"""{{ {SCORES} a0 = Mul (s, half) a1 = Div (a0, cap) a2 = Tanh (a1) a3 = Mul (a2, cap)

@@ -334,3 +334,10 @@ def test_what_repeats_for_each_sample_is_told():
     assert not repeats(made("Add", tiled, Value("z", TensorType(FLOAT32, (12, 4)))), 3)
     assert not repeats(x, 2)
     assert not repeats(None, 2)
+
+
+def test_elements_of_a_table_are_picked_by_numbers_of_each_row() -> None:
+    packed = form("GatherElements", "1 160 8", "1 S 8", plain=(0,), axis=1)
+    assert packed.outputs == [axes_of("1 S 8")]
+    with pytest.raises(Stays):
+        form("GatherElements", "1 160 8", "1 8 S", plain=(0,), axis=1)

@@ -42,8 +42,9 @@ def test_inputs_without_rows_or_a_past_have_no_role(dims: str) -> None:
 
 def test_positions_are_found_whatever_their_dims_and_dtype() -> None:
     values = {"a": np.arange(5.0, 8)[None, :, None], "b": np.arange(3), "c": np.arange(5, 11)}
+    values |= {"d": np.arange(5, 8) + 0.5, "e": np.array([[5], [6], [8]])}
     probe = Probe(3, 5, values)
-    assert [probe.are_positions(name) for name in "abcd"] == [True, False, False, False]
+    assert [probe.offset_of(name) for name in "abcdef"] == [0, -5, None, None, None, None]
 
 
 @pytest.mark.parametrize("window", [0, 1, 4, 7, 9])
@@ -72,8 +73,7 @@ def probes_of(kind: str, whole: bool = False, **options: int) -> Probes:
 @pytest.mark.parametrize("whole", [False, True])
 def test_probes_have_what_a_graph_computes_of_lengths_alone(whole: bool) -> None:
     few, other = probes_of("window", whole).near
-    assert few.are_positions("own")
-    assert other.are_positions("own")
+    assert few.offset_of("own") == other.offset_of("own") == 0
     assert other.window(other.values["bias"]) == 9
     assert "logits" not in few.values
 

@@ -186,10 +186,13 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
             axis, offset = found
             new[node.outputs[0]] = _gathered(node, axis, offset, positions, nodes)
         for value in node.outputs:
-            if value is None or not all(probe.are_positions(value.name) for probe in near):
+            if value is None:
+                continue
+            first, *others = [probe.offset_of(value.name) for probe in near]
+            if first is None or others != [first] * len(others):
                 continue
             given = near[0].values[value.name]
-            new[value] = _positions(positions, value.name, given.shape, given.dtype, nodes)
+            new[value] = _positions(positions, value.name, given.shape, given.dtype, nodes, first)
     for node in graph.nodes:
         node.inputs = [None if v is None else new.get(v, v) for v in node.inputs]
     graph.nodes[:0] = nodes
@@ -224,12 +227,7 @@ def _gathered(node: Node, axis: int, offset: int, positions: Value, nodes: list[
     """The places of a constant for each row, by nodes that are added to ``nodes``."""
     y = node.outputs[0]
     assert y is not None
-    index = _positions(positions, y.name, (ROWS,), INT64, nodes)
-    if offset:
-        moved = Value(f"{y.name}/moved", TensorType(INT64, (ROWS,)))
-        behind = Value(f"{WRITTEN}offset", const=np.array(offset))
-        nodes.append(Node(standard("Add"), [index, behind], [moved]))
-        index = moved
+    index = _positions(positions, y.name, (ROWS,), INT64, nodes, offset)
     result = Value(f"{y.name}/gathered", y.type)
     nodes.append(
         node.derived([node.inputs[0], index], [result], {"axis": axis}, op=standard("Gather"))
@@ -238,14 +236,25 @@ def _gathered(node: Node, axis: int, offset: int, positions: Value, nodes: list[
 
 
 def _positions(
-    positions: Value, name: str, dims: Shape, dtype: np.dtype | None, nodes: list[Node]
+    positions: Value,
+    name: str,
+    dims: Shape,
+    dtype: np.dtype | None,
+    nodes: list[Node],
+    offset: int = 0,
 ) -> Value:
-    """``positions`` in other dims and as another dtype, by nodes that are added to ``nodes``."""
+    """``positions`` plus an offset in other dims and as another dtype, by nodes that are added to
+    ``nodes``."""
     shaped = positions
+    if offset:
+        shaped = Value(f"{name}/moved", positions.type)
+        behind = Value(f"{WRITTEN}offset", const=np.array(offset))
+        nodes.append(Node(standard("Add"), [positions, behind], [shaped]))
     if dims != positions.shape:
         wanted = Value(f"{WRITTEN}dims", const=np.array(dims, np.int64))
-        shaped = Value(f"{name}/given", TensorType(INT64, dims))
-        nodes.append(Node(standard("Reshape"), [positions, wanted], [shaped]))
+        reshaped = Value(f"{name}/given", TensorType(INT64, dims))
+        nodes.append(Node(standard("Reshape"), [shaped, wanted], [reshaped]))
+        shaped = reshaped
     if dtype in (None, INT64):
         return shaped
     result = Value(f"{name}/{dtype}", TensorType(dtype, dims))

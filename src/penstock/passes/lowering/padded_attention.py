@@ -38,7 +38,7 @@ from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.packed import LOWEST
 from penstock.ops.onnx.softmax import SINGLE_AXIS
-from penstock.passes.lowering.recognize_attention import Term
+from penstock.passes.lowering.recognize_attention import ScoreTerm
 from penstock.passes.lowering.row_rules import (
     ROWS,
     SAMPLES,
@@ -63,7 +63,7 @@ class Padded(NamedTuple):
     a mask hides."""
 
     axes: Axes
-    terms: Sequence[Term] = ()
+    terms: Sequence[ScoreTerm] = ()
     weighed: bool = False
 
 
@@ -72,7 +72,7 @@ _Inputs: TypeAlias = "Sequence[Padded | None]"
 
 def padded_form(
     node: Node, inputs: _Inputs, samples: Axis, row: Axis
-) -> tuple[Padded, Sequence[Term]]:
+) -> tuple[Padded, Sequence[ScoreTerm]]:
     """What a node computes of values that have rows in their places, None for other inputs; and the
     terms that hide rows from others there. Raises ``Stays``.
 
@@ -86,7 +86,7 @@ def padded_form(
     if any(node.outputs[1:]):
         raise Stays("has other outputs")
     name = node.op.full_name
-    hiding: Sequence[Term] = ()
+    hiding: Sequence[ScoreTerm] = ()
     if node.op is ATTENTION:
         result, hiding = _attention(node, inputs, samples, row)
     elif name == "Softmax":
@@ -189,7 +189,7 @@ def _keeps_zero(node: Node, inputs: _Inputs) -> bool:
     return moves or node.op is ZERO_NAN or (name == "Div" and inputs[1] is None)
 
 
-def _terms(node: Node, inputs: _Inputs) -> Sequence[Term]:
+def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
     """What has been added to scores so far, if it is told."""
     # Behind any other operation terms are unknown: scaled, a bias may hide nothing.
     name = node.op.full_name
@@ -197,20 +197,20 @@ def _terms(node: Node, inputs: _Inputs) -> Sequence[Term]:
         (x,) = inputs
         return x.terms if x is not None else ()
     if name == "Add":
-        found: tuple[Term, ...] = ()
+        found: tuple[ScoreTerm, ...] = ()
         for x, value in zip(inputs, node.inputs, strict=True):
             if x is not None:
                 found += tuple(x.terms)
             elif value is not None and _may_hide(value):
-                found += ((value, None, False),)
+                found += (ScoreTerm(value),)
         return found
     if name == "Where" and inputs[0] is None:
         condition, yes, no = node.inputs
         for x, number, holds in ((inputs[2], yes, True), (inputs[1], no, False)):
             if x is not None and condition is not None and number is not None:
                 const = number.const
-                if const is not None and const.size == 1 and float(const.reshape(())) <= LOWEST:
-                    return (*x.terms, (condition, number, holds))
+                if const is not None and const.size == 1 and float(const.item()) <= LOWEST:
+                    return (*x.terms, ScoreTerm(condition, float(const.item()), holds))
     return ()
 
 
@@ -250,7 +250,7 @@ def _product(a: Padded, b: Padded) -> Padded:
     return Padded((*lead, a.axes[-2], b.axes[-1]), (), a.weighed or b.weighed)
 
 
-def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, Sequence[Term]]:
+def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, Sequence[ScoreTerm]]:
     """The weights of scores, and the terms that make those 0 of rows that are hidden."""
     rank = len(x.axes)
     last = node.attrs.get("axis", -1) in (-1, rank - 1) and node.op.since >= SINGLE_AXIS
@@ -277,19 +277,19 @@ def _are_scores(axes: Axes, samples: Axis, row: Axis) -> bool:
 
 def _attention(
     node: Node, inputs: _Inputs, samples: Axis, row: Axis
-) -> tuple[Padded, Sequence[Term]]:
+) -> tuple[Padded, Sequence[ScoreTerm]]:
     """An Attention, to whose scores is added what depends on rows."""
     values = node.inputs
     q, k, v = [x or _plain(value) for x, value in zip(inputs[:3], values, strict=False)]
     if not node.attrs.get("keys_last", 0):
         k = k._replace(axes=(*k.axes[:-2], k.axes[-1], k.axes[-2]))
-    terms: tuple[Term, ...] = ()
+    terms: tuple[ScoreTerm, ...] = ()
     axes, _, weighed = _product(q, k)
     for x, value in zip(inputs[3:], values[3:], strict=True):
         if x is not None:
             terms, weighed = (*terms, *x.terms), weighed or x.weighed
         elif value is not None and _may_hide(value):
-            terms = (*terms, (value, None, False))
+            terms = (*terms, ScoreTerm(value))
         if value is not None:
             axes = _joined([axes, (x or _plain(value)).axes])
     if weighed:

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.records import dataclass, field, replace
+from penstock.core.records import NamedTuple, dataclass, field, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ops.common.dtypes import is_float
@@ -39,11 +38,19 @@ _MOST_QUERIES = 32
 _MOST_TERMS = 8
 _LOWEST = -1e30
 """numbers from which on downwards float32 has no digits for scores"""
+_LOWEST_FINITE = float(np.finfo(FLOAT32).min)
 _LEAST = 1e-18
 """the least factor of scores: with smaller ones, steps may overflow where one node does not"""
 
-Term: TypeAlias = "tuple[Value, Value | None, bool]"
-"""a bias, or the condition, the number and whether that is for what holds, of a Where"""
+
+class ScoreTerm(NamedTuple):
+    """A bias, ``operand``, which is added times ``scale``; or the condition of a Where, the number
+    that it puts in the place of scores, and whether that is for what ``holds``."""
+
+    operand: Value
+    number: float | None = None
+    holds: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class _Scores:
     nodes: tuple[Node, ...]
     scale: float = 1.0
     softcap: float = 0.0
-    terms: tuple[Term, ...] = ()
+    terms: tuple[ScoreTerm, ...] = ()
 
     @property
     def product(self) -> Node:
@@ -190,10 +197,10 @@ class _Search:
         policy = self.context.fusion
         if not _is_known(operands, scores, self.always):
             return None
-        inputs = [q, k, v, *[operand for operand, _, _ in scores.terms]]
+        inputs = [q, k, v, *[term.operand for term in scores.terms]]
         assert y is not None
         if self.always:
-            if any(number is not None for _, number, _ in scores.terms):
+            if not all(map(_is_added, scores.terms)):
                 bias = BiasSum(node, self.biases, nodes).total(scores.terms)
                 inputs[3:] = [bias] if bias is not None else []
             return [*nodes, node.derived(inputs, [y], attrs, op=ATTENTION)]
@@ -233,7 +240,7 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
     # A bias that is broadcast to more scores than there are products would enlarge the result.
     if any(_dims(node.outputs[0])[:3] != (batch, heads, rows) for node in scores.nodes):
         return False
-    return all(_is_bias(operand) for operand, _, _ in scores.terms)
+    return all(_is_bias(term.operand) for term in scores.terms)
 
 
 def _is_known(operands: _Operands, scores: _Scores, replaced: bool = False) -> bool:
@@ -247,10 +254,15 @@ def _is_known(operands: _Operands, scores: _Scores, replaced: bool = False) -> b
         return False
     heads, groups = of_q[-3], of_k[-3]
     assert heads is not None and groups is not None
-    if heads % groups or any(n is not None for _, n, _ in scores.terms if not replaced):
+    if heads % groups or not (replaced or all(map(_is_added, scores.terms))):
         return False
     whole = (*of_q[:-1], of_k[-2])
     return all(_dims(node.outputs[0]) == whole for node in scores.nodes)
+
+
+def _is_added(term: ScoreTerm) -> bool:
+    """Whether a bias is added to scores as it is."""
+    return term.number is None and term.scale == 1
 
 
 def _is_bias(operand: Value) -> bool:
@@ -325,11 +337,25 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
             continue
         chain = replace(chain, nodes=(*chain.nodes, node))
         if factor is None:
-            return replace(chain, terms=(*chain.terms, (other, None, False)))
-        if chain.terms or chain.softcap:  # what was added would have to be scaled too
-            return None
-        return replace(chain, scale=chain.scale * factor)
+            return replace(chain, terms=(*chain.terms, ScoreTerm(other)))
+        return None if chain.softcap else _scaled(chain, factor)
     return None
+
+
+def _scaled(scores: _Scores, factor: float) -> _Scores | None:
+    """Scores times a number, and what was added to them; None if what a Where puts in the place of
+    some is no lowest number any more."""
+    terms = []
+    for term in scores.terms:
+        if term.number is None:
+            terms.append(term._replace(scale=term.scale * factor))
+            continue
+        number = term.number * factor
+        if not number <= _LOWEST:
+            return None
+        # As float32 has it.
+        terms.append(term._replace(number=number if number >= _LOWEST_FINITE else -np.inf))
+    return replace(scores, scale=scores.scale * factor, terms=tuple(terms))
 
 
 def _capped(node: Node, x: Value | None, highest: float, readers: Readers) -> _Scores | None:
@@ -354,7 +380,7 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
         chain = _chain(x, readers, depth + 1)
         if chain is None:
             return None
-        terms = (*chain.terms, (condition, other, holds))
+        terms = (*chain.terms, ScoreTerm(condition, number, holds))
         return replace(chain, terms=terms, nodes=(*chain.nodes, node))
     return None
 
@@ -425,23 +451,25 @@ class BiasSum:
     ) -> None:
         self._beside, self._values, self._nodes, self._suffix = beside, values, nodes, suffix
 
-    def total(self, terms: Sequence[Term]) -> Value | None:
+    def total(self, terms: Sequence[ScoreTerm]) -> Value | None:
         """The sum of all terms; None if there are none."""
         total: Value | None = None
-        for operand, number, holds in terms:
+        for operand, number, holds, scale in terms:
             term = self._of_rank_4(operand)
             if number is not None:
                 # Where replaces the scores and what was added to them so far, so it must see that
                 # sum.
                 other = self._constant(0) if total is None else total
-                low = self._constant(_number(number))
+                low = self._constant(number)
                 choices = (low, other) if holds else (other, low)
                 total = self._computed("Where", [term, *choices])
             else:
+                if scale != 1:
+                    term = self._computed("Mul", [term, self._constant(scale)])
                 total = term if total is None else self._computed("Add", [total, term])
         return total
 
-    def _constant(self, number: float | None) -> Value:
+    def _constant(self, number: float) -> Value:
         key = "constant", number
         if key not in self._values:
             self._values[key] = Value("constant", const=np.array(number, FLOAT32))

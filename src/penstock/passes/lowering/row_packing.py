@@ -13,7 +13,7 @@ from penstock.ops.common.shape_rules import normalize_axes
 from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.packed import FACTOR, INDEX, LOWEST, PAIRS
 from penstock.passes.lowering.padded_attention import Padded, given_terms, has_rows, padded_form
-from penstock.passes.lowering.recognize_attention import BiasSum, Term
+from penstock.passes.lowering.recognize_attention import BiasSum, ScoreTerm
 from penstock.passes.lowering.row_rules import (
     ROWS,
     SAMPLES,
@@ -74,7 +74,9 @@ class RowPacking:
         self.first = False
         self._factors: dict[Value, Sequence[Value]] = {}  # that make padded rows 0
         self._why: dict[Node, Stays] = {}
-        self._hiding: dict[Node, Sequence[Term]] = {}  # what hides rows in attention for all rows
+        self._hiding: dict[
+            Node, Sequence[ScoreTerm]
+        ] = {}  # what hides rows in attention for all rows
         self.bias_nodes: list[Node] = []
         """nodes that add up the biases of such attention"""
         self.attention = [node for node in graph.nodes if node.op is ATTENTION]
@@ -300,7 +302,7 @@ class RowPacking:
             for v in node.inputs
         ]
         result, terms = padded_form(node, inputs, self.samples, self.row)
-        if not self._before([term for term, _, _ in terms]) <= self.masks:
+        if not self._before([term.operand for term in terms]) <= self.masks:
             raise Stays("weighs rows by a mask that is computed of rows")
         self.in_place.add(node)
         if terms:

@@ -291,6 +291,11 @@ def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | No
 
 @_rule("GatherElements")
 def _of_elements(node: Node, inputs: _Inputs) -> Packed:
+    if inputs[0] is None:  # places of a table, by numbers for each of its other elements
+        index = _only(inputs, 1)
+        at = _axis(node, 0, len(index))
+        _want_plain(index[:at] + index[at + 1 :])
+        return Packed([index], inputs)
     at, joined, others = _along(node, inputs)
     dims, picked = [[*static_dims(value)] for value in node.inputs]
     del dims[at], picked[at]

@@ -159,4 +159,6 @@ def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
     if node.op.name == "Where":
         return np.where(*read)
     with np.errstate(over="ignore"):
+        if node.op.name == "Mul":
+            return read[0] * read[1]
         return read[0] + read[1] if node.op.name == "Add" else None

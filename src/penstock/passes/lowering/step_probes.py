@@ -25,6 +25,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.internal.packed import LOWEST
 from penstock.passes.context import PassContext
+from penstock.passes.lowering.count_tokens import count_tokens
 from penstock.passes.pipeline import PASSES, STRUCTURE, optimize, run_passes
 
 ROWS, PAST = 7, 11
@@ -106,9 +107,11 @@ def _role_of(value: Value) -> str:
 
 
 def prepared(source: Graph) -> Graph:
-    """A copy of a graph, in which what depends on no length is computed."""
+    """A copy of a graph, in which what depends on no length is computed, and no token is
+    padding."""
     graph = clone(source)
     run_passes((*STRUCTURE, _FOLD), graph, PassContext())
+    count_tokens(graph, roles_of(graph).rows)
     return graph
 
 
@@ -174,14 +177,16 @@ class Probe(NamedTuple):
         """Those of the rows."""
         return np.arange(self.past, self.past + self.rows)
 
-    def are_positions(self, name: str) -> bool:
-        """Whether a value is the positions of the rows."""
+    def offset_of(self, name: str) -> int | None:
+        """How far a value is beyond the positions of the rows; None if it is something else."""
         array = self.values.get(name)
         if array is None or array.size != self.rows or array.dtype.kind not in "iuf":
-            return False
-        return array.shape.count(1) == array.ndim - 1 and bool(
-            (array.reshape(-1) == self.positions).all()
-        )
+            return None
+        if array.shape.count(1) != array.ndim - 1:
+            return None
+        offsets = {float(n) for n in array.reshape(-1) - self.positions}
+        offset = offsets.pop()
+        return int(offset) if not offsets and offset.is_integer() else None
 
     def window(self, bias: np.ndarray, lowest: float = LOWEST) -> int | None:
         """How many positions a row sees if a bias hides the others, by numbers up to ``lowest``, or

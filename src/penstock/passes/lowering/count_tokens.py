@@ -1,0 +1,93 @@
+"""Positions of tokens that are counted: all tokens count, since a text has no padding.
+
+M2M100, NLLB, XGLM and others count the tokens that are no padding, so that the first ones of a text
+may be padding::
+
+    present = Cast(Not(Equal(ids, 1)))
+    places = (CumSum(present) + past) * present + 1     becomes     (CumSum(1) + past) * present + 1
+
+Then positions depend on lengths alone. Rows that are computed one by one have the same ones: what
+is before a row counts in ``past``, padding or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from penstock.core.types import INT64, TensorType
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.registry import standard
+
+_MOST_NODES = 8
+"""between tokens and the flags that say which are present"""
+_OF_TOKENS = 2
+
+
+def count_tokens(graph: Graph, rows: Collection[str]) -> None:
+    """Let counts of present tokens count all tokens of the inputs of ``rows``, in place."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        tokens = _counted(node, rows)
+        if tokens is not None:
+            flags = node.inputs[0]
+            assert flags is not None
+            dims = Value(f"{flags.name}/dims", TensorType(INT64, (_OF_TOKENS,)))
+            ones = Value(f"{flags.name}/ones", flags.type)
+            one = np.ones(1, flags.dtype)
+            nodes += [
+                node.derived([tokens], [dims], {}, op=standard("Shape")),
+                node.derived([dims], [ones], {"value": one}, op=standard("ConstantOfShape")),
+            ]
+            node.inputs = [ones, *node.inputs[1:]]
+        nodes.append(node)
+    graph.nodes = nodes
+
+
+def _counted(node: Node, rows: Collection[str]) -> Value | None:
+    """The tokens of which a CumSum counts those that are present; None for other nodes."""
+    axis = node.const(1) if node.op.full_name == "CumSum" else None
+    if axis is None or node.attrs.get("exclusive") or node.attrs.get("reverse"):
+        return None
+    if axis.reshape(-1).tolist() not in ([1], [-1]):
+        return None
+    chain: list[tuple[Node, int]] = []
+    value = node.inputs[0]
+    while value is not None and (source := value.producer) is not None:
+        others = [v for v in source.inputs if v is not None and v.const is None]
+        # Exporters flatten batches of tokens, whose dims stay two.
+        moved = source.op.full_name == "Reshape" and len(value.shape or ()) == _OF_TOKENS
+        if moved:
+            others = others[:1]
+        elif not source.op.elementwise or len(chain) == _MOST_NODES:
+            return None
+        if len(others) != 1 or others[0] is None:
+            return None
+        if not moved:
+            chain.insert(0, (source, source.inputs.index(others[0])))
+        value = others[0]
+    if value is None or value.name not in rows or len(value.shape or ()) != _OF_TOKENS:
+        return None
+    return value if chain and _are_flags(chain, value) else None
+
+
+def _are_flags(chain: list[tuple[Node, int]], tokens: Value) -> bool:
+    """Whether elementwise nodes give 1 for all tokens but for one at most, which has 0."""
+    consts = [v.const for node, _ in chain for v in node.inputs if v is not None]
+    numbers = {0, 1, 2}
+    for const in consts:
+        if const is None:
+            continue
+        if const.size != 1:
+            return False
+        numbers |= {int(const.item()) + i for i in (-1, 0, 1)}
+    x = np.array(sorted(n for n in numbers if n >= 0), tokens.dtype)[None]
+    for node, place in chain:
+        types = [None if v is None else v.type for v in node.inputs]
+        types[place] = TensorType(x.dtype, x.shape)
+        given = [None if v is None else v.const for v in node.inputs]
+        given[place] = x
+        x = np.asarray(node.op.compile(node, types).function(*given))
+    x = x.astype(np.int64)
+    return bool(np.isin(x, (0, 1)).all() and (x == 0).sum() <= 1)
