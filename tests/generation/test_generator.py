@@ -219,7 +219,7 @@ def test_text_ends_with_the_context() -> None:
     with generator_of(context=10) as generator:
         text = generator.generate(PROMPT).texts[0]
         assert (len(text.tokens), text.finish) == (7, "length")
-        with pytest.raises(ps.InvalidInput, match="of 10"):
+        with pytest.raises(ps.InvalidInput, match="may have 10"):
             generator.generate([*range(10)])
 
 
@@ -300,6 +300,24 @@ def test_encoder_is_refused() -> None:
 def test_tools_without_messages_are_refused() -> None:
     with generator_of() as generator, pytest.raises(ps.InvalidInput, match="give messages"):
         generator.generate(PROMPT, tools=[{"name": "f"}])
+
+
+def test_prompt_that_is_too_long_is_refused_with_what_says_so(tmp_path: Path) -> None:
+    model = ps.load(decoder_model("spelled", places=30))
+    with Generator(model, word_tokenizer()) as generator:
+        with pytest.raises(ps.InvalidInput, match=r"30 tokens .* 30, as the model's table of pos"):
+            generator.generate([1] * 30)
+        result = generator.generate([1] * 25)
+        assert (result.generated_tokens, result.texts[0].finish) == (5, "length")
+    refused = pytest.raises(ps.InvalidInput, match="may have 4, as the generator's context says")
+    with generator_of(context=4) as generator, refused:
+        generator.generate([1] * 4)
+    onnx.save(decoder_model("spelled"), tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text('{"n_positions": 6}')
+    with Generator(tmp_path / "model.onnx", word_tokenizer()) as generator:
+        with pytest.raises(ps.InvalidInput, match=r"6, as n_positions in .*config\.json says"):
+            generator.generate([1] * 6)
+        assert generator.stepper.stats.steps == 0
 
 
 @pytest.mark.parametrize("context", [0, -3, "4", True])

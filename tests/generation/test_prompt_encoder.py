@@ -76,6 +76,14 @@ def test_prompts_of_the_other_kind_are_refused(folders: Path) -> None:
         generator.generate(np.zeros(400, np.float32))
 
 
+def test_prompt_that_the_encoder_has_no_positions_for_is_refused(folders: Path) -> None:
+    with generator_of(folders / "bart") as generator:
+        match = r"41 tokens .* encoder reads at most 40, as max_position_embeddings in .*config"
+        with pytest.raises(ps.InvalidInput, match=match):
+            generator.generate([3] * 41)
+        generator.generate([3] * 40, max_tokens=2)
+
+
 def test_features_are_taken_as_they_are(folders: Path) -> None:
     for number, (_, beams, wanted) in enumerate(cases_of(folders, "whisper")):
         if beams == 1:

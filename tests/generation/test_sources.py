@@ -22,7 +22,8 @@ def model_with(**metadata: str) -> Model:
 
 def test_context_is_that_of_gguf_metadata() -> None:
     names = {"general.architecture": "llama", "llama.context_length": "4096"}
-    assert context_of(model_with(**names).metadata, None) == 4096
+    limit = context_of(model_with(**names).metadata, None)
+    assert limit == (4096, "llama.context_length of the model's metadata")
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,15 @@ def test_context_is_that_of_gguf_metadata() -> None:
     ],
 )
 def test_context_is_that_of_a_configuration(settings: dict[str, object], tmp_path: Path) -> None:
-    assert context_of(model_with(**{"config.json": json.dumps(settings)}).metadata, None) == 512
+    limit = context_of(model_with(**{"config.json": json.dumps(settings)}).metadata, None)
+    assert limit is not None
+    assert limit.most == 512
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "model.onnx").touch()
-    assert context_of(model_with().metadata, tmp_path / "model.onnx") == 512
+    limit = context_of(model_with().metadata, tmp_path / "model.onnx")
+    assert limit is not None
+    assert limit.most == 512
+    assert limit.where.endswith(f" in {tmp_path / 'config.json'}")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"n_positions": "many"}'])

@@ -272,3 +272,25 @@ def test_sequence_that_nobody_has_gives_its_pages_back() -> None:
         kept = stepper.sequence()
         kept.step(fed(text_of(5)))
         assert len(stepper._engine.holding) == 1
+
+
+def test_rows_beyond_the_table_of_positions_are_refused_before_the_step() -> None:
+    with ps.Stepper(ps.load(decoder_model("spelled", places=40))) as stepper:
+        assert stepper.max_length == 40
+        sequence = stepper.sequence()
+        with pytest.raises(ps.InvalidInput, match=r"41 rows is longer .* 'places' has 40"):
+            sequence.step(fed(text_of(41)))
+        assert stepper.stats.steps == sequence.length == 0
+        sequence.step(fed(text_of(40)))
+        with pytest.raises(ps.InvalidInput, match="41 rows is longer"):
+            sequence.step(fed(text_of(1)))
+        assert sequence.length == 40
+
+
+def test_rows_that_no_cache_can_hold_are_refused_before_the_step() -> None:
+    with stepper_of() as stepper:
+        nbytes = stepper._engine.runner.pool.nbytes_of_page
+    with stepper_of(max_rows=8, cache_bytes=2 * nbytes) as stepper:
+        with pytest.raises(ps.LimitExceeded, match=r"70 rows needs 3 pages .* may have 2"):
+            stepper.sequence().step(fed(text_of(70)))
+        assert stepper.stats.steps == 0

@@ -150,7 +150,8 @@ class _StepOptions:
         for name, path in _named(self.embed).items():
             model = load(path, limits=options.get("limits"), map_weights=True)
             tokenizer = tokenizer_of(self.tokenizer, path, model.metadata)
-            most, by_first = context_of(model.metadata, path), pools_first(path)
+            known, by_first = context_of(model.metadata, path), pools_first(path)
+            most = None if known is None else known.most
             embedders[name] = EmbeddingModel(name, tokenizer, most=most, by_first=by_first)
         return TextModels(generators, embedders)
 

@@ -26,9 +26,9 @@ _MOST = 512
 class DecoderStart(NamedTuple):
     """The ``tokens`` that texts begin with, those that end them, ``ends``, that they never have,
     ``suppressed``, and that do not come first, ``not_first``; and how many tokens they have at
-    ``most``, unless the model's positions are fewer. If there are ``languages``, the
-    likeliest of these tokens stands behind the first one. Without ``tokens``, each request says
-    what its text begins with."""
+    ``most``, unless the model's positions are fewer, and what says so, ``most_from``. If there are
+    ``languages``, the likeliest of these tokens stands behind the first one. Without ``tokens``,
+    each request says what its text begins with."""
 
     tokens: Sequence[int]
     ends: Sequence[int] = ()
@@ -36,6 +36,7 @@ class DecoderStart(NamedTuple):
     suppressed: Sequence[int] = ()
     not_first: Sequence[int] = ()
     languages: Sequence[int] = ()
+    most_from: str = "the default of encoder-decoders"
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> DecoderStart:
@@ -66,6 +67,7 @@ class DecoderStart(NamedTuple):
             [*_ids(settings.get("suppress_tokens")), *never],
             _ids(settings.get("begin_suppress_tokens")),
             languages,
+            *(["max_length beside the model"] if _ids(settings.get("max_length")) else []),
         )
 
     def in_language(self, scores: np.ndarray) -> list[int]:

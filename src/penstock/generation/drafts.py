@@ -79,7 +79,9 @@ class DraftSource(NamedTuple):
         """That of a model, with files beside it in a ``place``."""
         rows, _, logits = interface_of(stepper)
         size = vocabulary_size_of(stepper, logits)
-        context = context_of(stepper.metadata, place or stepper.path)
+        known = context_of(stepper.metadata, place or stepper.path)
+        limits = (None if known is None else known.most), stepper.max_length
+        context = min([n for n in limits if n is not None], default=None)
         return cls(stepper, rows, logits, size, context)
 
 

@@ -24,7 +24,13 @@ from penstock.generation.encoder_files import read_halves
 from penstock.generation.job import SharedPrompt, TextJob
 from penstock.generation.options import MOST_TOKENS, GenerationOptions
 from penstock.generation.result import Generation, TextPiece
-from penstock.generation.sources import context_of, interface_of, tokenizer_of, vocabulary_size_of
+from penstock.generation.sources import (
+    ContextLimit,
+    context_of,
+    interface_of,
+    tokenizer_of,
+    vocabulary_size_of,
+)
 from penstock.generation.text_request import TextRequest, TextSource, TextWriter
 from penstock.generation.tokenizer import TextTokenizer
 from penstock.host.stop_condition import StopCondition
@@ -107,16 +113,22 @@ class Generator:
         rows, dtype, logits = interface_of(stepper)
         ends = frozenset(self.tokenizer.end_ids)
         known = context_of(stepper.metadata, place)
+        limits = [] if known is None else [known]
         not_first: Sequence[int] = ()
         suppressed: Sequence[int] = ()
         if self._encoder is not None:
             start = self._encoder.start
             not_first, suppressed = start.not_first, start.suppressed
             ends = ends.union(start.ends)
-            known = start.most if known is None else min(known, start.most)
-        context = known if context is None else context
+            limits.append(ContextLimit(start.most, start.most_from))
+        if context is not None:
+            limits = [ContextLimit(context, "the generator's context")]
+        if stepper.max_length is not None:
+            limits.append(ContextLimit(stepper.max_length, "the model's table of positions"))
+        self._limit = min(limits, key=lambda limit: limit.most, default=None)
+        most = None if self._limit is None else self._limit.most
         self._source = TextSource(
-            rows, logits, self.tokenizer, ends, context, not_first, dtype, suppressed
+            rows, logits, self.tokenizer, ends, most, not_first, dtype, suppressed
         )
         self._template: dict[bool, ChatTemplate] = {}
         self._vocabulary: GrammarVocabulary | None = None
@@ -369,9 +381,12 @@ class Generator:
             begun = self._begun(options, fixed)
         elif options.decoder_prompt is not None:
             raise InvalidInput("decoder_prompt: the model has no encoder; put it into the prompt")
-        first, context = [*begun], self._source.context
-        if context is not None and len(first) >= context:
-            raise InvalidInput(f"a prompt of {len(first)} tokens, of {context} with its text")
+        first, limit = [*begun], self._limit
+        if limit is not None and len(first) >= limit.most:
+            raise InvalidInput(
+                f"a prompt of {len(first)} tokens is too long: with its text it may have "
+                f"{limit.most}, as {limit.where} says"
+            )
         job = TextJob(len(tokens), options)
         grammar = self._grammar(options)
         sequence = self.stepper.sequence(priority=priority, initial=fixed)

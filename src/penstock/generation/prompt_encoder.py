@@ -20,7 +20,7 @@ from penstock.core.types import NamedValues, TensorType, Type
 from penstock.executors.feeds import convert
 from penstock.generation.decoder_start import DecoderStart
 from penstock.generation.encoder_files import Halves
-from penstock.generation.sources import folders_of
+from penstock.generation.sources import context_of, folders_of
 from penstock.generation.speech import MelSpectrogram
 from penstock.generation.tokenizer import read_json
 from penstock.ir.graph import Model
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.host.stop_condition import StopCondition
 
 _PREPROCESSOR = "preprocessor_config.json"
+_POSITIONS = ("max_source_positions", "max_position_embeddings")
 
 _OF_TOKENS, _FEATURES = 2, 3
 """axes of tokens, and of features and hidden states"""
@@ -63,6 +64,8 @@ class PromptEncoder:
             self._encoder = Session(halves.encoder, settings)
             self._cross = None if halves.cross is None else Session(halves.cross, settings)
         self._folders = folders_of(place)
+        metadata = {} if halves is None else halves.encoder.metadata
+        self._limit = context_of(metadata, place, _POSITIONS)
         self.start = DecoderStart.of(self._folders)
         types = fixed if halves is None else _types_of(halves.encoder)
         self._inputs = {name: _shaped(name, type_) for name, type_ in types.items()}
@@ -120,6 +123,11 @@ class PromptEncoder:
                 feeds[name] = np.asarray(prompt, type_.dtype)
                 continue
             count = len(prompt)
+            if self._limit is not None and count > self._limit.most:
+                raise InvalidInput(
+                    f"a prompt of {count} tokens is too long: the encoder reads at most "
+                    f"{self._limit.most}, as {self._limit.where} says"
+                )
             if "mask" in name.lower():
                 feeds[name] = np.ones((1, count), type_.dtype)
             elif "type" in name.lower():

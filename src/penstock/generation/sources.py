@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidInput
+from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
 from penstock.generation.packages import extra_needed
 from penstock.generation.tokenizer import TextTokenizer
@@ -90,36 +91,50 @@ def numbers_tokenizer() -> TextTokenizer:
     return TextTokenizer(Tokenizer(models.WordLevel({"0": 0}, unk_token="0")))
 
 
-def context_of(metadata: Mapping[str, str], place: str | Path | None) -> int | None:
-    """The most tokens of a text, if the metadata of the model or a file beside it say so."""
-    found = [
-        metadata.get(f"{metadata.get('general.architecture')}.context_length"),
-        *[_setting(text, _CONTEXTS) for text in _configurations(metadata, place)],
-    ]
-    numbers = [int(x) for x in found if isinstance(x, int | str) and str(x).isdecimal()]
-    return min([n for n in numbers if n > 1], default=None)
+class ContextLimit(NamedTuple):
+    """The ``most`` tokens of a text, and ``where`` that is said."""
+
+    most: int
+    where: str
 
 
-def _configurations(metadata: Mapping[str, str], place: str | Path | None) -> Iterator[str]:
-    """The texts of files that say what a model's sizes are."""
+def context_of(
+    metadata: Mapping[str, str], place: str | Path | None, names: Sequence[str] = _CONTEXTS
+) -> ContextLimit | None:
+    """The most tokens of a text, if the metadata of the model or a file beside it say so, in
+    settings of some ``names``."""
+    key = f"{metadata.get('general.architecture')}.context_length"
+    found: list[tuple[object, str]] = [(metadata.get(key), f"{key} of the model's metadata")]
+    for text, file in _configurations(metadata, place):
+        name, value = _setting(text, names)
+        found.append((value, f"{name} in {file}"))
+    known = [(int(x), at) for x, at in found if isinstance(x, int | str) and str(x).isdecimal()]
+    limits = [ContextLimit(n, where) for n, where in known if n > 1]
+    return min(limits, key=lambda limit: limit.most, default=None)
+
+
+def _configurations(
+    metadata: Mapping[str, str], place: str | Path | None
+) -> Iterator[tuple[str, str]]:
+    """The texts of files that say what a model's sizes are, and their names."""
     if "config.json" in metadata:
-        yield metadata["config.json"]
+        yield metadata["config.json"], "the model's config.json"
         return
     for folder in folders_of(place):
         for name in ("config.json", "genai_config.json"):
             with suppress(OSError, UnicodeDecodeError):
-                yield (folder / name).read_text(encoding="utf-8")
+                yield (folder / name).read_text(encoding="utf-8"), str(folder / name)
 
 
-def _setting(text: str, names: Sequence[str]) -> object:
+def _setting(text: str, names: Sequence[str]) -> tuple[str, object]:
     """The first of some settings of a file of JSON, in its outer object or one within."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return "", None
     inner = [settings, *(settings.values() if isinstance(settings, dict) else ())]
     for own in inner:
         for name in names:
             if isinstance(own, dict) and isinstance(own.get(name), int):
-                return own[name]
-    return None
+                return name, own[name]
+    return "", None

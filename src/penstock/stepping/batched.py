@@ -41,6 +41,7 @@ class BatchedRunner:
 
     pages = 0, 0, 0
     fixed: Mapping[str, Type] = {}
+    most_rows: int | None = None
 
     def __init__(
         self,
@@ -132,6 +133,9 @@ class BatchedRunner:
 
     def check_fixed(self, fixed: Rows) -> None:
         """There are none."""
+
+    def check_length(self, sequence: SequenceState, rows: int) -> None:
+        """Frames have no bound."""
 
     def begin(self, sequence: SequenceState) -> None:
         """Nothing is there to be found."""

@@ -38,18 +38,20 @@ _TURN = 8
 class Runner(Protocol):
     """Computes pieces of sequences, and has their state. ``rows`` are the types of inputs that have
     rows, by name, and ``fixed`` those of inputs that stay as they are in all steps of a
-    sequence."""
+    sequence. ``most_rows`` is how many a sequence may have, by the model's tables of positions."""
 
     session: Session
     axes: Mapping[str, int]
     rows: Mapping[str, Type]
     fixed: Mapping[str, Type]
     most_sequences: int
+    most_rows: int | None
 
     @property
     def pages(self) -> tuple[int, int, int]: ...
 
     def check_fixed(self, fixed: Rows) -> None: ...
+    def check_length(self, sequence: SequenceState, rows: int) -> None: ...
     def begin(self, sequence: SequenceState) -> None: ...
     def reserve(self, sequence: SequenceState, rows: int) -> bool: ...
     def release(self, sequence: SequenceState) -> None: ...

@@ -111,7 +111,7 @@ class JoinedRunner:
         self.steps = steps = joined_steps_of(self.session.model)
         self.axes, self.most_sequences = steps.outputs, most_sequences
         self.pool, self.rows = PagePool(steps.page_size, most_bytes), steps.rows
-        self.fixed = steps.fed
+        self.fixed, self.most_rows = steps.fed, steps.most
         self._inputs = {*self.session._subgraphs.main.names}
         self._table, self._fixed_table = _PageTable(most_sequences), _PageTable(most_sequences)
 
@@ -131,6 +131,29 @@ class JoinedRunner:
             raise InvalidInput(f"initial has different numbers of positions: {counts}")
         if counts and not self._places(fixed).size:
             raise InvalidInput(f"initial has no positions to attend to: {counts}")
+
+    def check_length(self, sequence: SequenceState, rows: int) -> None:
+        """See that a sequence may have some ``rows``. Raises ``InvalidInput`` where the model has
+        no positions for them, and ``LimitExceeded`` where pages cannot hold them."""
+        if self.most_rows is not None and rows > self.most_rows:
+            raise InvalidInput(
+                f"a sequence of {rows} rows is longer than the model's table of positions: "
+                f"{self.steps.table!r} has {self.most_rows} for them"
+            )
+        self._check_pages(sequence, rows)
+
+    def _check_pages(self, sequence: SequenceState, rows: int) -> None:
+        # Masks are copies that stay as they are, so that this is counted once.
+        if self.steps.fixed and not sequence.present:
+            sequence.present = self._places(sequence.fixed).size
+        needed, of_fixed = ceil(rows / PAGE), ceil(sequence.present / PAGE)
+        if needed + of_fixed > self.pool.count:
+            more = f" and {sequence.present} positions of an encoder" if of_fixed else ""
+            raise LimitExceeded(
+                f"a sequence of {rows} rows{more} needs {needed + of_fixed} pages of "
+                f"{self.pool.nbytes_of_page} bytes, and all caches may have {self.pool.count}; "
+                "raise cache_bytes"
+            )
 
     def _places(self, fixed: Rows) -> np.ndarray:
         """The positions of what an encoder returned that no mask leaves out."""
@@ -156,18 +179,9 @@ class JoinedRunner:
 
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
         """Take the pages that some more rows of a sequence need; False if there are not as many."""
+        self._check_pages(sequence, sequence.computed + rows)
         needed, fixed = ceil((sequence.computed + rows) / PAGE), sequence.fixed_pages
-        # Masks are copies that stay as they are, so that this is counted once.
-        if self.steps.fixed and not sequence.present:
-            sequence.present = self._places(sequence.fixed).size
         of_fixed = ceil(sequence.present / PAGE)
-        if needed + of_fixed > self.pool.count:
-            more = f" and {sequence.present} positions of an encoder" if of_fixed else ""
-            raise LimitExceeded(
-                f"a sequence of {sequence.computed + rows} rows{more} needs {needed + of_fixed} "
-                f"pages of {self.pool.nbytes_of_page} bytes, and all caches may have "
-                f"{self.pool.count}; raise cache_bytes"
-            )
         while len(fixed) < of_fixed:
             page = self.pool.take()
             if page is None:

@@ -44,6 +44,7 @@ class SeparateRunner:
     ``RowsStay`` if the model is no decoder."""
 
     most_sequences = 1
+    most_rows: int | None = None
 
     def __init__(self, model: Model, options: CompileOptions, most_bytes: int) -> None:
         graph = with_sizes_of_heads(model.graph)
@@ -81,6 +82,9 @@ class SeparateRunner:
 
     def check_fixed(self, fixed: Rows) -> None:
         """A run tells what it cannot take."""
+
+    def check_length(self, sequence: SequenceState, rows: int) -> None:
+        """A run tells what is too long."""
 
     def begin(self, sequence: SequenceState) -> None:
         """Give a new sequence caches without positions."""

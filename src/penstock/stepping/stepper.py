@@ -177,6 +177,7 @@ class StepSequence:
         outputs. Raises ``InvalidInput``."""
         checked = self._stepper._checked(rows)
         count = self._state.rows.size_of(checked)
+        self._stepper._engine.runner.check_length(self._state, self.length + count)
         if wanted is None:
             return checked, count
         check_count("wanted", wanted)
@@ -362,6 +363,12 @@ class Stepper:
         """The types of the inputs of a decoder that are the same in all steps of a sequence, such
         as what an encoder returned, by name."""
         return {**self._fixed}
+
+    @property
+    def max_length(self) -> int | None:
+        """The most rows of a sequence, for which the model has positions; None if no table bounds
+        them, or steps run one sequence at a time."""
+        return self._engine.runner.most_rows
 
     @property
     def stats(self) -> StepperStats:

@@ -44,7 +44,9 @@ class JoinedSteps(NamedTuple):
     Of the decoder of an encoder-decoder, ``fed`` are the inputs that stay as they are in all steps
     of a sequence, with their types; ``fixed`` those that lie in pages, keys and values of cross
     attention, without the positions that are absent in the ``mask`` of that name, if there is
-    one."""
+    one.
+
+    A sequence has ``most`` rows, which the ``table`` of that name has positions for."""
 
     rows: Mapping[str, Type]
     outputs: Mapping[str, int]
@@ -53,3 +55,5 @@ class JoinedSteps(NamedTuple):
     fed: Mapping[str, Type]
     fixed: Sequence[PagedCache] = ()
     mask: str | None = None
+    most: int | None = None
+    table: str = ""

@@ -35,6 +35,7 @@ from penstock.passes.context import PassContext
 from penstock.passes.dead_code import prune
 from penstock.passes.lowering.lift_heads import lift_heads
 from penstock.passes.lowering.page_attention import PageAttention, stays
+from penstock.passes.lowering.position_limit import position_limit
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.lowering.row_rules import ROWS as ROW_AXIS
 from penstock.passes.lowering.row_rules import (
@@ -112,6 +113,7 @@ def _joined(
         {name: types[name] for name in roles.fixed},
         [*joining.fixed.values()],
         mask,
+        *(position_limit(graph) or (None, "")),
     )
     return graph, steps
 
