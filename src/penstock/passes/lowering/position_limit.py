@@ -6,8 +6,6 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.internal.joined_steps import POSITIONS
 from penstock.ops.onnx.rotary import cache_places
 
-_MOVES = ("Cast", "Expand", "Tile")
-
 
 def position_limit(graph: Graph) -> tuple[int, str] | None:
     """How many rows a sequence of joined steps may have, and the name of the table that bounds
@@ -49,7 +47,7 @@ def _table_of(node: Node, place: int) -> tuple[Value, int] | None:
 def _change(node: Node, place: int) -> int | None:
     """What is added to input ``place``, so far as results are not larger; None if that is not
     known."""
-    if node.op.view or node.op.full_name in _MOVES:
+    if node.op.moves or node.op.full_name == "Cast":
         return 0 if place == 0 else None
     other = node.inputs[1 - place] if len(node.inputs) == 2 else None
     if other is None:
