@@ -15,6 +15,7 @@ from penstock.stepping.batched import BatchedRunner
 from tests.support.decoders import decoder_model
 from tests.support.onnx_text import model_from_text
 from tests.support.streams import PAST, UNITS, WIDTH, StreamAlone, stream_model
+from tests.support.variable_models import MODELS, by_litert, frames_of
 
 LSTM = {"h0": "hn", "c0": "cn"}
 STATES = {
@@ -326,3 +327,22 @@ def test_model_of_one_frame_a_call_takes_no_other_shapes() -> None:
             stepper.sequence().step(frame_of("static", np.random.default_rng(0), 2))
         with pytest.raises(ps.InvalidInput, match="needed"):
             stepper.sequence().step({"audio": np.zeros(3)})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_sequence_has_variables_of_its_own(name: str) -> None:
+    stepper = ps.Stepper(ps.load(MODELS[name]()))
+    assert stepper.state == {"sum": "sum/next"}
+    streams = {stepper.sequence(): frames_of(name, seed, 5) for seed in range(4)}
+    wanted = {sequence: by_litert(name, frames) for sequence, frames in streams.items()}
+    for i in range(5):
+        results = feed_all(stepper, {sequence: frames[i] for sequence, frames in streams.items()})
+        for sequence, outputs in results.items():
+            check(outputs, {"y": wanted[sequence][i]})
+
+
+def test_variables_begin_with_what_a_sequence_is_given() -> None:
+    stepper = ps.Stepper(ps.load(MODELS["summing"]()))
+    (frame,) = frames_of("summing", 0, 1)
+    with stepper.sequence(initial={"sum": np.zeros((1, 3), np.float32)}) as sequence:
+        check(sequence.step(frame), {"y": np.tanh(frame["x"])})

@@ -22,6 +22,7 @@ from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, Row
 from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
 from penstock.ir.graph import Model
+from penstock.passes.structure.carry_variables import assigns_variables, carry_variables
 from penstock.session.facts import Port
 from penstock.session.session import Session
 from penstock.stepping.frames import FrameQueue, InputFrame
@@ -51,13 +52,21 @@ class BatchedRunner:
         most_sequences: int,
         state: Mapping[str, str] | None,
     ) -> None:
+        carried = None
+        if assigns_variables(model.graph):
+            carried = carry_variables(model)
+            model = carried.model
         self.session = session = Session(model, options)
         self.most_sequences, self._most_bytes = most_sequences, most_bytes
         inputs, outputs = session.inputs, session.outputs
+        # Whoever names some states means all but variables.
+        own = {} if carried is None else carried.state
+        left = [port for port in inputs if port.name not in own]
         if state is None:
-            self.state = match_state(inputs, outputs)
+            self.state = match_state(left, outputs) if carried is None else {}
         else:
-            self.state = check_state(state, inputs, outputs)
+            self.state = check_state(state, left, outputs)
+        self.state |= own
         self.rows: Mapping[str, Type] = {
             port.name: port.type for port in inputs if port.name not in self.state
         }
@@ -76,6 +85,8 @@ class BatchedRunner:
         self._frame_axes = frame_axes
         # States whose dims are open begin with arrays that each sequence gives.
         initial = {name: self._zeros(self._ports[name]) for name in self.state}
+        if carried is not None:  # variables have no other values by default than their own
+            initial |= {name: carried.initial.get(name) for name in own}
         self._unknown = [name for name, zeros in initial.items() if zeros is None]
         known = {name: zeros for name, zeros in initial.items() if zeros is not None}
         self._initial = known
