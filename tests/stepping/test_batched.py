@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,9 +68,8 @@ def test_sequences_equal_each_stream_alone(kind: str, backends: list[str] | None
             frames = {sequence: frame_of(kind, rng) for sequence in streams}
             for sequence, got in feed_all(stepper, frames).items():
                 check(got, streams[sequence].step(frames[sequence]))
-        assert (stepper.reason is None) == (kind not in ("static", "dependent"))
-        assert stepper.stats.rows == 30
-        assert stepper.stats.steps == (6 if stepper.reason is None else 30)
+        assert stepper.reason is None
+        assert (stepper.stats.steps, stepper.stats.rows) == (6, 30)
 
 
 def test_states_stay_where_they_are_while_the_same_sequences_step() -> None:
@@ -213,15 +214,44 @@ def test_sequence_begins_with_the_states_that_are_given() -> None:
             stepper.sequence(initial={"h0": h0})
 
 
+SCALED = """g (float[b, 4] frame, float[b, 4] h) => (float[b, 4] y, float[b, 4] hn) {
+    sum = Add (h, frame) q, s, z = DynamicQuantizeLinear (sum)
+    hn = DequantizeLinear (q, s, z) y = Relu (hn) }"""
+
+
+@pytest.mark.parametrize("batch", ["b", "1"])
+def test_operation_without_a_form_for_samples_runs_one_sequence_at_a_time(batch: str) -> None:
+    model = model_from_text(SCALED.replace("[b,", f"[{batch},"))
+    runtime, rng = onnxruntime.InferenceSession(model.SerializeToString()), np.random.default_rng(2)
+    with ps.Stepper(model, state={"h": "hn"}) as stepper:
+        assert stepper.reason is not None
+        why = "depend on one another" if batch == "b" else "no open dim"
+        assert re.search(f"{why}.*; DynamicQuantizeLinear.* one sample at a time", stepper.reason)
+        streams = {stepper.sequence(): np.zeros((1, 4), np.float32) for _ in range(3)}
+        for _ in range(3):
+            frames = {s: {"frame": rng.standard_normal((1, 4), np.float32)} for s in streams}
+            for sequence, got in feed_all(stepper, frames).items():
+                y, after = runtime.run(None, {**frames[sequence], "h": streams[sequence]})
+                streams[sequence] = after
+                check(got, {"y": y})
+        assert stepper.stats.steps == 9
+
+
 def test_limit_of_the_largest_number_of_all_samples_is_found() -> None:
-    """It shows only where one sample has larger numbers than usual."""
+    """It shows only where one sample has larger numbers than usual; each sample gets its own."""
     text = """g (float[b, 4] frame, float[b, 4] h) => (float[b, 4] y, float[b, 4] hn)
         <float limit = {20}> {
         top = ReduceMax <keepdims = 0> (frame) large = Greater (top, limit)
         sum = Add (h, frame) hn = Where (large, frame, sum) y = Relu (hn) }"""
     with ps.Stepper(model_from_text(text), state={"h": "hn"}) as stepper:
-        assert stepper.reason is not None
-        assert "depend on one another" in stepper.reason
+        assert stepper._engine.runner._stacked is not None
+        first, second = stepper.sequence(), stepper.sequence()
+        small, large = np.ones((1, 4), np.float32), np.full((1, 4), 30, np.float32)
+        for _ in range(2):
+            frames = {first: {"frame": small}, second: {"frame": large}}
+            results = feed_all(stepper, frames)
+        check(results[first], {"y": 2 * small})
+        check(results[second], {"y": large})
 
 
 def test_states_of_all_sequences_are_bounded() -> None:
@@ -333,6 +363,7 @@ def test_model_of_one_frame_a_call_takes_no_other_shapes() -> None:
 def test_each_sequence_has_variables_of_its_own(name: str) -> None:
     stepper = ps.Stepper(ps.load(MODELS[name]()))
     assert stepper.state == {"sum": "sum/next"}
+    assert (stepper.reason is None) == (name != "branching")  # its condition is no one's alone
     streams = {stepper.sequence(): frames_of(name, seed, 5) for seed in range(4)}
     wanted = {sequence: by_litert(name, frames) for sequence, frames in streams.items()}
     for i in range(5):

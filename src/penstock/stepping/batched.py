@@ -7,7 +7,11 @@
     run              c          and once more, since a step has one frame of a sequence
 
 What no axis says is tried out: samples must be computed as if each were alone. Where they are not,
-or where a model takes one sample, steps run one sequence at a time.
+or where a model takes one sample, an axis of samples is added to it (``add_samples``)::
+
+    run          a b c          [3, 1, 512] frames, [3, 2, 1, 64] states
+
+Where operations have no such form, steps run one sequence at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ import numpy as np
 
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
+from penstock.core.records import replace
 from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
 from penstock.ir.graph import Model
+from penstock.passes.structure.add_samples import add_samples
 from penstock.passes.structure.carry_variables import assigns_variables, carry_variables
 from penstock.session.facts import Port
 from penstock.session.session import Session
@@ -57,6 +63,11 @@ class BatchedRunner:
             carried = carry_variables(model)
             model = carried.model
         self.session = session = Session(model, options)
+        self._model, self._options = model, options
+        self._stacked: Session | None = None
+        """runs samples along an axis that the model has not"""
+        self._unproven: str | None = None
+        """why they are, until it is seen that they are computed as each alone"""
         self.most_sequences, self._most_bytes = most_sequences, most_bytes
         inputs, outputs = session.inputs, session.outputs
         # Whoever names some states means all but variables.
@@ -77,10 +88,11 @@ class BatchedRunner:
         self._batch_axes: dict[str, int] = {}
         self._tried = False
         # Outputs of a model of one sample have no axis that is known, and are given as they are.
+        single: str | None = None
         try:
             self._batch_axes = batch_axes(inputs, self.state)
         except RowsStay as reason:
-            self._run_alone(str(reason))
+            single = str(reason)
         frame_axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
         self._frame_axes = frame_axes
         # States whose dims are open begin with arrays that each sequence gives.
@@ -93,16 +105,33 @@ class BatchedRunner:
         self.states = StateRows(known, self._batch_axes)
         self._held: dict[SequenceState, int] = {}
         self._next: dict[SequenceState, StateBatch] = {}
-        if not self._tried and not self._unknown:
+        if single is not None:
+            self._stack_or_run_alone(single)
+        elif not self._unknown:
             self._try_made_up()
 
     def history(self) -> FrameQueue:
         """What holds the frames of a new sequence."""
-        return FrameQueue(self._frame_axes)
+        return FrameQueue(self._frame_axes, self._stacked is not None)
+
+    def _stack_or_run_alone(self, reason: str) -> None:
+        """Add an axis of samples to the model; or run sequences one at a time from now on."""
+        self._tried = True
+        try:
+            graph = add_samples(self._model.graph)
+        except RowsStay as error:
+            return self._run_alone(f"{reason}; {error}")
+        if single := [n.label for n in graph.nodes if n.op.name == "Scan"]:
+            return self._run_alone(f"{reason}; {single[0]} is computed for one sample at a time")
+        model = replace(self._model, graphs={**self._model.graphs, self._model.entry: graph})
+        self._stacked = Session(model, self._options)
+        self._unproven, self.states.stacked = reason, True
+        return None
 
     def _run_alone(self, reason: str) -> None:
         """Run sequences one at a time from now on."""
         self.reason, self._tried, self.most_sequences = reason, True, 1
+        self._stacked, self._unproven, self.states.stacked = None, None, False
 
     def _axis(self, port: Port) -> int | None:
         """The axis of one sample of an input, also where not all have one."""
@@ -207,12 +236,17 @@ class BatchedRunner:
         self._next = {}
         if not self._tried:
             self._try(_first(sequences[0]).inputs, self.states.batch_of(sequences[0]).arrays)
+        if self._unproven is not None:
+            self._prove(_first(sequences[0]).inputs, sequences[0].arrays or self._initial)
         groups: dict[object, list[SequenceState]] = {}
         for sequence in sequences:
             groups.setdefault(self._kind(sequence), []).append(sequence)
         results: dict[SequenceState, Rows] = {}
         for group in groups.values():
-            results |= self._step(group) if self.reason is None else self._alone(group[0])
+            if self.reason is not None:
+                results |= self._alone(group[0])
+            else:
+                results |= self._step(group)
         return [results[sequence] for sequence in sequences]
 
     def advance(self, piece: Piece) -> None:
@@ -238,7 +272,8 @@ class BatchedRunner:
         frames = [_first(sequences[0]).inputs] * batch.size
         for sequence, row in batch.rows.items():
             frames[row] = _first(sequence).inputs
-        outputs = self.session.run({**self._joined(frames), **batch.arrays})
+        session = self._stacked or self.session
+        outputs = session.run({**self._joined(frames), **batch.arrays})
         new = {name: outputs[y] for name, y in self.state.items()}
         for name, array in new.items():
             self._check_size(name, array.shape, batch.arrays[name].shape)
@@ -249,8 +284,11 @@ class BatchedRunner:
             wanted = _is_wanted(sequence)
             own = {}
             for name, axis in self.axes.items():
-                rows = slice(row, row + wanted)
                 # Copied: an output may be the state itself, and would keep the whole batch.
+                if self._stacked is not None:
+                    own[name] = _alone_or_none(outputs[name][row], wanted).copy()
+                    continue
+                rows = slice(row, row + wanted)
                 own[name] = outputs[name][(slice(None),) * axis + (rows,)].copy()
             results[sequence] = own
         return results
@@ -260,6 +298,9 @@ class BatchedRunner:
         feeds = {}
         for name in self.rows:
             axis, parts = self._batch_axes.get(name), [frame[name] for frame in frames]
+            if self._stacked is not None:
+                feeds[name] = np.stack(parts)
+                continue
             feeds[name] = (
                 parts[0] if axis is None or len(parts) == 1 else np.concatenate(parts, axis)
             )
@@ -274,9 +315,8 @@ class BatchedRunner:
         for name, array in new.items():
             self._check_size(name, array.shape, arrays[name].shape)
         self._next[sequence] = StateBatch(new, 1, {sequence: 0})
-        own = {name: outputs[name].copy() for name in self.axes}
-        if not _is_wanted(sequence):
-            own = {name: array[:0] if array.ndim else array for name, array in own.items()}
+        wanted = _is_wanted(sequence)
+        own = {name: _alone_or_none(outputs[name], wanted).copy() for name in self.axes}
         return {sequence: own}
 
     def _check_size(self, name: str, new: tuple[int, ...], old: tuple[int, ...]) -> None:
@@ -307,7 +347,9 @@ class BatchedRunner:
         try:
             self._try_samples(frame, initial)
         except PenstockError as error:
-            self._run_alone(f"the model does not run on samples like the first frame: {error}")
+            self._stack_or_run_alone(
+                f"the model does not run on samples like the first frame: {error}"
+            )
 
     def _try_samples(self, frame: Rows, initial: Rows) -> None:
         """Try samples that are alike, and then one that is large beside others."""
@@ -332,6 +374,23 @@ class BatchedRunner:
             samples.append({**frame, **own, **states})
         return samples, [self.session._run_ahead(sample) for sample in samples]
 
+    def _prove(self, frame: Rows, initial: Rows) -> None:
+        """See that samples along an axis of their own are computed as each alone."""
+        reason, self._unproven = self._unproven, None
+        assert reason is not None
+        assert self._stacked is not None
+        samples, alone = self._samples(frame, initial)
+        try:
+            feeds = {name: np.stack([s[name] for s in samples]) for name in samples[0]}
+            outputs = self._stacked._run_ahead(feeds)
+        except (PenstockError, ValueError) as error:
+            return self._run_alone(f"{reason}; the model does not run on two samples: {error}")
+        for name, array in outputs.items():
+            parts = [values[name] for values in alone]
+            if not same_but_for_rounding(np.stack(parts), array):
+                return self._run_alone(f"{reason}; two samples differ from each alone in {name!r}")
+        return None
+
     def _compare(self, samples: Sequence[Rows], alone: Sequence[NamedValues]) -> None:
         """Compare what is computed of samples together with what is of each alone."""
         feeds = {**samples[0]}
@@ -342,15 +401,15 @@ class BatchedRunner:
         try:
             outputs = self.session._run_ahead(feeds)
         except PenstockError as error:
-            return self._run_alone(f"the model does not run on two samples: {error}")
+            return self._stack_or_run_alone(f"the model does not run on two samples: {error}")
         # States, too: their axis is known, and samples must have them to themselves.
         for name in outputs:
             parts = [values[name] for values in alone]
             axis = _axis_of_samples(parts[0].shape, outputs[name].shape)
             if axis is None:
-                return self._run_alone(f"output {name!r} has no axis of samples")
+                return self._stack_or_run_alone(f"output {name!r} has no axis of samples")
             if not same_but_for_rounding(np.concatenate(parts, axis), outputs[name]):
-                return self._run_alone(f"samples depend on one another in output {name!r}")
+                return self._stack_or_run_alone(f"samples depend on one another in output {name!r}")
             if name in self._axes:
                 self._axes[name] = axis
         return None
@@ -367,6 +426,11 @@ def _first(sequence: SequenceState) -> InputFrame:
 def _is_wanted(sequence: SequenceState) -> bool:
     """Whether outputs of the first frame that waits are wanted."""
     return sequence.waiting <= sequence.wanted
+
+
+def _alone_or_none(array: np.ndarray, wanted: bool) -> np.ndarray:
+    """The outputs of a frame of one sample, or those of none."""
+    return array if wanted or not array.ndim else array[:0]
 
 
 def _random(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -29,13 +29,14 @@ class InputFrame(NamedTuple):
 
 class FrameQueue(RowHistory):
     """The frames of a sequence. ``axes``: the batch axes of inputs, of those that have one; without
-    any, a feed is one frame."""
+    any, a feed is one frame. ``each``: whether runs take what has no batch axis from each
+    sequence, or one value for all."""
 
     together = 1
 
-    def __init__(self, axes: Mapping[str, int]) -> None:
+    def __init__(self, axes: Mapping[str, int], each: bool = False) -> None:
         super().__init__()
-        self._axes, self._waiting = axes, deque[InputFrame]()
+        self._axes, self._each, self._waiting = axes, each, deque[InputFrame]()
 
     def size_of(self, rows: Rows) -> int:
         """How many frames are fed. Raises ``InvalidInput``."""
@@ -59,7 +60,7 @@ class FrameQueue(RowHistory):
         for name, array in rows.items():
             axis = self._axes.get(name)
             if axis is None:
-                kind.append((array.shape, array.tobytes()))
+                kind.append((array.shape, None if self._each else array.tobytes()))
             else:
                 kind.append((array.shape[:axis], array.shape[axis + 1 :]))
         for i in range(count):
@@ -92,6 +93,6 @@ class FrameQueue(RowHistory):
 
     def copied(self) -> FrameQueue:
         """One with the same frames."""
-        copy = FrameQueue(self._axes)
+        copy = FrameQueue(self._axes, self._each)
         copy.count, copy._waiting = self.count, deque(islice(self._waiting, None))
         return copy

@@ -37,6 +37,8 @@ class StateRows:
         self._first = StateBatch(initial, 1)
         self.axes = axes
         self.copied = 0
+        self.stacked = False
+        """whether rows are whole arrays of sequences, along an axis in front of theirs"""
         self._batches: dict[SequenceState, StateBatch] = {}
         self._left: list[StateBatch] = []
 
@@ -68,7 +70,7 @@ class StateRows:
         self.copied += len(sequences)
         arrays = {}
         for name, one in next(iter(parts.values()))[0].arrays.items():
-            axis = self.axes[name]
+            axis = 0 if self.stacked else self.axes[name]
             array = np.empty((*one.shape[:axis], len(sequences), *one.shape[axis + 1 :]), one.dtype)
             rows_of_array = np.moveaxis(array, axis, 0)
             for batch, sources, targets in parts.values():
@@ -80,7 +82,10 @@ class StateRows:
         """The batch with the state of a sequence: of a new one, that of its initial state."""
         batch = self._batches.get(sequence)
         if batch is None:
-            return StateBatch(sequence.arrays, 1) if sequence.arrays else self._first
+            arrays = sequence.arrays or self._first.arrays
+            if self.stacked:
+                arrays = {name: array[None] for name, array in arrays.items()}
+            return StateBatch(arrays, 1)
         return batch
 
     def place(self, sequence: SequenceState, batch: StateBatch) -> None:

@@ -258,9 +258,11 @@ class Stepper:
     States are never taken away: a sequence that would be one too many for ``cache_bytes`` ends with
     ``LimitExceeded``. That samples do not depend on one another is tried out with random states.
 
-    Where rows of a model may need others than in attention, or samples depend on one another, or
-    a model takes one sample, steps run one sequence at a time: ``reason`` says what stood in the
-    way.
+    Where samples depend on one another, or a model takes one, an axis of samples is added to it.
+    Variables that a run assigns are states of each sequence.
+
+    Where rows of a model may need others than in attention, or operations have no form for
+    samples, steps run one sequence at a time: ``reason`` says what stood in the way.
 
     Args:
         model: As ``penstock.compile`` takes it.

@@ -7,6 +7,7 @@ from bench.nets import Net
 from onnx import TensorProto
 
 from tests.passes.loops.test_hoist_recurrences import compare, operations
+from tests.support.onnx_text import model_from_text
 
 
 def test_rows_that_a_loop_collects_are_computed_before_it():
@@ -37,3 +38,11 @@ def test_rows_that_a_loop_flattens_are_computed_before_it():
     model = net.model()
     assert not {"Loop", "Gather"} & {*operations(model)}
     compare(model)
+
+
+def test_bounds_of_each_row_are_numbers_in_the_loop() -> None:
+    """Of Clip, which takes no rows of bounds."""
+    text = """g (float[4, 3] x, float[4] low) => (float[4, 3] y) {
+        y = Scan <num_scan_inputs = 2, body = body (float[3] r, float n) => (float[3] c) {
+            c = Clip (r, n) }> (x, low) }"""
+    compare(model_from_text(text))

@@ -253,6 +253,9 @@ class LoopRows(Expansion):
         # A node that reads nothing of the body is the same in all iterations (see HoistInvariants).
         if large or self.own.isdisjoint(node.inputs):
             return None
+        # Bounds are numbers: they have no axis of trips.
+        if node.op.full_name == "Clip" and not self.own.isdisjoint(node.inputs[1:]):
+            return None
         for x in node.inputs:
             if x is None or x not in self.own:
                 # The axis of trips stands in front, where an operand of higher rank has an axis of
