@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
 from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
-from penstock.core.records import replace
 from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
 from penstock.ir.graph import Model
-from penstock.passes.structure.add_samples import add_samples
 from penstock.passes.structure.carry_variables import assigns_variables, carry_variables
 from penstock.session.facts import Port
 from penstock.session.session import Session
 from penstock.stepping.frames import FrameQueue, InputFrame
 from penstock.stepping.joined import Piece, rounded
+from penstock.stepping.sample_axis import session_of_samples
 from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
 from penstock.stepping.state_pairs import batch_axes, check_state, match_state
 from penstock.stepping.state_rows import StateBatch, StateRows
@@ -63,7 +63,7 @@ class BatchedRunner:
             carried = carry_variables(model)
             model = carried.model
         self.session = session = Session(model, options)
-        self._model, self._options = model, options
+        self._with_axis = partial(session_of_samples, model, options)
         self._stacked: Session | None = None
         """runs samples along an axis that the model has not"""
         self._unproven: str | None = None
@@ -118,13 +118,9 @@ class BatchedRunner:
         """Add an axis of samples to the model; or run sequences one at a time from now on."""
         self._tried = True
         try:
-            graph = add_samples(self._model.graph)
+            self._stacked = self._with_axis()
         except RowsStay as error:
             return self._run_alone(f"{reason}; {error}")
-        if single := [n.label for n in graph.nodes if n.op.name == "Scan"]:
-            return self._run_alone(f"{reason}; {single[0]} is computed for one sample at a time")
-        model = replace(self._model, graphs={**self._model.graphs, self._model.entry: graph})
-        self._stacked = Session(model, self._options)
         self._unproven, self.states.stacked = reason, True
         return None
 

@@ -444,8 +444,8 @@ def _of_recurrence(s: SampledNode) -> Sequence[Value]:
         if s.node.input(i) is not None:
             # [n, steps, batch, size] as [steps, n * batch, size]
             turned = s.add("Transpose", [s.spread(i)], {"perm": [1, 0, 2, 3]})
-            parts = s.dims(turned, 0, 1), s.ints([-1]), s.dims(turned, 3)
-            inputs[i] = s.reshaped(turned, *parts)
+            steps = s.dims(turned, 0, 1)
+            inputs[i] = s.reshaped(turned, steps, s.ints([-1]), s.dims(turned, 3))
     results = []
     for place, y in enumerate(s.same(inputs)):
         lead = 1 if place else 2  # directions, behind the steps of the first output

@@ -1,0 +1,20 @@
+"""The session of a model with an axis of samples that it has not itself."""
+
+from __future__ import annotations
+
+from penstock.compiler.options import CompileOptions
+from penstock.core.errors import RowsStay
+from penstock.core.records import replace
+from penstock.ir.graph import Model
+from penstock.passes.structure.add_samples import add_samples
+from penstock.session.session import Session
+
+
+def session_of_samples(model: Model, options: CompileOptions) -> Session:
+    """A session whose inputs and outputs have samples along an axis in front of theirs. Raises
+    ``RowsStay`` where some of the work is done for one sample after another."""
+    graph = add_samples(model.graph)
+    alone = [node.label for node in graph.nodes if node.op.name == "Scan"]
+    if alone:
+        raise RowsStay(f"{alone[0]} is computed for one sample at a time")
+    return Session(replace(model, graphs={**model.graphs, model.entry: graph}), options)
