@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.session.facts import Stats
     from penstock.session.session import Session, compile, open
     from penstock.session.stream import Signal, Stream
+    from penstock.stepping.shared_loops import SharedLoops
     from penstock.stepping.stepper import Stepper, StepSequence
 
 
@@ -74,7 +75,7 @@ _HOMES = {
     **dict.fromkeys(("Signal", "Stream"), "penstock.session.stream"),
     "SimulatedCluster": "penstock.cluster.simulated",
     "TorchBackend": "penstock.backends.torch.backend",
-    **dict.fromkeys(("Stepper", "StepSequence"), "penstock.stepping.stepper"),
+    **dict.fromkeys(("SharedLoops", "Stepper", "StepSequence"), "penstock.stepping.stepper"),
     "Trace": "penstock.observers.trace",
     "load": "penstock.frontends.load",
     "ray_deployment": "penstock.serving.ray_serve",
@@ -105,6 +106,7 @@ __all__ = [
     "Replicas",
     "RunError",
     "Session",
+    "SharedLoops",
     "Signal",
     "SimulatedCluster",
     "Stats",

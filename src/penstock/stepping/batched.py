@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
@@ -26,15 +25,14 @@ from penstock.compiler.options import CompileOptions
 from penstock.core.errors import InvalidInput, LimitExceeded, PenstockError, RowsStay
 from penstock.core.types import NamedValues, RunValue, Type
 from penstock.executors.feeds import convert
-from penstock.ir.graph import Model
-from penstock.passes.structure.carry_variables import assigns_variables, carry_variables
 from penstock.session.facts import Port
 from penstock.session.session import Session
+from penstock.stepping.fed_state import FedState
 from penstock.stepping.frames import FrameQueue, InputFrame
 from penstock.stepping.joined import Piece, rounded
 from penstock.stepping.sample_axis import session_of_samples
 from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
-from penstock.stepping.state_pairs import batch_axes, check_state, match_state
+from penstock.stepping.state_pairs import batch_axes
 from penstock.stepping.state_rows import StateBatch, StateRows
 
 _SAMPLES = 2
@@ -51,33 +49,16 @@ class BatchedRunner:
     most_rows: int | None = None
 
     def __init__(
-        self,
-        model: Model,
-        options: CompileOptions,
-        most_bytes: int,
-        most_sequences: int,
-        state: Mapping[str, str] | None,
+        self, fed: FedState, options: CompileOptions, most_bytes: int, most_sequences: int
     ) -> None:
-        carried = None
-        if assigns_variables(model.graph):
-            carried = carry_variables(model)
-            model = carried.model
-        self.session = session = Session(model, options)
-        self._with_axis = partial(session_of_samples, model, options)
+        self._fed, self.session = fed, Session(fed.model, options)
         self._stacked: Session | None = None
         """runs samples along an axis that the model has not"""
         self._unproven: str | None = None
         """why they are, until it is seen that they are computed as each alone"""
         self.most_sequences, self._most_bytes = most_sequences, most_bytes
-        inputs, outputs = session.inputs, session.outputs
-        # Whoever names some states means all but variables.
-        own = {} if carried is None else carried.state
-        left = [port for port in inputs if port.name not in own]
-        if state is None:
-            self.state = match_state(left, outputs) if carried is None else {}
-        else:
-            self.state = check_state(state, left, outputs)
-        self.state |= own
+        inputs, outputs = self.session.inputs, self.session.outputs
+        self.state = fed.pairs(inputs, outputs)
         self.rows: Mapping[str, Type] = {
             port.name: port.type for port in inputs if port.name not in self.state
         }
@@ -85,24 +66,13 @@ class BatchedRunner:
         self._axes = {p.name: 0 for p in outputs if p.name not in self.state.values()}
         self.axes: Mapping[str, int] = self._axes
         self.reason: str | None = None
-        self._batch_axes: dict[str, int] = {}
         self._tried = False
-        # Outputs of a model of one sample have no axis that is known, and are given as they are.
-        single: str | None = None
-        try:
-            self._batch_axes = batch_axes(inputs, self.state)
-        except RowsStay as reason:
-            single = str(reason)
-        frame_axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
-        self._frame_axes = frame_axes
+        self._batch_axes, single = self._found_axes(inputs)
         # States whose dims are open begin with arrays that each sequence gives.
-        initial = {name: self._zeros(self._ports[name]) for name in self.state}
-        if carried is not None:  # variables have no other values by default than their own
-            initial |= {name: carried.initial.get(name) for name in own}
-        self._unknown = [name for name, zeros in initial.items() if zeros is None]
-        known = {name: zeros for name, zeros in initial.items() if zeros is not None}
-        self._initial = known
-        self.states = StateRows(known, self._batch_axes)
+        initial = {name: self._first_of(self._ports[name]) for name in self.state}
+        self._unknown = [name for name, array in initial.items() if array is None]
+        self._initial = {name: array for name, array in initial.items() if array is not None}
+        self.states = StateRows(self._initial, self._batch_axes)
         self._held: dict[SequenceState, int] = {}
         self._next: dict[SequenceState, StateBatch] = {}
         if single is not None:
@@ -110,15 +80,27 @@ class BatchedRunner:
         elif not self._unknown:
             self._try_made_up()
 
+    def _found_axes(self, inputs: Sequence[Port]) -> tuple[dict[str, int], str | None]:
+        """The batch axes of inputs, and why there are none."""
+        # Batches of runs in a loop may have other sizes, and samples of theirs may be combined.
+        if self._fed.grows:
+            return {}, "the body of a loop has no axis of runs"
+        # Outputs of a model of one sample have no axis that is known, and are given as they are.
+        try:
+            return batch_axes(inputs, self.state), None
+        except RowsStay as reason:
+            return {}, str(reason)
+
     def history(self) -> FrameQueue:
         """What holds the frames of a new sequence."""
-        return FrameQueue(self._frame_axes, self._stacked is not None)
+        axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
+        return FrameQueue(axes, self._stacked is not None)
 
     def _stack_or_run_alone(self, reason: str) -> None:
         """Add an axis of samples to the model; or run sequences one at a time from now on."""
         self._tried = True
         try:
-            self._stacked = self._with_axis()
+            self._stacked = session_of_samples(self._fed.model, self.session.options)
         except RowsStay as error:
             return self._run_alone(f"{reason}; {error}")
         self._unproven, self.states.stacked = reason, True
@@ -131,11 +113,16 @@ class BatchedRunner:
 
     def _axis(self, port: Port) -> int | None:
         """The axis of one sample of an input, also where not all have one."""
+        if self._fed.grows:
+            return None
         free = [i for i, dim in enumerate(port.shape or ()) if not isinstance(dim, int)]
         return self._batch_axes.get(port.name, free[0] if free else None)
 
-    def _zeros(self, port: Port) -> np.ndarray | None:
+    def _first_of(self, port: Port) -> np.ndarray | None:
         """The state that a sequence begins with by default; None if its dims are open."""
+        # Variables have no other values by default than their own.
+        if port.name in self._fed.variables:
+            return self._fed.initial.get(port.name)
         axis = self._axis(port)
         dims = [1 if i == axis else n for i, n in enumerate(port.shape or ())]
         if not all(isinstance(n, int) for n in dims):
@@ -223,6 +210,14 @@ class BatchedRunner:
             raise
         copy.computed = sequence.computed
 
+    def state_of(self, sequence: SequenceState) -> dict[str, np.ndarray]:
+        """The state of a sequence that has stepped, by inputs."""
+        batch = self.states.batch_of(sequence)
+        if not self.states.stacked:
+            return {**batch.arrays}
+        row = batch.rows.get(sequence, 0)
+        return {name: array[row].copy() for name, array in batch.arrays.items()}
+
     # Of steps.
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
@@ -257,8 +252,11 @@ class BatchedRunner:
         """What sequences of one run have in common."""
         if self.reason is not None:
             return sequence.number
-        shapes = [array.shape for array in sequence.arrays.values()] if self._unknown else None
-        return _first(sequence).kind, str(shapes)
+        shapes: tuple[object, ...] = ()
+        if self._unknown or self._fed.grows:
+            batch = self.states.batch_of(sequence)
+            shapes = tuple([array.shape[1:] for array in batch.arrays.values()])
+        return _first(sequence).kind, shapes
 
     def _step(self, sequences: Sequence[SequenceState]) -> dict[SequenceState, Rows]:
         """Compute one frame of each of some sequences of one kind."""
@@ -316,7 +314,7 @@ class BatchedRunner:
         return {sequence: own}
 
     def _check_size(self, name: str, new: tuple[int, ...], old: tuple[int, ...]) -> None:
-        if new != old:
+        if new != old and not self._fed.grows:
             raise InvalidInput(
                 f"state {name!r} {old} came back as {new}, and states are of fixed size; caches "
                 "that grow are those of a decoder, [batch, groups, past, size]"
@@ -375,7 +373,11 @@ class BatchedRunner:
         reason, self._unproven = self._unproven, None
         assert reason is not None
         assert self._stacked is not None
-        samples, alone = self._samples(frame, initial)
+        try:
+            samples, alone = self._samples(frame, initial)
+        except PenstockError:  # what is made up is no state that the model takes
+            samples = [{**frame, **initial}] * _SAMPLES
+            alone = [self.session._run_ahead(samples[0])] * _SAMPLES
         try:
             feeds = {name: np.stack([s[name] for s in samples]) for name in samples[0]}
             outputs = self._stacked._run_ahead(feeds)

@@ -299,8 +299,10 @@ class Stepper:
             runner, self._reason = _runner_of_rows(source, settings, nbytes, max_sequences)
         if runner is None:
             from penstock.stepping.batched import BatchedRunner
+            from penstock.stepping.fed_state import FedState
 
-            batched = BatchedRunner(source.model, settings, nbytes, max_sequences, state)
+            fed = FedState.of(source.model, state)
+            batched = BatchedRunner(fed, settings, nbytes, max_sequences)
             if not batched.state and state is None:
                 raise InvalidInput(
                     f"the model has no state that is fed back: {self._reason}; a decoder has "
@@ -477,3 +479,12 @@ def _run_steps(stepper_of: ref[Stepper]) -> None:
                 return
         del stepper
         engine.park(lambda: False)
+
+
+def __getattr__(name: str) -> object:
+    # Beside the stepper, which most programs want alone: loops need front ends and passes.
+    if name == "SharedLoops":
+        from penstock.stepping.shared_loops import SharedLoops
+
+        return SharedLoops
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ def position_limit(graph: Graph) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for node in graph.nodes:
         known = [(i, beyond[v]) for i, v in enumerate(node.inputs) if v is not None and v in beyond]
+        # Sums of positions and the like are no places of a table.
         if len(known) != 1:
             continue
         ((place, offset),) = known

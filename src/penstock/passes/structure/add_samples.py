@@ -109,6 +109,7 @@ class _Adding:
         own = [v for v in (*node.inputs, *read) if v is not None and v in self.sampled]
         if not own:
             return [node]
+        # A draw for each sample would be another one than that of a run alone.
         if node.control_inputs or not all(inner.op.pure for inner in (node, *node.inner)):
             raise RowsStay(f"{node.label} has effects, or draws numbers")
         if node.op.full_name in ("Shape", "Size"):
@@ -136,6 +137,7 @@ class _Adding:
         """The shape of a sample, which all of them have."""
         (x,) = node.inputs
         assert x is not None
+        # Counted from the end, dims are behind those of samples: only those in front are moved.
         start, end = node.attrs.get("start", 0), node.attrs.get("end")
         if start < 0 or (end is not None and end < 0):
             assert x.shape is not None
@@ -154,6 +156,7 @@ class _Adding:
 
     def _branches(self, node: Node) -> list[Node]:
         """An If whose condition is that of all samples."""
+        # Each branch reads what was computed before, and computes for itself.
         for _, branch in node.graphs:
             _Adding(self.count, {**self.sampled}, self.numbers).rewrite(branch)
         for i, old in enumerate(node.outputs):

@@ -59,6 +59,7 @@ def carry_variables(model: Model) -> CarriedModel:
     run_passes(STRUCTURE, graph, PassContext())
     if is_framed(graph):
         raise InvalidInput(f"{model!r} has loops of frames, which carry no variables")
+    # The order of nodes is that of effects, once control edges count.
     sort(graph)
     prune(graph)  # assignments that no run makes
     names = {value.name for value in (*graph.inputs, *graph.outputs)}
@@ -246,6 +247,7 @@ class _Carrier:
 
     def _nested(self, node: Node) -> list[Node]:
         changed = _assigned([node], self.handles)
+        # In one order in all branches.
         order = [name for name in self.values if name in changed]
         if node.op.role is Role.LOOP:
             self._loop(node, order)

@@ -226,6 +226,7 @@ def _of_gather(s: SampledNode) -> Sequence[Value]:
     axis += rank if axis < 0 else 0
     if not s.sampled[1]:
         return s.same(s.given, axis=axis + 1)
+    # Samples stand where the numbers do, and are moved to the front.
     if not s.sampled[0]:
         y = s.same(s.given, axis=axis)
         perm = [axis, *range(axis), *range(axis + 1, rank + s.rank(1))]
@@ -364,6 +365,7 @@ def _of_product(s: SampledNode) -> Sequence[Value]:
     assert a is not None
     assert b is not None
     vectors = [n == 1 for n in ranks]
+    # A vector is a matrix of one row or column, which is dropped again.
     if vectors[0]:
         a = s.inserted(a, [-2])
     if vectors[1]:
@@ -428,6 +430,7 @@ def _of_batch(s: SampledNode) -> Sequence[Value]:
     if s.node.attrs.get("training_mode") or len(s.node.outputs) > 1:
         raise NoRule("has statistics, or places, of the whole batch")
     x = s.spread(0)
+    # Batches of all samples one behind another, and apart again.
     (y,) = s.same([s.reshaped(x, s.ints([-1]), s.dims(x, 2)), *s.given[1:]])
     return [s.reshaped(y, s.dims(x, 0, 2), s.dims(y, 1))]
 

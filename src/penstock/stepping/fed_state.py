@@ -1,0 +1,41 @@
+"""What is fed back of a model of states, and what these begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.ir.graph import Model
+from penstock.passes.structure.carry_variables import assigns_variables, carry_variables
+from penstock.session.facts import Port
+from penstock.stepping.state_pairs import check_state, match_state
+
+
+class FedState(NamedTuple):
+    """A ``model``, the outputs that are fed back by inputs, as ``given``, None if their names tell;
+    those of ``variables``, and the values that these begin with, ``initial``. In a loop, states may
+    change their shapes (``grows``), and runs have no batch."""
+
+    model: Model
+    given: Mapping[str, str] | None
+    variables: Mapping[str, str] = {}
+    initial: Mapping[str, np.ndarray] = {}
+    grows: bool = False
+
+    @classmethod
+    def of(cls, model: Model, given: Mapping[str, str] | None) -> FedState:
+        """That of a model, whose variables become states."""
+        if not assigns_variables(model.graph):
+            return cls(model, given)
+        carried = carry_variables(model)
+        # A model with variables has its state there: names of its other ports tell nothing.
+        return cls(carried.model, given or {}, carried.state, carried.initial)
+
+    def pairs(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, str]:
+        """The outputs that are fed back, by inputs. Raises ``InvalidInput``."""
+        left = [port for port in inputs if port.name not in self.variables]
+        if self.given is None:
+            return match_state(left, outputs)
+        return {**check_state(self.given, left, outputs), **self.variables}
