@@ -285,6 +285,25 @@ def test_frame_that_the_model_does_not_take_is_an_error_of_its_sequence_alone() 
         assert stepper.reason is None
 
 
+def test_several_sequences_go_on_beside_one_that_fails() -> None:
+    text = """g (float[b, 4] frame, int64[b, 1] place, float[b, 4] h) => (float[b, 1] y, float[b, 4] hn) {
+        hn = Add (h, frame) y = GatherElements <axis = 1> (hn, place) }"""
+    with ps.Stepper(model_from_text(text), state={"h": "hn"}) as stepper:
+        sequences = [stepper.sequence() for _ in range(4)]
+        for count in (1, 2):
+            ends: list[tuple[int, tuple]] = []
+            for i, sequence in enumerate(sequences):
+                place = np.array([[9 if i == 1 and count == 2 else i]])
+                frame = {"frame": np.full((1, 4), i, np.float32), "place": place}
+                sequence.feed(frame, 1, lambda y, e, i=i, ends=ends: ends.append((i, (y, e))))
+            while stepper._engine.step():
+                pass
+            results = dict(ends)
+            assert [i for i, (_, error) in results.items() if error] == [1] * (count - 1)
+            for i in (0, 2, 3):
+                check(results[i][0], {"y": np.full((1, 1), count * i, np.float32)})
+
+
 def test_deadline_leaves_the_sequence_as_it_was() -> None:
     rng, kind = np.random.default_rng(0), "lstm"
     with stepper_of(kind) as stepper:

@@ -146,6 +146,32 @@ def test_number_of_iterations_is_bounded() -> None:
         shared.run(feeds_of(GROWING, 2))
 
 
+def test_what_loops_carry_is_bounded() -> None:
+    shared = ps.SharedLoops(model_from_text(GROWING), cache_bytes=2 * 2 * 4)
+    shared.run(feeds_of(GROWING, 0))
+    with pytest.raises(ps.LimitExceeded, match="cache_bytes"):
+        shared.run(feeds_of(GROWING, 3))
+
+
+def test_runs_go_on_beside_those_that_fail() -> None:
+    text = """g (float[4] x, int64 n) => (float[4] y) <bool yes = {1}> {
+        y = Loop (n, yes, x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] z) {
+            d = Identity (c) e = Gather (v, i) z = Add (v, e) }> }"""
+    shared = ps.SharedLoops(model_from_text(text))
+
+    def client(count: int) -> bool:
+        feeds = {"x": np.arange(4, dtype=np.float32) + count, "n": np.array(count)}
+        if count > 4:
+            with pytest.raises(ps.PenstockError, match="Gather"):
+                shared.run(feeds)
+        else:
+            check(shared.run(feeds), by_runtime(text, feeds))
+        return True
+
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(client, [1, 2, 3, 4, 9, 4, 2, 7, 3] * 3))
+
+
 def test_inputs_that_do_not_fit_are_named() -> None:
     shared = ps.SharedLoops(model_from_text(GROWING))
     with pytest.raises(ps.InvalidInput, match="'n' is missing"):

@@ -171,14 +171,16 @@ class BatchedRunner:
         return True
 
     def _hold(self, sequence: SequenceState) -> None:
-        if sequence in self._held:
+        # In a loop, states may grow with each step.
+        if sequence in self._held and not self._fed.grows:
             return
         # Each by itself, since states that sequences begin with may have sizes of their own.
-        nbytes = sum(x.nbytes for x in self.states.batch_of(sequence).arrays.values())
-        total = sum(self._held.values()) + nbytes
+        batch = self.states.batch_of(sequence)
+        nbytes = sum(x.nbytes for x in batch.arrays.values()) // batch.size
+        total = sum({**self._held, sequence: nbytes}.values())
         if total > self._most_bytes:
             raise LimitExceeded(
-                f"the states of {len(self._held) + 1} sequences take {total} bytes, of "
+                f"the states of {len({*self._held, sequence})} sequences take {total} bytes, of "
                 f"{self._most_bytes}; close sequences, or raise cache_bytes"
             )
         self._held[sequence] = nbytes
@@ -223,8 +225,10 @@ class BatchedRunner:
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
         """Compute a frame of each piece; its outputs, or those of no frame where none is wanted."""
         sequences = [piece.sequence for piece in pieces]
-        # New states count once all groups have run: if one fails, the engine runs each piece again.
-        self._next = {}
+        # New states count once all groups have run: if one fails, the engine runs each piece again,
+        # by calls of their own.
+        for sequence in sequences:
+            self._next.pop(sequence, None)
         if not self._tried:
             self._try(_first(sequences[0]).inputs, self.states.batch_of(sequences[0]).arrays)
         if self._unproven is not None:

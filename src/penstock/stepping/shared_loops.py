@@ -61,7 +61,7 @@ class SharedLoops:
     Args:
         model: As ``penstock.compile`` takes it.
         max_runs: The most runs of a step.
-        state_bytes: The most memory of what loops carry, as 2**30 or "1GB".
+        cache_bytes: The most memory of what loops carry, as 2**30 or "1GB".
         options: Of ``penstock.compile``.
     """
 
@@ -70,12 +70,12 @@ class SharedLoops:
         model: Model | str | Path,
         *,
         max_runs: int = 64,
-        state_bytes: int | str = 1 << 30,
+        cache_bytes: int | str = 1 << 30,
         **options: object,
     ) -> None:
         check_count("max_runs", max_runs)
-        nbytes = parse_bytes(state_bytes) if isinstance(state_bytes, str) else state_bytes
-        check_count("state_bytes", nbytes)
+        nbytes = parse_bytes(cache_bytes) if isinstance(cache_bytes, str) else cache_bytes
+        check_count("cache_bytes", nbytes)
         settings = make(CompileOptions, "penstock.SharedLoops", **options)
         if not isinstance(model, Model):
             model = load(model, limits=settings.limits, map_weights=settings.map_weights)
