@@ -32,6 +32,7 @@ from tests.support.triton import (
     fed,
     serving,
 )
+from tests.support.variable_models import MODELS, by_litert, frames_of
 
 LSTM = {"h0": "hn", "c0": "cn"}
 STATES = {
@@ -585,7 +586,20 @@ def test_model_that_is_loaded_again_has_no_sequences(tmp_path):
             infer(triton, FRAME, 1)
 
 
-def test_models_with_variables_are_refused(tmp_path, monkeypatch):
+def test_sequences_have_variables_of_their_own(tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(MODELS["summing"]())
+    streams = {key: frames_of("summing", key, 4) for key in (1, 2)}
+    wanted = {key: by_litert("summing", frames) for key, frames in streams.items()}
+    make = lambda path: Sequences(ps.Stepper(path))  # noqa: E731
+    with serving({"m": path}, make) as (triton, *_):  # type: ignore[arg-type]
+        for i in range(4):
+            for key, frames in streams.items():
+                got = infer(triton, frames[i], key, start=i == 0, output="y")
+                np.testing.assert_allclose(got, wanted[key][i], rtol=0, atol=1e-6)
+
+
+def test_models_with_variables_that_are_no_states_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.serving.sequences.has_state", lambda model: True)
     with pytest.raises(ValueError, match="they would share them"):
         Sequences(ps.Stepper(ps.load(stream_model("lstm"))))

@@ -48,7 +48,7 @@ class Sequences:
     """The sequences of a model with state, whose requests ``stepper`` steps together. It is what
     ``Replicas`` are for a model without, and counts as they do: a step is a batch.
 
-    Raises ``ValueError`` for a model with variables, whose state sequences would share.
+    Raises ``ValueError`` for a model with variables that are no states of sequences.
 
     Args:
         stepper: Which is closed with them.
@@ -59,7 +59,8 @@ class Sequences:
     max_batch, max_delay, count, runs_here = 1, 0.0, 1, True
 
     def __init__(self, stepper: Stepper, *, most: int = MOST, idle: float = IDLE) -> None:
-        if has_state(stepper.model):
+        # Variables that runs assign are states of each sequence by now.
+        if has_state(stepper._engine.runner.session.model):
             raise ValueError("a model with variables has no sequences: they would share them")
         self.stepper, self.table = stepper, SequenceTable(most, idle)
         engine = stepper._engine
