@@ -614,6 +614,49 @@ def test_overheads_are_in_order_of_their_size():
 # Lines by priority.
 
 
+def test_job_that_waits_for_the_program_gives_its_place_to_another(workers):
+    gates, inside, begun = [threading.Event() for _ in range(6)], [], threading.Semaphore(0)
+
+    def job(gate: threading.Event) -> None:
+        with threads.waiting_for_program():
+            begun.release()
+            assert gate.wait(60)
+        inside.append(workers.threads)
+
+    for gate in gates:
+        workers.submit(partial(job, gate))
+    for _ in gates:
+        assert begun.acquire(timeout=60)
+    assert run_on(workers, lambda: 7).result(60) == 7
+    for gate in gates:
+        gate.set()
+    wait_until(lambda: len(inside) == len(gates) and workers.threads == workers.size)
+    finished(workers)
+    # As before: of three jobs, two run.
+    closed = threading.Event()
+    busy(workers, closed, 2)
+    assert not workers.offer(lambda: None)
+    closed.set()
+
+
+def test_pool_is_closed_while_jobs_wait_for_the_program():
+    workers, gate, waits = Workers("waits", 1), threading.Event(), threading.Semaphore(0)
+
+    def job() -> None:
+        with threads.waiting_for_program():
+            waits.release()
+            assert gate.wait(60)
+
+    for _ in range(3):
+        workers.submit(job)
+    for _ in range(3):
+        assert waits.acquire(timeout=60)
+    workers.close(wait=False)
+    gate.set()
+    workers.close()
+    assert not any(thread.is_alive() for thread in workers._threads)
+
+
 def test_line_serves_higher_priorities_first_and_then_in_order():
     line = threads.Line[str]()
     for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5), ("e", -1)):

@@ -106,3 +106,16 @@ def test_client_that_hangs_up_ends_the_run(tmp_path):
         begin = time.monotonic()
         wait_until(lambda: replicas.counts.running == 0)
         assert time.monotonic() - begin < SOON
+
+
+def test_stream_that_nobody_reads_holds_no_replica_behind_its_deadline(tmp_path):
+    path = save(tmp_path / "count.onnx", LOOP.replace("j = Gather(s, i)", "j = Neg(s)"))
+    feeds = {"n": np.int64(10**9), "x": np.zeros(2, np.float32)}
+    with (
+        ps.Replicas(path, queue=1) as replicas,
+        replicas.stream(feeds, ["s2"], timeout=0.05) as values,
+    ):
+        wait_until(lambda: not replicas.counts.running)
+        assert replicas.run({**feeds, "n": np.int64(2)})["y"].tolist() == [0, 0]
+        with pytest.raises(ps.DeadlineExceeded):
+            list(values)

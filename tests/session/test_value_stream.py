@@ -12,6 +12,8 @@ from examples import tf_loop
 
 import penstock as ps
 from penstock.core.errors import InvalidInput
+from penstock.host.thread_share import _process
+from penstock.host.threads import pool
 from tests.support.onnx_text import compile_text
 from tests.support.timing import SOON, wait_until
 
@@ -86,6 +88,59 @@ def test_run_waits_until_values_are_read():
     with pytest.raises(ps.Cancelled):
         values.result(SOON)
     assert list(values) == []
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_streams_that_nobody_reads_leave_workers_and_threads_to_others(executor):
+    session, workers = compile_text(LOOP, executor=executor), pool()
+    streams = [session.stream(MANY, ["i"], ahead=1) for _ in range(2 * workers.size + 1)]
+    for values in streams:
+        wait_until(values._channel.queue.full)
+    assert session.submit(FEW).result(SOON)["y"].tolist() == [5, 5, 5]
+    assert asyncio.run(session.arun(FEW))["y"].tolist() == [5, 5, 5]
+    wait_until(lambda: _process.streams == 0)
+    for values in streams:
+        values.close()
+        with pytest.raises(ps.Cancelled):
+            values.result(SOON)
+    most = workers._most
+    wait_until(lambda: workers.threads <= most and workers._outside == 0)
+
+
+def test_streams_of_one_event_loop_wait_on_no_thread():
+    session = compile_text(LOOP)
+
+    async def read() -> int:
+        # More than asyncio has threads, and none of them ever has a value.
+        streams = [session.stream(MANY, ["y"]) for _ in range(40)]
+        tasks = [asyncio.create_task(anext(values)) for values in streams]
+        await asyncio.sleep(0)
+        found = await asyncio.to_thread(lambda: 1)
+        for values in streams:
+            values.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found
+
+    assert asyncio.run(asyncio.wait_for(read(), SOON)) == 1
+
+
+@pytest.mark.parametrize("way", ["submit", "arun", "stream", "run", "run_async"])
+def test_run_without_any_time_ends_with_deadline_exceeded(way):
+    session, ended = compile_text(LOOP), threading.Event()
+    told: list[BaseException | None] = []
+    with pytest.raises(ps.DeadlineExceeded):
+        if way == "arun":
+            asyncio.run(session.arun(FEW, timeout=0))
+        elif way == "stream":
+            list(session.stream(FEW, ["i"], timeout=0))
+        elif way == "submit":
+            session.submit(FEW, timeout=0).result(SOON)
+        elif way == "run":
+            session.run(FEW, timeout=0)
+        else:
+            session.run_async(lambda _, error: (told.append(error), ended.set()), FEW, timeout=0)
+            assert ended.wait(SOON)
+            raise told[0]
 
 
 def test_run_ends_when_nobody_can_read_its_values():

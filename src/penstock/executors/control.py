@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +47,13 @@ class Control(StopCondition):
     work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
     ``turn`` is the run's place on a user stream, ``priority`` what lines serve it by. A run that is
     to ``pause`` calls that from ``stop``, which then returns. ``sink`` takes values that the run
-    tells while it goes on, by name (``ops.internal.emit``).
+    tells while it goes on, by name (``ops.internal.emit``); while it waits, the run is ``outside``
+    of those that share the threads of kernels.
     """
 
     __slots__ = (
-        *("error", "listeners", "observer", "pause", "priority", "run", "sink", "stopped"),
-        "turn",
+        *("error", "listeners", "observer", "outside", "pause", "priority", "run", "sink"),
+        *("stopped", "turn"),
     )
 
     def __init__(self, timeout: float | None = None, cancel: Cancellation | None = None) -> None:
@@ -67,6 +68,7 @@ class Control(StopCondition):
         self.priority = 0
         self.pause: Callable[[], None] | None = None
         self.sink: Callable[[str, RunValue], None] | None = None
+        self.outside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def set(self, error: Exception) -> None:
         """Ask the run to stop with ``error``; the first call wins."""

@@ -80,7 +80,8 @@ class InterpretExecutor(InlineExecutor):
         if control.budget is None and self._limits.count_runs:
             control.budget = budget_of(self._limits)
         interpreter = _CheckedInterpreter(self._step_of, control, self._limits, self._observed)
-        with self._share:
+        with self._share as threads:
+            control.outside = partial(self._share.waiting, threads)
             outputs = quiet(working_for, control, interpreter.run, self.graph, inputs, {})
         try:
             return tuple(working_for(control, unshared, list(outputs)))

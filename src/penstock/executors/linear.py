@@ -18,6 +18,7 @@ from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import working_for
 from penstock.host.on_demand import imported
+from penstock.ops.internal.emit import EMIT
 
 if TYPE_CHECKING:
     from penstock.host.admission import Ticket
@@ -46,6 +47,7 @@ def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
     plan, names = program.plan, {backend.name for backend in hosts}
     return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
+        and step.node.op is not EMIT
         and (step.kernel is None or (step.kernel.begin is None and step.backend in names))
         for step in plan.walk()
     )
@@ -140,6 +142,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 run = arena[threads]
                 if place is not None:
                     place.share, place.adopted = share, threads
+                if control.sink is not None:
+                    control.outside = partial(share.waiting, threads)
                 start = perf_counter()
                 outputs = run(control, *inputs)
                 paused = 0.0 if place is None else place.paused

@@ -177,6 +177,7 @@ class ParallelExecutor(CompiledExecutor):
         self, functions: _Functions, V: list[RunValue], control: Control, threads: int
     ) -> TaskRun:
         adopt, observe = partial(self._share.adopt, threads), self._program.observed
+        control.outside = partial(self._share.waiting, threads)
         return TaskRun(self._flow, functions, V, control, observe=observe, adopt=adopt)
 
     def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:

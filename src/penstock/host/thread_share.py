@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.core.records import dataclass, field
@@ -115,6 +115,16 @@ class ThreadShare:
             if self._shared:
                 self._divide()
         self.adopt(threads)
+
+    @contextmanager
+    def waiting(self, threads: int) -> Iterator[None]:
+        """Leave the threads to other runs, while one that has ``threads`` waits for what only the
+        program can do."""
+        self.leave()
+        try:
+            yield
+        finally:
+            self.enter_again(threads)
 
     def adopt(self, threads: int) -> None:
         """Let the kernels that the calling thread runs use this number of threads."""

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import repeat
 from queue import SimpleQueue
@@ -176,7 +176,8 @@ class Workers:
     A job is a function without arguments that handles its own results and errors; if it raises, the
     exception is reported through ``threading.excepthook``, and the worker goes on. Idle workers
     block, and live until ``close`` or the end of the process, which waits for running and queued
-    jobs. A forked child has the pool without its threads and its queued jobs.
+    jobs. A forked child has the pool without its threads and its queued jobs. While a job waits for
+    what only the program can do (``waiting_for_program``), another thread takes its place.
 
     ``concurrent.futures.ThreadPoolExecutor`` has no ``offer``: a caller looking for help learns at
     once that no worker is idle, and leaves no stale job behind. Nor are futures created for jobs
@@ -199,6 +200,8 @@ class Workers:
         self._line: Line[_Queued] = Line()
         self._running: dict[int, int] = {}  # priorities, by thread
         self._threads: list[threading.Thread] = []
+        self._outside = 0  # workers that wait for the program
+        self._most = self.size  # threads beside these, with those for higher priorities
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
         # tell whether a worker is about to take the job that was queued last.
         self._free = 0
@@ -244,6 +247,7 @@ class Workers:
         """Raise the maximum to ``size`` threads; start those that queued jobs need at once."""
         with self._lock:
             self.size = max(self.size, size)
+            self._most = max(self._most, self.size)
             while self._free < 0 and self._start():
                 pass
 
@@ -259,6 +263,14 @@ class Workers:
         for thread in threads:
             thread.join()
 
+    def step_out(self, workers: int) -> None:
+        """Let another thread take the place of ``workers`` that wait for the program, or of fewer
+        again (-1)."""
+        with self._lock:
+            self._outside += workers
+            while self._free < 0 and self._start():
+                pass
+
     # Called with the lock held, except for _work.
 
     def _refuses(self) -> bool:
@@ -273,7 +285,8 @@ class Workers:
         self._jobs.put(True)
 
     def _start(self, most: int = 0) -> bool:
-        if len(self._threads) >= max(most, self.size):
+        most = max(most, self.size)
+        if len(self._threads) >= most + self._outside:
             return False
         name = f"penstock-{self.name}-{len(self._threads)}"
         # Python joins threads that are not daemons before it calls atexit handlers, and would wait
@@ -285,6 +298,15 @@ class Workers:
             return False
         self._threads.append(thread)
         self._free += 1
+        self._most = max(self._most, most)
+        return True
+
+    def _is_surplus(self) -> bool:
+        """Whether the calling worker took the place of one that waits no longer; then it is to
+        end."""
+        if len(self._threads) <= self._most + self._outside:
+            return False
+        self._threads.remove(threading.current_thread())
         return True
 
     def _end_if_idle(self) -> None:
@@ -299,7 +321,7 @@ class Workers:
 
     def _work(self, jobs: SimpleQueue[bool]) -> None:
         me = threading.get_ident()
-        _HERE.works = True
+        _HERE.workers = self
         while jobs.get():
             with self._lock:
                 queued = self._line.popleft()
@@ -315,9 +337,14 @@ class Workers:
                 return  # the job forked, and this is the child, which has a new queue
             with self._lock:
                 del self._running[me]
-                if me in self._finishing:
-                    self._finishing.discard(me)
-                else:
+                finishing = me in self._finishing
+                self._finishing.discard(me)
+                if self._is_surplus():
+                    self._free -= finishing
+                    if self._closing:
+                        self._end_if_idle()
+                    return
+                if not finishing:
                     self._freed()
 
 
@@ -344,7 +371,7 @@ def report_thread_exception() -> None:
 _LOCK = shared_lock()
 _ALL: weakref.WeakSet[Workers] = weakref.WeakSet()
 _POOLS: dict[str, Workers] = {}
-_HERE = threading.local()  # has ``works`` on threads of pools
+_HERE = threading.local()  # has ``workers`` on threads of pools
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
@@ -363,7 +390,22 @@ def pool(name: str = HOST, size: int | None = None) -> Workers:
 
 def on_worker() -> bool:
     """Whether the calling thread belongs to a pool."""
-    return getattr(_HERE, "works", False)
+    return getattr(_HERE, "workers", None) is not None
+
+
+@contextmanager
+def waiting_for_program() -> Iterator[None]:
+    """Let other jobs of the pool run while the calling thread, if it is a worker, waits for what
+    only the program can do."""
+    workers: Workers | None = getattr(_HERE, "workers", None)
+    if workers is None:
+        yield
+        return
+    workers.step_out(1)
+    try:
+        yield
+    finally:
+        workers.step_out(-1)
 
 
 def fulfil(future: Future[T], function: Callable[[], T]) -> None:
@@ -393,7 +435,7 @@ def _finish() -> None:
 @in_child
 def _reset_in_child() -> None:
     """A forked child has none of its parent's threads."""
-    _HERE.works = False
+    _HERE.workers = None
     for workers in _ALL:
         workers._reset()
 

@@ -476,7 +476,7 @@ class Replicas:
         priority: int | None = None,
     ) -> Iterator[ValueStream]:
         """The values of a run (``Session.stream``), for which a replica of this process is taken in
-        turn until they are closed. Raises ``QueueFull`` at once, and what ``Session.stream`` does.
+        turn until it has ended. Raises ``QueueFull`` at once, and what ``Session.stream`` does.
 
         Args:
             feeds: As ``submit`` takes them.
@@ -490,16 +490,18 @@ class Replicas:
         control = begin_run(timeout, cancel)
         control.priority = self.session.options.priority if priority is None else priority
         try:
-            number, ok = self._wait_for_turn(control), False
-            begin = monotonic()
+            number, begin = self._wait_for_turn(control), monotonic()
+            options: dict[str, Any] = {"cancel": cancel, "priority": control.priority}
+            left = control.seconds_left
             try:
-                options: dict[str, Any] = {"cancel": cancel, "priority": control.priority}
-                left = control.seconds_left
-                with self.session.stream(feeds, fetches, timeout=left, **options) as values:
-                    yield values
-                ok = True
-            finally:
-                self._end_turn(number, ok, begin)
+                values = self.session.stream(feeds, fetches, timeout=left, **options)
+            except BaseException:
+                self._end_turn(number, False, begin)
+                raise
+            # Not when it was read: nobody may ever read what a run with a deadline has left.
+            values.then(lambda error: self._end_turn(number, error is None, begin))
+            with values:
+                yield values
         finally:
             end_run(control)
 

@@ -168,12 +168,10 @@ class Job:
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
         self._request: Answers | None = None
+        # Kept here: a run that was stopped before it is queued has been forgotten by then.
+        self.priority = run.control.priority
+        """by which the pool calls it"""
         run.control.add_listener(self.refuse)
-
-    @property
-    def priority(self) -> int:
-        """By which the pool calls it."""
-        return self._run.control.priority
 
     def __call__(self) -> None:
         """Run; for the pool."""

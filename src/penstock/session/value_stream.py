@@ -9,18 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext, suppress
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.core.checkpoints import LOOK_S, WAKE_S, checkpoint
+from penstock.core.checkpoints import LOOK_S, THREAD, WAKE_S, checkpoint
 from penstock.core.types import RunValue
-from penstock.executors.control import CancelToken
+from penstock.executors.control import CancelToken, Control
+from penstock.host.threads import waiting_for_program
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 
@@ -31,22 +34,41 @@ class Channel:
     def __init__(self, ahead: int) -> None:
         self.queue: Queue[tuple[str, RunValue] | None] = Queue(ahead)
         self.reads = True
+        self.tell: Callable[[], object] | None = None
+        """called when there is something new, for a reader that waits for no thread"""
 
     def put(self, name: str, value: RunValue) -> None:
         """Take a value, on the thread of the run, when there is room for it."""
         # Its memory is that of the run, which goes on.
-        item, waits = (name, _copied(value)), True
-        while waits and self.reads:
-            try:
-                self.queue.put(item, timeout=LOOK_S)
-                waits = False
-            except Full:
+        item = name, _copied(value)
+        if self._puts(item, 0):
+            return
+        run = THREAD.run
+        outside = run.outside if isinstance(run, Control) else nullcontext
+        # Nobody may ever read it: other runs have the worker and the threads meanwhile.
+        with waiting_for_program(), outside():
+            while not self._puts(item, LOOK_S):
                 checkpoint()  # the run may have been cancelled
+
+    def _puts(self, item: tuple[str, RunValue], timeout: float) -> bool:
+        """Whether an item is put within ``timeout`` seconds, or need not be."""
+        with suppress(Full):
+            if self.reads:
+                self.queue.put(item, timeout > 0, timeout)
+            self._tell()
+            return True
+        return False
+
+    def _tell(self) -> None:
+        tell = self.tell
+        if tell is not None:
+            tell()
 
     def wake(self, future: Future[dict[str, RunValue]]) -> None:
         """Let a thread that waits for a value look whether the run has ended."""
         with suppress(Full):  # then it does not wait
             self.queue.put_nowait(None)
+        self._tell()
 
 
 class ValueStream:
@@ -68,6 +90,10 @@ class ValueStream:
         self._channel.reads = False
         return self._future.result(timeout)
 
+    def then(self, done: Callable[[BaseException | None], object]) -> None:
+        """Call ``done`` with the error of the run, if any, when it has ended."""
+        self._future.add_done_callback(lambda future: done(future.exception()))
+
     def close(self) -> None:
         """Cancel the run, if it has not ended, and read no more."""
         self._channel.reads = False
@@ -77,20 +103,27 @@ class ValueStream:
         return self
 
     def __next__(self) -> tuple[str, RunValue]:
-        channel = self._channel
-        while channel.reads:
-            # A run that has ended puts nothing more: what is there is read before the end is told.
-            ended = self._future.done()
-            try:
-                found = channel.queue.get(timeout=WAKE_S) if not ended else channel.queue.get(False)
-            except Empty:
-                if ended:
-                    channel.reads = False
-                    self._future.result()
-                continue
+        while self._channel.reads:
+            found, _ = self._look(WAKE_S)
             if found is not None:
                 return found
         raise StopIteration
+
+    def _look(self, timeout: float = 0) -> tuple[tuple[str, RunValue] | None, bool]:
+        """What is read next, if it comes in so many seconds, or else whether the run has ended.
+        Raises the error of the run."""
+        # A run that has ended puts nothing more: what is there is read before the end is told.
+        channel, ended = self._channel, self._future.done()
+        waits = timeout > 0 and not ended
+        with suppress(Empty):
+            # What wakes a thread that waits comes first, if the run has just ended.
+            while (found := channel.queue.get(waits, timeout)) is None and not waits:
+                pass
+            return found, False
+        if ended:
+            channel.reads = False
+            self._future.result()
+        return None, ended
 
     def __aiter__(self) -> AsyncIterator[tuple[str, RunValue]]:
         return self
@@ -98,14 +131,25 @@ class ValueStream:
     async def __anext__(self) -> tuple[str, RunValue]:
         import asyncio
 
+        # No thread waits: those of asyncio are few, and streams may be many.
+        channel, loop = self._channel, asyncio.get_running_loop()
         try:
-            found = await asyncio.to_thread(next, self, None)
+            await asyncio.sleep(0)  # other tasks go on, however fast values come
+            while channel.reads:
+                news = asyncio.Event()
+                # Before it is looked at: what comes in between is told.
+                channel.tell = partial(_tell, loop, news)
+                found, ended = self._look()
+                if found is not None:
+                    return found
+                if not ended:
+                    await news.wait()
         except asyncio.CancelledError:
             self.close()
             raise
-        if found is None:
-            raise StopAsyncIteration
-        return found
+        finally:
+            channel.tell = None
+        raise StopAsyncIteration
 
     def __enter__(self) -> ValueStream:
         return self
@@ -115,6 +159,11 @@ class ValueStream:
 
     def __del__(self) -> None:
         self.close()  # nobody can read what the run would wait to be read
+
+
+def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(news.set)
 
 
 def _copied(value: RunValue) -> RunValue:
