@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -102,6 +105,52 @@ def test_model_whose_answers_depend_on_padding_is_refused():
     b.output("y", b.op("ReduceMean", weights, np.array([1]), keepdims=0))  # 1 / length
     with pytest.raises(ValueError, match="pads a request changes output 'y'"):
         ps.Replicas(b.model(), max_batch=4, max_batch_tokens=10)
+
+
+def attention(hide: float, output: Callable[[GraphBuilder, Any], Any]) -> ps.Model:
+    """Attention of rows to those that a mask does not hide by ``hide``."""
+    b, table = GraphBuilder(), np.random.default_rng(0).normal(size=(100, 16))
+    ids = b.input("ids", np.int64, ["rows", "length"])
+    mask = b.input("mask", np.int64, ["rows", "length"])
+    x = b.op("Unsqueeze", b.op("Gather", table.astype(np.float32), ids), np.array([1]))
+    bias = b.op("Unsqueeze", (1 - b.op("Cast", mask, to=1)) * hide, np.array([1, 2]))
+    scores = x @ b.op("Transpose", x, perm=[0, 1, 3, 2]) * 0.25 + bias
+    b.output("y", output(b, b.op("Squeeze", b.op("Softmax", scores) @ x, np.array([1]))))
+    return b.model()
+
+
+def shifted(b: GraphBuilder, y: Any) -> Any:
+    """Rows behind attention that read the next one, where that is large."""
+    rest = b.op("Slice", y, np.array([1]), np.array([1 << 40]), np.array([1]))
+    last = b.op("Slice", y, np.array([-1]), np.array([1 << 40]), np.array([1]))
+    return y + b.op("Relu", b.op("Concat", rest, last, axis=1) - 50.0)
+
+
+def test_model_in_which_rows_may_act_on_others_is_refused_by_the_node():
+    # No trial of two requests shows it.
+    with pytest.raises(ValueError, match=r"not joined by tokens.*slice.*Leave out"):
+        ps.Replicas(attention(-1e4, shifted), max_batch=4, max_batch_tokens=10)
+
+
+def test_mask_that_hides_rows_but_nearly_is_refused():
+    with pytest.raises(ValueError, match="pads a request changes output 'y'"):
+        ps.Replicas(attention(-10.0, lambda _, y: y), max_batch=4, max_batch_tokens=10)
+
+
+def test_batch_of_shapes_without_a_proof_runs_one_request_at_a_time(monkeypatch):
+    options = {"max_batch": 4, "max_batch_tokens": 100, "max_delay": 0.05, "cache": False}
+    with ps.Replicas(model_of(MEAN), 1, **options) as replicas:
+
+        def refuse(feeds):
+            raise ps.PenstockError("no proof")
+
+        monkeypatch.setattr(replicas.session, "_check_rows", refuse)
+        futures = [replicas.submit(request(n, n)) for n in (30, 20)]
+        found = [answers(future.result(SOON)) for future in futures]
+        assert replicas.counts.batches == 3
+    alone = ps.compile(model_of(MEAN), "interpret", cache=False)
+    for n, (got,) in zip((30, 20), found, strict=True):
+        np.testing.assert_allclose(got, *answers(alone.run(request(n, n))), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

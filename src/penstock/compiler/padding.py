@@ -100,6 +100,19 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
     return f"rows that {names} hides are left out, where these are a tenth at least"
 
 
+def check_rows(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> None:
+    """Raise ``RowsStay`` unless it is proven, for batches of the shapes of ``values``, that rows
+    which a mask hides act on no others, and samples on no others."""
+    from penstock.compiler.lowering import pass_context
+    from penstock.passes.lowering.recognize_attention import RecognizeAttention
+    from penstock.passes.lowering.row_packing import RowPacking
+    from penstock.passes.pipeline import before_attention, run_passes
+
+    graph, context = compiler.specialized(subgraph, values), pass_context(compiler.context)
+    run_passes((*before_attention(), RecognizeAttention(always=True)), graph, context)
+    RowPacking(graph).find(anything=True)
+
+
 def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:
     """Whether no dim of the shapes of a key is larger than that of another one."""
     for a, b in zip(key, other, strict=True):

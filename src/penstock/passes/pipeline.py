@@ -376,6 +376,11 @@ def packing(which: str) -> tuple[Pass, ...]:
     return tuple([PackRows(which) if step is recognize_attention else step for step in LOWER])
 
 
+def before_attention() -> tuple[Pass, ...]:
+    """The part of LOWER in front of what recognizes attention."""
+    return LOWER[: LOWER.index(recognize_attention)]
+
+
 _INFER_TYPES = InferTypes()
 
 ASSIGN: tuple[Pass, ...] = (assign_devices, _INFER_TYPES)

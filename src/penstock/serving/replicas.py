@@ -101,9 +101,12 @@ class SessionReplica:
         self.most = most
         self._workers = workers
 
-    def begin(self, options: RunOptions, done: RunDone) -> None:
-        """Begin a run; call ``done`` when it has ended, on any thread."""
-        self.session._begin(done, options, self._workers)
+    def begin(
+        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
+    ) -> None:
+        """Begin a run; call ``done`` when it has ended, on any thread. ``check`` is called before,
+        and ends it if it raises."""
+        self.session._begin(done, options, self._workers, check)
 
 
 @dataclass(slots=True)
@@ -279,15 +282,15 @@ class Replicas:
     above 1, requests whose feeds have the same dtypes, and the same shapes but for the first dim,
     run together. It is tried out when the replicas are made that rows do not depend on one another.
     With ``max_batch_tokens``, requests of other lengths are joined as well, of models with a mask
-    (``[rows, tokens]``): what pads the shorter ones is not computed, where that is possible, and it
-    is tried out that it changes no answer. If a batch fails, its requests run one by one.
+    (``[rows, tokens]``), if it is proven that rows which the mask hides act on no others: what pads
+    the shorter ones is not computed. If a batch fails, its requests run one by one.
 
     With a ``penstock.Cluster`` as ``cluster=``, each of its workers is a replica, and ``n`` is
     their number. What a worker runs that dies is tried again, or ends with ``WorkerLost``, as the
     cluster's ``retries`` say; the others go on, and a new worker takes its place.
 
     Raises ``ValueError`` for a model with variables, whose state requests would share, and for one
-    that cannot take batches.
+    that cannot take batches; with ``max_batch_tokens`` it names the node that stands in the way.
 
     Args:
         model: A session, or what ``penstock.compile`` takes.
@@ -807,8 +810,11 @@ class Replicas:
             feeds = first.feeds if len(requests) == 1 else join([r.feeds for r in requests])
             priority = max([request.priority for request in requests])
             options = RunOptions(feeds, first.fetches, cancel=batch.cancel, priority=priority)
+            replica, check = self._replicas[number], None
+            if len(requests) > 1 and self._unequal is not None:
+                check = partial(self._unequal.check, replica.session, feeds)
             with batch.begin_span():
-                self._replicas[number].begin(options, done)
+                replica.begin(options, done, check)
         except Exception as error:
             done(None, error)
 

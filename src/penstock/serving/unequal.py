@@ -7,8 +7,9 @@ An input has a row for each token, [requests, length, ...], and a mask says whic
 
 The plan leaves out what the mask hides (``compiler.padding``), so that a batch costs what its
 tokens do. Numbers of requests and lengths are rounded up, so that few plans serve all batches. That
-padding changes no answer is tried out: two requests of different lengths must get together what
-they get alone.
+padding changes no answer is proven for the graph of each such plan, and that the graph does not
+depend on lengths in another way is tried out: two requests of different lengths must get together
+what they get alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from penstock.serving.batching import are_close, made_up
 from penstock.session.session import Session
 
 _LENGTHS = 12, 5
+_HIDDEN = 1e-5
+"""how far answers may differ by what is in rows that pad, to the largest"""
 _STEP, _SHORT = 32, 8
 """what lengths are multiples of, and shorter ones"""
 
@@ -38,6 +41,21 @@ class UnequalRequests:
         self.masks = masks
         self.by_token = by_token
         self.rounds = True
+        self._checked: dict[Hashable, str] = {}  # why batches of some shapes are not run, or ""
+
+    def check(self, session: Session, batch: _Feeds) -> None:
+        """Raise ``PenstockError`` unless it is proven that a batch of these shapes gives what its
+        requests give alone."""
+        key = tuple([x.shape for _, x in sorted(batch.items())])
+        if key not in self._checked:
+            reason = ""
+            try:
+                session._check_rows(batch)
+            except PenstockError as error:
+                reason = str(error)
+            self._checked[key] = reason
+        if self._checked[key]:
+            raise PenstockError(self._checked[key])
 
     @staticmethod
     def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
@@ -65,6 +83,17 @@ class UnequalRequests:
                 array[rows:, 0] = 1  # a request without tokens would see all that pads it
         return batch
 
+    def padded_anew(self, batch: _Feeds) -> dict[str, np.ndarray]:
+        """A batch with numbers of its first request in the rows that pad."""
+        hidden = ~np.logical_or.reduce([batch[name] != 0 for name in self.masks])
+        found = {}
+        for name, x in batch.items():
+            rows = x.shape[1] - int(hidden[0].sum())
+            own = x[:1, np.arange(x.shape[1]) % max(rows, 1)]
+            fill = hidden.reshape(*hidden.shape, *(1,) * (x.ndim - 2))
+            found[name] = x if name in self.masks else np.where(fill, own, x)
+        return found
+
     def split(
         self, outputs: NamedValues, requests: Sequence[_Feeds]
     ) -> list[dict[str, RunValue]] | None:
@@ -89,7 +118,8 @@ class UnequalRequests:
 
 def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalRequests:
     """How requests of ``session`` are joined, tried with two that are made of the first row of
-    ``sample``, or up. Raises ``ValueError`` if they do not get the same together and alone."""
+    ``sample``, or up. Raises ``ValueError`` if they do not get the same together and alone, or if
+    it is not proven that others do."""
     masks = session._masks()
     if not masks:
         raise ValueError("no input is a mask that says which rows of a request pad")
@@ -103,15 +133,27 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         wanted = [(length,) for length in lengths]
         by_token = frozenset([name for name, found in of_outputs.items() if found == wanted])
         unequal = UnequalRequests(masks, by_token)
-        together = unequal.split(session._run_ahead(unequal.joined(requests)), requests)
+        batch = unequal.joined(requests)
+        together = unequal.split(session._run_ahead(batch), requests)
+        # A mask of -10, say, hides rows but nearly.
+        others = unequal.split(session._run_ahead(unequal.padded_anew(batch)), requests)
     except PenstockError as error:
         hint = "" if sample is not None else "; give a request as sample="
         message = f"the model does not run on requests of two lengths that were made up{hint}"
         raise ValueError(message) from error
-    for one, other in zip(alone, together or [{}] * len(alone), strict=True):
+    none: list[dict[str, RunValue]] = [{}] * len(alone)
+    for one, joined, other in zip(alone, together or none, others or none, strict=True):
         for name, value in one.items():
-            if name not in other or not are_close(value, other[name]):
+            same = name in joined and are_close(value, joined[name])
+            if not same or not are_close(joined[name], other[name], _HIDDEN):
                 raise ValueError(f"what pads a request changes output {name!r}")
+    try:
+        unequal.check(session, batch)
+    except PenstockError as reason:
+        raise ValueError(
+            f"requests are not joined by tokens, since {reason}. Leave out max_batch_tokens=: "
+            "max_batch= joins requests of equal shapes"
+        ) from None
     return unequal
 
 

@@ -29,6 +29,7 @@ from penstock.core.errors import (
     InvalidInput,
     InvalidModel,
     PenstockError,
+    RowsStay,
     check_count,
     warn,
     wrong_type,
@@ -231,6 +232,19 @@ class Session:
         self._subgraphs.main.varying.fixed = True
         self._subgraphs.packs = ""
 
+    def _check_rows(self, feeds: NamedValues) -> None:
+        """Raise ``PenstockError`` unless it is proven, for feeds of these shapes, that rows which a
+        mask hides act on no others, for servers that join requests by tokens."""
+        from penstock.compiler.padding import check_rows
+
+        request, key, values = self._subgraphs.resolve(feeds, None, None)
+        # A plan without these rows is the proof.
+        if not request.subgraph.packs or not self._plans.has(request.subgraph, key):
+            try:
+                check_rows(self._compiler, self._subgraphs.main, values)
+            except RowsStay as reason:
+                raise PenstockError(f"rows that pad may act on others: {reason}") from None
+
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""
         from penstock.compiler.padding import masks_of
@@ -343,13 +357,20 @@ class Session:
             raise wrong_type("done", done, "a function")
         self._begin(done, make(RunOptions, "run_async", *arguments, **options))
 
-    def _begin(self, done: RunDone, options: RunOptions, workers: Workers | None = None) -> None:
+    def _begin(
+        self,
+        done: RunDone,
+        options: RunOptions,
+        workers: Workers | None = None,
+        check: Callable[[], object] | None = None,
+    ) -> None:
         """``run_async`` on threads of the caller's.
 
         Args:
             done: As ``run_async`` takes it.
             options: What the run takes.
             workers: Threads, on one of which it runs; by default those of the session.
+            check: Called once the run has a plan; what it raises ends the run.
         """
         from concurrent.futures import Future
 
@@ -358,13 +379,19 @@ class Session:
             done(None if error else future.result(), error)
 
         future: Future[dict[str, RunValue]] = Future()
-        self._enqueue(self._job(options, future), future, workers).add_done_callback(tell)
+        job = self._job(options, future, check=check)
+        self._enqueue(job, future, workers).add_done_callback(tell)
 
     def _job(
-        self, options: RunOptions, future: Future[dict[str, RunValue]], ordered: bool = False
+        self,
+        options: RunOptions,
+        future: Future[dict[str, RunValue]],
+        ordered: bool = False,
+        check: Callable[[], object] | None = None,
     ) -> Job:
         """A run to be called later, on a thread that may do its work: see ``submit``. ``ordered``:
-        the caller sees to it that it is in order with other work on devices."""
+        the caller sees to it that it is in order with other work on devices; ``check`` as
+        ``_begin`` has it."""
         if self._closed:
             raise PenstockError("the session is closed")
         self._plans.refuse_reentry()
@@ -376,7 +403,18 @@ class Session:
         if devices is not None:
             order = devices.order_of(ordered)
         own = Run(options, priority=self.options.priority, sampled=self._sampled)
-        return Job(own, partial(self._prepare, options, order=order), future)
+        prepare: Callable[[bool], PreparedRun] = partial(self._prepare, options, order=order)
+        if check is not None:
+
+            def checked(
+                observed: bool, plain: Callable[[bool], PreparedRun] = prepare
+            ) -> PreparedRun:
+                prepared = plain(observed)
+                check()
+                return prepared
+
+            prepare = checked
+        return Job(own, prepare, future)
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
