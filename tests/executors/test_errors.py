@@ -18,6 +18,16 @@ def test_failed_run_raises_run_error_with_its_cause(workers, executor):
     assert caught.value.__cause__ is not None
 
 
+@each_executor
+def test_error_tells_whether_other_feeds_may_do(workers, executor):
+    with pytest.raises(ps.RunError, match="out of") as caught:
+        session(TWO, executor, workers).run(feeds(7))
+    assert caught.value.by_feeds
+    with pytest.raises(ps.DeadlineExceeded) as late:
+        session(TWO, executor, workers).run(feeds(1), timeout=0)
+    assert not late.value.by_feeds
+
+
 @pytest.mark.parametrize("executor", ["linear", "parallel", "interpret"])
 def test_frames_of_a_failed_run_have_their_arguments(executor):
     """Which IPython's tracebacks show."""

@@ -220,6 +220,9 @@ class RunError(PenstockError):
     """the node: where it came from, as in "Conv_17 in model.onnx" """
     inputs: tuple[str, ...] = ()
     """the inputs of the node with their types, as in "x: float32[2, 3]" """
+    by_feeds: bool = False
+    """whether an operation does not take what it was given, such as an index out of range, so that
+    other feeds may do"""
 
 
 class DeadTensor(RunError):  # noqa: N818

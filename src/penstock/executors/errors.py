@@ -81,6 +81,10 @@ def _explanation(
         explanation = InternalError(f"{explanation}. This is a bug in Penstock: please report it")
         explanation.__cause__ = error
     _tell_place(explanation, node, inputs)
+    if type(explanation) is RunError:
+        # NumPy and kernels say so of indices, shapes and values. Constants alone are of the model.
+        is_given = any(value is not None and not value.is_constant for value in node.inputs)
+        explanation.by_feeds = own and is_given and isinstance(error, IndexError | ValueError)
     return explanation
 
 

@@ -28,7 +28,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from penstock.core import VERSION
-from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidInput, PenstockError, QueueFull
+from penstock.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    PenstockError,
+    QueueFull,
+    RunError,
+)
 from penstock.core.types import STRING, JsonObject, NamedValues
 from penstock.executors.control import CancelToken
 from penstock.host.log import is_traced
@@ -691,6 +698,8 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
 def _described(error: Exception) -> tuple[str, int]:
     """The message and the status of an error."""
     status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
+    if isinstance(error, RunError) and error.by_feeds:
+        status = 400
     if isinstance(error, QueueFull):
         return (
             "as many requests for the model wait as the server lets wait: try again later",
