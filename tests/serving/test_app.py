@@ -131,7 +131,7 @@ def test_number_that_an_operation_does_not_take_is_the_error_of_the_client(tmp_p
     path = save(tmp_path / "g.onnx", text)
     with serving({"g": path}, lambda path: ps.Replicas(path, **options)) as (client, _, _):
         for index, wanted in ((9, None), (1, [2.0]), (-4, None)):
-            inputs = [fed("i", np.array([index]), "INT64")]
+            inputs = [fed("i", np.array([index]), "INT64", binary=True)]
             if wanted is None:
                 with pytest.raises(InferenceServerException, match="out of") as caught:
                     client.infer("g", inputs)
