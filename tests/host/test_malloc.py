@@ -40,6 +40,12 @@ print(faults())
 """
 
 
+@pytest.fixture(autouse=True)
+def unbounded() -> None:
+    """Let go of sessions with ``memory=`` that errors of other tests hold: less is kept for them."""
+    gc.collect()
+
+
 @needs_glibc
 def test_keep_memory_lets_arrays_reuse_freed_pages():
     pages = (1 << 20) // 4096
@@ -87,6 +93,7 @@ def test_threads_share_one_arena_for_each_core_unless_the_user_has_a_number(
 
 
 LARGE = (33, 1 << 18)
+LARGE_BYTES = 33 << 20
 """dims of an array in float32 that malloc does not keep"""
 
 needs_mappings = pytest.mark.skipif(os.name != "posix", reason="mappings are not private")
@@ -206,3 +213,24 @@ def test_weights_begin_with_a_line_and_do_not_overlap(monkeypatch):
     del arrays, array, owner
     monkeypatch.setattr(malloc, "_room", np.empty(0, np.uint8))
     gc.collect()
+
+
+@needs_mappings
+@pytest.mark.usefixtures("nothing_kept")
+def test_memory_that_is_kept_is_no_more_than_a_bound_leaves():
+    class Half:
+        unused = LARGE_BYTES * 3 // 2
+
+    bound = Half()
+    malloc.bound_kept_memory(bound)
+    arrays = [empty(LARGE, FLOAT32) for _ in range(3)]
+    arrays.clear()
+    assert kept_bytes() == LARGE_BYTES
+    bound.unused = 0
+    array = empty(LARGE, FLOAT32)
+    del array
+    assert kept_bytes() == 0
+    del bound
+    array = empty(LARGE, FLOAT32)
+    del array
+    assert kept_bytes() == LARGE_BYTES

@@ -29,12 +29,21 @@ def held(session: ps.Session) -> int:
 
 
 def least(text: str | bytes, feeds: dict[str, np.ndarray], **options: object) -> int:
-    """The least ``memory=`` for these feeds at once, as the error says it."""
+    """The least ``memory=`` for these feeds, perhaps in parts, as the error says it."""
     with pytest.raises(ps.LimitExceeded) as caught:
         session_of(text, memory=1, **options).run(feeds)
     found = re.search(r"at least (\d+) are needed", str(caught.value))
     assert found is not None, caught.value
     return int(found[1])
+
+
+def whole(text: str | bytes, feeds: dict[str, np.ndarray]) -> int:
+    """The bytes that a session needs for all of these feeds in one run."""
+    session = session_of(text, memory="1GB")
+    session.run(feeds)
+    memory, executor = session._plans.memory, session._executors.latest
+    assert memory is not None
+    return int(memory.held + executor.needs_bytes)
 
 
 def rows(count: int, seed: int = 0, width: int = 1024) -> np.ndarray:

@@ -193,9 +193,9 @@ class Compiler:
         return Compiler(replace(self.context, long=long))
 
     def folding(self, most: int) -> Compiler:
-        """A compiler that folds constants of up to ``most`` bytes."""
+        """A compiler of graphs that do not run, which folds constants of up to ``most`` bytes."""
         options = self.context.options
-        limits = replace(self.context.limits, max_folded_bytes=most)
+        limits = replace(self.context.limits, max_folded_bytes=most, max_bytes=None)
         return Compiler(replace(self.context, options=replace(options, limits=limits)))
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: RunValues) -> ClusterForecast:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -94,8 +93,7 @@ class Arenas(Generic[T]):
         return self._new()
 
     def _new(self) -> T:
-        if self._memory is not None and self._memory.freed:
-            self._memory.freed = False
+        if self._memory is not None:  # what others have freed is still the process's
             give_back_memory()
         try:
             return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
@@ -143,7 +141,9 @@ class Arenas(Generic[T]):
         callback of it has interrupted, has an arena: it would never give it back."""
         frame = sys._getframe(2).f_back  # the caller of the run that wants an arena
         while frame is not None:
-            held = frame.f_locals.get("arenas")
+            # Not of all frames: Python keeps the dict there, and with it a worker's last job.
+            names = frame.f_code.co_varnames
+            held = frame.f_locals.get("arenas") if "arenas" in names else None
             if isinstance(held, Arenas) and held.waiting is self.waiting:
                 raise PenstockError(
                     "the session is called by a signal handler, a finalizer or a callback of a "
@@ -155,31 +155,43 @@ class Arenas(Generic[T]):
     def ask(self, receive: Callable[[T | None], None]) -> T | None:
         """A free or new arena; None if there can be none now. Then ``receive`` is called when
         another run gives one, on that run's thread, with a value for ``accept``."""
+        memory = self._memory
+        # A part does not wait for those that wait for the end of its run.
+        part = memory is not None and memory.in_parts
         with _LOCK:
-            found = () if self.waiting and not self.free else self._obtain()
+            found = () if self.waiting and not self.free and not part else self.obtain(part)
             if not found:
-                self.waiting.append((self, receive))
+                if part and memory is not None:
+                    memory.next_part = receive
+                    self.waiting.appendleft((self, receive))
+                else:
+                    self.waiting.append((self, receive))
                 # A run may have given one meanwhile without seeing that we wait.
-                found = self._obtain() if len(self.waiting) == 1 else ()
+                found = self.obtain(part) if part or len(self.waiting) == 1 else ()
                 if not found:
                     return None
                 self.waiting.popleft()
         return self.accept(found[0])
 
-    def _obtain(self) -> tuple[T | None, ...]:
-        """A free arena, or None in place of one that may be made; nothing if there is neither."""
+    def obtain(self, part: bool) -> tuple[T | None, ...]:
+        """A free arena, or None in place of one that may be made; nothing if there is neither.
+        ``part``: for a part of the run whose results are held. To be called with the lock."""
         with suppress(IndexError):
             return (self.free.pop(),)
-        if not self._may_make():
+        if not self._may_make(part):
             return ()
         self.count += 1
         return (None,)
 
-    def _may_make(self) -> bool:
+    def _may_make(self, part: bool) -> bool:
         """Whether there may be one more arena."""
         if self._most is not None and self.count >= self._most:
             return False
-        return self._memory is None or self._memory.makes_room(self)
+        return self._memory is None or self._memory.makes_room(self, part)
+
+    def is_part(self, receive: Callable[[Any], None]) -> bool:
+        """Whether what waits is a part of the run whose results are held."""
+        return self._memory is not None and self._memory.next_part is receive
 
     def accept(self, received: T | None) -> T:
         """The arena that ``receive`` was called with, or a new one in place of one that was
@@ -203,18 +215,7 @@ class Arenas(Generic[T]):
 
     def serve(self) -> None:
         """Hand arenas to the runs that wait for one, as long as there are any."""
-        while self.waiting:
-            with _LOCK:
-                if not self.waiting:
-                    return
-                pool, receive = self.waiting[0]
-                # A run that has just begun may have taken it, and will give it.
-                found = pool._obtain()
-                if not found:
-                    return
-                self.waiting.popleft()
-            # Without the lock: what receives the arena may ask for another one.
-            receive(found[0])
+        _serve(self.waiting)
 
     def drop(self) -> None:
         """Drop an arena instead of returning it: the next run that waits may allocate one."""
@@ -248,15 +249,58 @@ class Arenas(Generic[T]):
         self.count = len(self.free)
 
 
-def hold_results(memory: SessionMemory, nbytes: int, control: Control) -> None:
-    """Wait until ``nbytes`` of results fit into the memory of a session beside what runs hold."""
-    while True:
+def _serve(waiting: deque[Waiting]) -> None:
+    while waiting:
         with _LOCK:
-            if memory.holds_results(nbytes):
+            if not waiting:
                 return
-        if control.stopped:
-            control.stop()
-        time.sleep(LOOK_S)
+            pool, receive = waiting[0]
+            # A run that has just begun may have taken it, and will give it.
+            found = pool.obtain(pool.is_part(receive))
+            if not found:
+                return
+            waiting.popleft()
+        # Without the lock: what receives the arena may ask for another one.
+        receive(found[0])
+
+
+class _Results:
+    """Waits, among runs that wait for arenas, for the memory of results."""
+
+    def __init__(self, memory: SessionMemory, nbytes: int) -> None:
+        self._memory, self._nbytes = memory, nbytes
+
+    def obtain(self, part: bool) -> tuple[None, ...]:
+        return (None,) if self._memory.holds_results(self._nbytes) else ()
+
+    def is_part(self, receive: Callable[[Any], None]) -> bool:
+        return False
+
+
+@contextmanager
+def holding_results(memory: SessionMemory, nbytes: int, control: Control) -> Iterator[None]:
+    """Hold ``nbytes`` of results in the memory of a session, once they fit beside what runs have.
+    Runs that need them wait, in the order in which they came, but for parts of this one."""
+    came = threading.Event()
+    entry: Waiting | None = None
+    results = _Results(memory, nbytes)
+    with _LOCK:
+        if memory.waiting or not results.obtain(False):
+            entry = results, lambda _: came.set()
+            memory.waiting.append(entry)
+    try:
+        if entry is not None:
+            _serve(memory.waiting)  # what it waits for may have been given just before
+            while not came.wait(LOOK_S):
+                if control.stopped:
+                    control.stop()
+        yield
+    finally:
+        with _LOCK, suppress(ValueError):
+            if entry is not None:
+                memory.waiting.remove(entry)
+        memory.results = 0
+        _serve(memory.waiting)
 
 
 def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:

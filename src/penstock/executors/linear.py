@@ -16,7 +16,7 @@ from penstock.core.limits import Limits
 from penstock.core.types import RunValue, RunValues
 from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
-from penstock.host.current_run import working_for
+from penstock.host.current_run import BudgetError, working_for
 from penstock.host.on_demand import imported
 from penstock.ops.internal.emit import EMIT
 
@@ -72,7 +72,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
         self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
-        """runs what has other dims than the plan was compiled for"""
+        """runs what has other dims than the plan was compiled for, or takes too much memory"""
         self._core_seconds = 0.0
         """what a run takes on one core; 0 before the first, and of runs that do not wait in line"""
         self._may_wait = not self._share.single and _only_computes(program, hosts)
@@ -153,7 +153,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             from penstock.executors.errors import explained, throw
             from penstock.ops.internal.expected import UnexpectedDimsError
 
-            if self.fallback is None or not isinstance(error, UnexpectedDimsError):
+            unexpected = isinstance(error, UnexpectedDimsError | BudgetError)
+            if self.fallback is None or not unexpected:
                 throw(explained(error, self._program))
         finally:
             # Written out instead of `arenas.give`, which would cost short runs a call.

@@ -15,12 +15,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sized
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import ref
 
 from penstock.core.errors import LimitExceeded
 from penstock.host.fork import renewed
+from penstock.host.malloc import bound_kept_memory
 from penstock.ir.describe import format_bytes
+
+if TYPE_CHECKING:
+    from penstock.plan.plan import StepTable
 
 _ABOUT = 1024
 """bytes by which the same plan may take more or less in another process"""
@@ -48,12 +52,24 @@ Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
 
 
 class PlanTooLarge(LimitExceeded):
-    """A run of a plan needs more than the session may hold: ``needed`` bytes, of those ``left``."""
+    """A run of a plan, whose steps ``table`` has, needs more than a session of ``limit`` bytes may
+    hold: ``needed`` bytes beside those ``held``."""
 
-    def __init__(self, message: str, needed: int, left: int) -> None:
-        super().__init__(message)
-        self.needed = needed
-        self.left = left
+    table: StepTable | None = None
+
+    def __init__(self, limit: int, held: int, needed: int) -> None:
+        # What a plan takes is known but about.
+        least = (held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
+        super().__init__(
+            f"memory= allows {limit} bytes, and at least {least} are needed: {format_bytes(held)} "
+            f"for weights and plans, {format_bytes(needed)} for a run"
+        )
+        self.limit, self.held, self.needed = limit, held, needed
+
+    @property
+    def left(self) -> int:
+        """Bytes that a run may have."""
+        return max(self.limit - self.held, 0)
 
 
 class SessionMemory:
@@ -64,11 +80,10 @@ class SessionMemory:
         self.held = 0
         self.forked()
         renewed(self)
-        self.freed = False
-        """whether arenas were dropped whose memory the process still has"""
         self.waiting: deque[Waiting] = deque()
         """runs of any plan that wait for an arena"""
         self._pools: list[ref[Pool]] = []  # the one that was asked last comes last
+        bound_kept_memory(self)
 
     def forked(self) -> None:
         """In a forked child there is no run in parts."""
@@ -77,6 +92,8 @@ class SessionMemory:
         self.turn = threading.Lock()
         """held by a run in parts, on the thread ``owner``"""
         self.owner = 0
+        self.next_part: Callable[[Any], None] | None = None
+        """what receives an arena for that run, if it waits for one"""
 
     @property
     def left(self) -> int:
@@ -90,26 +107,29 @@ class SessionMemory:
         return max(self.left - taken, 0)
 
     def check(self, needed: int) -> None:
-        """Raise ``LimitExceeded`` if a run that needs so many bytes could never begin."""
-        left = max(self.limit - self.held, 0)
-        if needed > left:
-            parts = f"{format_bytes(self.held)} for weights and plans, {format_bytes(needed)} "
-            # What a plan takes is known but about.
-            least = (self.held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
-            message = f"memory= allows {self.limit} bytes, and at least {least} are needed: {parts}"
-            raise PlanTooLarge(f"{message}for a run", needed, left)
+        """Raise ``LimitExceeded`` if a run that needs so many bytes could never begin; in a run in
+        parts, beside its results."""
+        held = self.held + (self.results if self.in_parts else 0)
+        if needed > max(self.limit - held, 0):
+            raise PlanTooLarge(self.limit, held, needed)
 
-    def makes_room(self, pool: Pool) -> bool:
-        """Whether one more arena of ``pool`` fits, in place of others that no run holds if need be.
-        To be called with the lock of all pools."""
+    @property
+    def in_parts(self) -> bool:
+        """Whether the calling thread is in a run in parts."""
+        return self.owner == threading.get_ident()
+
+    def makes_room(self, pool: Pool, part: bool = False) -> bool:
+        """Whether one more arena of ``pool`` fits, in place of others that no run holds if need be;
+        for a ``part`` of the run whose results are held. To be called with the lock of all
+        pools."""
         self._pools = [own for own in self._pools if own() not in (None, pool)]
         others = self._alive()
         self._pools.append(ref(pool))
-        return self._makes_room(pool.needs, pool.alone, [pool], others)
+        return self._makes_room(pool.needs, pool.alone, [pool], others, part or not self.results)
 
     def holds_results(self, nbytes: int) -> bool:
         """Hold ``nbytes`` of results if they fit, as ``makes_room``."""
-        if not self._makes_room(nbytes, False, [], self._alive()):
+        if not self._makes_room(nbytes, False, [], self._alive(), True):
             return False
         self.results = nbytes
         return True
@@ -117,10 +137,14 @@ class SessionMemory:
     def _alive(self) -> list[Pool]:
         return [pool for own in self._pools if (pool := own()) is not None]
 
-    def _makes_room(self, nbytes: int, alone: bool, own: list[Pool], others: list[Pool]) -> bool:
+    def _makes_room(
+        self, nbytes: int, alone: bool, own: list[Pool], others: list[Pool], may_be_first: bool
+    ) -> bool:
         while True:
             held = [pool for pool in (*own, *others) if pool.count]
-            if not held:  # plans that were compiled since may have taken what it needs
+            # Plans that were compiled since may have taken what it needs, but not results of
+            # another run, which will end.
+            if not held and may_be_first:
                 return True
             taken = sum([pool.count * pool.needs for pool in held])
             shared = not alone and not any(pool.alone for pool in held)
@@ -130,4 +154,3 @@ class SessionMemory:
             if idle is None:
                 return False
             idle.forget_free()
-            self.freed = True

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 
@@ -39,6 +40,17 @@ _SPARE = 1.5
 # Memory of large arrays that were freed, the last one last. There is no lock, since an array may be
 # freed anywhere: each operation on the list is atomic.
 _kept: list[mmap.mmap] = []
+
+
+class Bounded(Protocol):
+    """What bounds the memory of a part of the process."""
+
+    @property
+    def unused(self) -> int:
+        """Bytes that may be kept of it."""
+
+
+_bounds: list[weakref.ref[Bounded]] = []
 
 # Bytes of a line of the cache, of a large page, of a mapping of such pages, of an array of weights
 # that lies in them, of the first weights, which do not, and of all mappings.
@@ -121,9 +133,17 @@ def _take(nbytes: int) -> mmap.mmap | None:
     return None
 
 
+def bound_kept_memory(bounded: Bounded) -> None:
+    """Keep no more freed memory from now on than ``bounded`` leaves unused, as long as it lives."""
+    _bounds[:] = [own for own in _bounds if own() is not None]
+    _bounds.append(weakref.ref(bounded))
+
+
 def _give(block: mmap.mmap) -> None:
     _kept.append(block)
-    while kept_bytes() > MOST_KEPT:
+    unused = [bounded.unused for own in tuple(_bounds) if (bounded := own()) is not None]
+    most = min(MOST_KEPT, *unused) if unused else MOST_KEPT
+    while kept_bytes() > most:
         with suppress(IndexError):
             _kept.pop(0)
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.compiler.options import InputShapes
     from penstock.compiler.padding import PackedSubgraph
     from penstock.compiler.varying_shapes import OpenShapes
-    from penstock.executors.session_memory import PlanTooLarge
     from penstock.session.artifact import Artifact
     from penstock.session.compile_cache import CacheEntry
     from penstock.tuning.run_sampler import MeasuredRuns
@@ -185,15 +184,13 @@ class Executors:
         batch for which the memory of the session is too small runs in parts."""
         if self._plans.memory is None:
             return self._whole(subgraph, key, values, exact)
-        from penstock.executors.session_memory import PlanTooLarge
-
         base = subgraph.base or subgraph
         try:
             # What is packed has dims that only runs know, but never more than the whole.
             if base is subgraph:
                 return self._parts(base, values) or self._whole(base, key, values, exact)
             return self._packed(cast("PackedSubgraph", subgraph), base, values, exact)
-        except PlanTooLarge as error:
+        except LimitExceeded as error:
             return self._in_parts(base, values, error, exact)
 
     def _packed(
@@ -204,7 +201,7 @@ class Executors:
 
         key = subgraph.key(values)
         most = subgraph.most_bytes(key)
-        if not most:
+        if not most or key in subgraph.stays:
             found = self._parts(base, values) or self._whole(base, key, values, exact)
             if not isinstance(found, CompiledExecutor) or key in subgraph.stays:
                 return found  # parts ask for plans themselves
@@ -213,15 +210,38 @@ class Executors:
                 self._plans.check(found, most)
             except PlanTooLarge as error:
                 # Parts without these rows take less time than all with them.
-                with suppress(LimitExceeded):
-                    return self._in_parts(base, values, error, exact)
+                memory = self._plans.memory
+                if memory is not None and not memory.in_parts:
+                    with suppress(LimitExceeded):
+                        return self._in_parts(base, values, error, exact)
                 subgraph.stays.add(key)
                 return found
             subgraph.fits(key, most)
         packed = self._whole(subgraph, key, values, exact)
         if isinstance(packed, CompiledExecutor):
+            try:
+                self._plans.check(packed, most)
+            except PlanTooLarge:  # its plan takes more than that for all rows
+                subgraph.stays.add(key)
+                self._plans.forget(subgraph, key)
+                return self._whole(base, base.key(values), values, exact)
+            if not isinstance(packed, LinearExecutor) or not _is_pure(packed.table):
+                subgraph.stays.add(key)  # a run that needs more could not begin anew
+                return self._whole(base, base.key(values), values, exact)
             self._plans.expect(packed, most)
+            if packed.fallback is None:
+                packed.fallback = partial(_anew, WeakMethod(self._padded), ref(base))
         return packed
+
+    def _padded(self, base: Subgraph, values: RunValues, control: Control) -> tuple[RunValue, ...]:
+        """Run all rows of a batch for whose rows that matter there was no memory: values without an
+        arena do not share it."""
+        packed = self._subgraphs.packed(base, values)
+        key = packed.key(values)
+        if packed is not base:
+            cast("PackedSubgraph", packed).stays.add(key)
+        control.budget = None
+        return self._whole(base, base.key(values), values).run(values, control)
 
     def _parts(self, subgraph: Subgraph, values: RunValues) -> Executor | None:
         """What runs these values in parts, if anything."""
@@ -280,24 +300,26 @@ class Executors:
         return executor
 
     def _in_parts(
-        self, subgraph: Subgraph, values: RunValues, error: PlanTooLarge, exact: bool
+        self, subgraph: Subgraph, values: RunValues, error: LimitExceeded, exact: bool
     ) -> Executor:
         """What runs a batch in parts that fit. Raises ``LimitExceeded`` if none does, or if it is
         not proven that they give what the batch gives."""
         from penstock.compiler.parts import batch_of, check_parts, part_of
         from penstock.executors.session_memory import PlanTooLarge
-        from penstock.session.parts import PartsExecutor
+        from penstock.session.parts import PartsExecutor, results_of_all
 
         batch, samples = batch_of(subgraph, values)
         memory, found = self._plans.memory, None
         assert memory is not None
         find = partial(_anew, WeakMethod(self._part), ref(subgraph))
-        rows = int(samples * error.left / (error.needed * _PACKED))
+        # Parts of one row would be other graphs: dims of 1 are special.
+        least, rows = 2, samples // 2
+        if isinstance(error, PlanTooLarge):
+            rows = int(samples * error.left / (error.needed * _PACKED))
         while found is None:
-            # Parts of one row would be other graphs: dims of 1 are special.
-            if rows < 2:
-                raise LimitExceeded(f"{error}, and for parts of a batch as well") from None
-            rows = ceil(samples / ceil(samples / rows))
+            if samples <= least:
+                raise error
+            rows = ceil(samples / ceil(samples / min(max(rows, least), samples - 1)))
             some = part_of(values, batch, 0, rows)
             try:
                 parts = check_parts(self._compiler, subgraph, values, batch, rows)
@@ -307,10 +329,18 @@ class Executors:
                 self._plans.check(part, found.needs_bytes)
             except PlanTooLarge as larger:
                 # Results of all rows take the same, however many rows a part has.
-                results = 0 if found is None else found.run_bytes
+                results = results_of_all(larger.table, samples, rows) if larger.table else 0
+                needed = larger.needed + (results if found is None else 0)
                 self._plans.forget(subgraph, subgraph.key(some))
-                most = rows * (larger.left - results) / max(larger.needed - results, 1)
-                rows, error, found = min(rows - 1, int(most)), larger, None
+                if rows == least:
+                    too_large = PlanTooLarge(larger.limit, larger.held, needed)
+                    raise LimitExceeded(f"{too_large} in parts of {rows} rows") from None
+                most = rows * (larger.left - results) / max(needed - results, 1)
+                rows, found = min(rows - 1, int(most)), None
+            except LimitExceeded:  # of ``Limits``, which say no more
+                if rows == least:
+                    raise
+                rows //= 2
             except RowsStay as reason:
                 message = f"{error}. The batch is not run in parts: {reason}"
                 raise LimitExceeded(message) from None
@@ -578,6 +608,11 @@ class Executors:
         for backend in self._compiler.context.backends:
             backend.save_memory()
         give_back_memory()
+
+
+def _is_pure(table: StepTable) -> bool:
+    """Whether nothing but its results tells of a run, so that it may begin anew."""
+    return all(step.node.op.pure for step in table.walk())
 
 
 def _parts_key(subgraph: Subgraph, values: RunValues) -> str:

@@ -22,7 +22,7 @@ from penstock.core.checkpoints import LOOK_S
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
 from penstock.core.types import RunValue, RunValues, TensorType
-from penstock.executors.arenas import hold_results
+from penstock.executors.arenas import holding_results
 from penstock.executors.base import CompiledExecutor, Executor, InlineExecutor
 from penstock.executors.control import Control
 
@@ -52,10 +52,8 @@ class PartsExecutor(InlineExecutor):
         self._starts = [*range(0, parts.samples - self.rows + 1, self.rows)]
         if self._starts[-1] + self.rows < parts.samples:
             self._starts.append(parts.samples - self.rows)
-        types = [part.table.slots[i].type for i in part.table.outputs]
-        sizes = [t.nbytes if isinstance(t, TensorType) and t.static else 0 for t in types]
-        self.run_bytes = sum(sizes) * parts.samples // parts.rows
-        """bytes of the results of all rows"""
+        self.run_bytes = results_of_all(part.table, parts.samples, parts.rows)
+        """bytes of the results of all rows, and of those of a part"""
 
     @property
     def needs_bytes(self) -> int:
@@ -82,7 +80,7 @@ class PartsExecutor(InlineExecutor):
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         # One at a time: results of all rows wait here for memory that the next part needs.
         memory, turn = self._memory, self._memory.turn
-        if memory.owner == get_ident():
+        if memory.in_parts:
             raise PenstockError(
                 "the session is called by a signal handler, a finalizer or a callback of a run in "
                 "parts, for whose end this run would wait; call it when that has returned"
@@ -91,11 +89,13 @@ class PartsExecutor(InlineExecutor):
             if control.stopped:
                 control.stop()
         try:
-            memory.owner = get_ident()
-            hold_results(memory, self.run_bytes, control)
-            return self._run(inputs, control)
+            with holding_results(memory, self.run_bytes, control):
+                memory.owner = get_ident()
+                try:
+                    return self._run(inputs, control)
+                finally:
+                    memory.owner, memory.next_part = 0, None
         finally:
-            memory.owner = memory.results = 0
             turn.release()
 
     def _run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
@@ -114,7 +114,16 @@ class PartsExecutor(InlineExecutor):
             for result, value, own in zip(results, outputs, split, strict=True):
                 if own:
                     result[begin : begin + rows] = value
+            del outputs, value  # one part's results are held, beside those of all rows
         return tuple(results)
+
+
+def results_of_all(part: StepTable, samples: int, rows: int) -> int:
+    """Bytes of the results of all ``samples``, and of those of a part of so many ``rows``, which
+    are there when others may have its arena."""
+    types = [part.slots[i].type for i in part.outputs]
+    size = sum([t.nbytes if isinstance(t, TensorType) and t.static else 0 for t in types])
+    return size * samples // rows + size
 
 
 def _whole_table(table: StepTable, parts: Parts) -> StepTable:

@@ -213,18 +213,26 @@ class PlanCache:
             raise OptionError(f"memory= is for plans, and {executor.table.name!r} runs by frames")
         pager = self.pager
         try:
-            memory.held = self._weights(executor) + executor.plan_bytes
-            executor.share_memory(memory)
+            self._share_anew(executor, memory)
         except LimitExceeded:
             if pager is None or pager.active:
                 raise
             pager.begin()
-            memory.held = self._weights(executor) + executor.plan_bytes
-            executor.share_memory(memory)
+            self._share_anew(executor, memory)
         if pager is not None and pager.active:
             for own in (executor, *[kept.executor for kept in self._by_use()]):
                 if isinstance(own, CompiledExecutor):
                     own.sampler = pager
+
+    def _share_anew(self, executor: CompiledExecutor, memory: SessionMemory) -> None:
+        from penstock.executors.session_memory import PlanTooLarge
+
+        memory.held = self._weights(cast(Executor, executor)) + executor.plan_bytes
+        try:
+            executor.share_memory(memory)
+        except PlanTooLarge as error:
+            error.table = executor.table
+            raise
 
     def expect(self, executor: CompiledExecutor, nbytes: int) -> None:
         """Let others give up what runs of a plan may need, of which that was not known before."""
@@ -238,11 +246,16 @@ class PlanCache:
     def check(self, executor: Executor, needed: int) -> None:
         """Raise ``LimitExceeded`` if a run of a plan that needs so many bytes in all does not fit
         into the memory of the session, whatever others give up."""
+        from penstock.executors.session_memory import PlanTooLarge
+
         assert self.memory is not None
         with _LOCK:
             held, self.memory.held = self.memory.held, self._weights(executor) + executor.plan_bytes
             try:
                 self.memory.check(needed)
+            except PlanTooLarge as error:
+                error.table = executor.table
+                raise
             finally:
                 self.memory.held = held
 
@@ -272,7 +285,8 @@ class PlanCache:
         if memory is not None:
             held += max(getattr(last, "needs_bytes", 0) - last.run_bytes, 0)
             weights = self._weights(last)
-            most = min(memory.limit if most is None else most, memory.limit - weights)
+            left = memory.limit - weights - memory.results
+            most = left if most is None else min(most, left)
         elif most is None:  # to count constants takes longer than a small run
             most = _LEAST_BYTES
             most = most if held <= most else max(most, last.table.constant_bytes)
