@@ -102,15 +102,19 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
 
 def check_rows(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> None:
     """Raise ``RowsStay`` unless it is proven, for batches of the shapes of ``values``, that rows
-    which a mask hides act on no others, and samples on no others."""
+    which a mask hides act on no others, and samples on no others, and that a sample padded at its
+    end with zeros gets what it gets alone."""
     from penstock.compiler.lowering import pass_context
+    from penstock.passes.lowering.apart import check_apart
     from penstock.passes.lowering.recognize_attention import RecognizeAttention
     from penstock.passes.lowering.row_packing import RowPacking
     from penstock.passes.pipeline import before_attention, run_passes
 
     graph, context = compiler.specialized(subgraph, values), pass_context(compiler.context)
     run_passes((*before_attention(), RecognizeAttention(always=True)), graph, context)
-    RowPacking(graph).find(anything=True)
+    packing = RowPacking(graph)
+    packing.find(anything=True)
+    check_apart(packing)
 
 
 def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:

@@ -237,13 +237,11 @@ class Session:
         mask hides act on no others, for servers that join requests by tokens."""
         from penstock.compiler.padding import check_rows
 
-        request, key, values = self._subgraphs.resolve(feeds, None, None)
-        # A plan without these rows is the proof.
-        if not request.subgraph.packs or not self._plans.has(request.subgraph, key):
-            try:
-                check_rows(self._compiler, self._subgraphs.main, values)
-            except RowsStay as reason:
-                raise PenstockError(f"rows that pad may act on others: {reason}") from None
+        main = self._subgraphs.main
+        try:
+            check_rows(self._compiler, main, [feeds[name] for name in main.names])
+        except RowsStay as reason:
+            raise PenstockError(f"rows that pad may act on others: {reason}") from None
 
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""

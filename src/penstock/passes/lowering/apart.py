@@ -1,0 +1,258 @@
+"""Whether what a padded batch computes of its rows is what each sample computes alone.
+
+``row_packing`` proves that rows which a mask hides act on no others from where rows are packed on.
+What comes before, such as the mask itself, it takes as the model computes it for a padded batch. A
+sample that others join is padded at its end, with zeros, and must get what it gets alone, so that
+this part must not mix rows either::
+
+    ids, mask [batch, rows]    every element depends on its own row
+    Unsqueeze, Cast, Where     so do those of what is computed element by element
+    CumSum                     on rows before, which do not pad
+    ReduceSum                  on all rows of a sample, those that pad being 0
+
+Of each value the axes are known along which its samples and rows are (``row_rules``), and what
+its elements are in rows that pad, where that is known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.core.errors import RowsStay
+from penstock.core.records import NamedTuple
+from penstock.core.types import TensorType
+from penstock.ir.graph import Node, Value, all_reads
+from penstock.ops.common.shape_rules import normalize_axes
+from penstock.passes.lowering.row_packing import RowPacking
+from penstock.passes.lowering.row_rules import (
+    ROWS,
+    SAMPLES,
+    Axes,
+    Axis,
+    Stays,
+    axes_rule,
+    features,
+    repeats,
+    static_dims,
+)
+
+_NEUTRAL = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+
+
+class _Known(NamedTuple):
+    """The axes of a value, and its elements in rows that pad."""
+
+    axes: Axes
+    pads: np.ndarray | None = None
+
+
+def check_apart(packing: RowPacking) -> None:
+    """Raise ``RowsStay`` for a node by which a row that pads may act on others before rows are
+    packed, in a batch [samples, rows, ...] of which samples are padded at their end with zeros."""
+    graph = packing.graph
+    known: dict[Value, _Known] = {}
+    for value in graph.inputs:
+        dims = value.shape or ()
+        if dims[:2] != (packing.batch, packing.rows) or not _is_static(value):
+            raise RowsStay(f"input {value.name!r} has no samples and rows as its first dims")
+        rest = [features(n) for n in static_dims(value)[2:]]
+        known[value] = _Known((packing.samples, packing.row, *rest), _zero(value))
+    seeds = {
+        value: axes
+        for node, found in packing.packed.items()
+        for value, axes in zip(node.inputs, found.inputs, strict=False)
+        if value is not None and axes is not None and value not in packing.axes
+    }
+    proven, behind = {*packing.packed, *packing.in_place}, set[Value]()
+    for node in graph.nodes:
+        reads = [*dict.fromkeys(all_reads(node))]
+        late = node in proven or not behind.isdisjoint(reads)
+        for value in reads:
+            if value in seeds and value in known and known[value].axes != seeds[value]:
+                raise RowsStay(f"{node.label} reads rows of {value.name!r} in another order")
+            beside = late and node not in proven and _has_rows(known.get(value))
+            if beside and not _is_guard(value, packing):
+                raise RowsStay(f"{node.label} reads rows beside those that are packed")
+        if late:
+            behind.update([value for value in node.outputs if value is not None])
+        elif any(value in known for value in reads):
+            try:
+                _add(node, known, packing)
+            except Stays as reason:
+                raise RowsStay(f"{node.label} {reason}") from None
+
+
+def _is_guard(value: Value, packing: RowPacking) -> bool:
+    return any(value is guard for guard, _ in packing.guards)
+
+
+def _is_static(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.static
+
+
+def _zero(value: Value) -> np.ndarray | None:
+    return None if value.dtype is None else np.zeros((), value.dtype)
+
+
+def _has_rows(known: _Known | None) -> bool:
+    return known is not None and any(name == ROWS for axis in known.axes for name, _ in axis)
+
+
+def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
+    """Note what is known of the results of a node. Raises ``Stays``."""
+    inputs = [None if value is None else known.get(value) for value in node.inputs]
+    found = _of_all_rows(node, inputs) or _by_place(node, inputs, packing)
+    found = found or _of_table(node, inputs, packing) or _index(node, inputs, packing)
+    if found is None:
+        outputs = axes_rule(node, [None if x is None else x.axes for x in inputs]).outputs
+        pads = _pads(node, inputs)
+        results = [_Known(axes, pads) for axes in outputs]
+    else:
+        results = [found]
+    if any(node.outputs[len(results) :]):
+        raise Stays("has other outputs")
+    known.update({v: x for v, x in zip(node.outputs, results, strict=False) if v is not None})
+
+
+def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
+    """What reads all rows of a sample, if those that pad change nothing of it."""
+    x, name = inputs[0] if inputs else None, node.op.full_name
+    if x is None or any(inputs[1:]):
+        return None
+    dims = static_dims(node.inputs[0])
+    if name == "CumSum":
+        along = node.const(1)
+        if along is None or node.attrs.get("reverse", 0):
+            return None
+        return _Known(x.axes)
+    if name in _NEUTRAL or name == "ArgMax":
+        given = node.const(1) if name != "ArgMax" else None
+        spelled = node.attrs.get("axes") if given is None else given.reshape(-1).tolist()
+        spelled = [node.attrs.get("axis", 0)] if name == "ArgMax" else spelled
+        if not spelled or not _has_rows(x) or x.pads is None or x.pads.any():
+            return None
+        reduced = normalize_axes(spelled, len(dims))
+        axes = [x.axes[i] for i in reduced]
+        # The first of the largest numbers does not pad, unless all are below 0.
+        first = not node.attrs.get("select_last_index", 0)
+        if name == "ArgMax" and not (first and _is_not_negative(node.inputs[0])):
+            return None
+        if any(part == SAMPLES for axis in axes for part, _ in axis):
+            return None
+        kept = [
+            (i, axis)
+            for i, axis in enumerate(x.axes)
+            if node.attrs.get("keepdims", 1) or i not in reduced
+        ]
+        return _Known(tuple([() if i in reduced else axis for i, axis in kept]))
+    return None
+
+
+def _is_not_negative(value: Value | None) -> bool:
+    """Whether a value has conditions, as numbers, or numbers of tokens."""
+    while value is not None:
+        dtype, node = value.dtype, value.producer
+        is_input = node is None and not value.is_constant
+        if dtype == np.bool_ or (is_input and dtype is not None and dtype.kind in "iu"):
+            return True
+        if node is None or node.op.full_name not in ("Cast", "Identity", "Reshape", "Squeeze"):
+            return False
+        value = node.inputs[0]
+    return False
+
+
+def _by_place(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
+    """What gathers the row of each sample that has the place of the result, as exporters write
+    masks: by a constant index of samples and rows."""
+    x, index = inputs[0] if inputs else None, node.const(1)
+    name = node.op.full_name
+    if x is None or index is None or any(inputs[1:]) or name not in ("Gather", "GatherND"):
+        return None
+    samples, row, rows = packing.samples, packing.row, packing.rows
+    axis = normalize_axes([node.attrs.get("axis", 0)], len(x.axes))[0]
+    before: Axes = ()
+    if name == "GatherND" and index.shape[-1] == 2 and x.axes[:2] == (samples, row):
+        parts = [(index[..., 0], samples, packing.batch), (index[..., 1], row, rows)]
+        rest = x.axes[2:]
+    elif name == "Gather" and x.axes[axis] == samples + row:
+        sample, place = np.divmod(index, rows)
+        parts = [(sample, samples, packing.batch), (place, row, rows)]
+        before, rest = x.axes[:axis], x.axes[axis + 1 :]
+    elif name == "Gather" and x.axes[axis] == row:
+        parts, before, rest = [(index, row, rows)], x.axes[:axis], x.axes[axis + 1 :]
+    else:
+        return None
+    own = _axes_by_place(parts)
+    return None if own is None else _Known((*before, *own, *rest), x.pads)
+
+
+def _of_table(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
+    """What picks elements of what is the same for all samples, by numbers of rows."""
+    if node.op.full_name != "GatherElements" or inputs[0] is not None or inputs[1] is None:
+        return None
+    axes, dims = inputs[1].axes, static_dims(node.inputs[0])
+    at = normalize_axes([node.attrs.get("axis", 0)], len(dims))[0]
+    others = [axis for i, axis in enumerate(axes) if i != at and _named(axis)]
+    same = dims[0] == 1 or repeats(node.inputs[0], packing.batch)
+    # Only along samples, of which all have the same.
+    return _Known(axes) if others == [axes[0]] == [packing.samples] and same else None
+
+
+def _index(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
+    """Which row of each sample is read, by what is known of the sample: its number, and that."""
+    y = node.outputs[0]
+    if y is None or not _is_guard(y, packing):
+        return None
+    own = [x for x in inputs if x is not None]
+    numbers = [v.const for v in node.inputs if v is not None and v.const is not None]
+    if len(own) != 1 or len(numbers) != 1 or _has_rows(own[0]) or len(node.inputs) != 2:
+        return None
+    step = {"Concat": 1, "Add": packing.rows}.get(node.op.full_name)
+    count = numbers[0].reshape(-1)
+    if step is None or not np.array_equal(count, step * np.arange(packing.batch)):
+        return None
+    return _Known((packing.samples, *map(features, static_dims(y)[1:])))
+
+
+def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
+    """The axes of what an index gathers, each of whose numbers is its place along one of them."""
+    shape = parts[0][0].shape
+    axes = [features(size) for size in shape]
+    for numbers, axis, size in parts:
+        for at in range(len(shape)):
+            places = np.arange(size).reshape([-1 if i == at else 1 for i in range(len(shape))])
+            if shape[at] == size and not _named(axes[at]) and (numbers == places).all():
+                axes[at] = axis
+                break
+        else:
+            return None
+    return tuple(axes)
+
+
+def _named(axis: Axis) -> bool:
+    return any(name for name, _ in axis)
+
+
+def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:
+    """What an elementwise node, or one that moves values, makes of elements in rows that pad."""
+    if not node.op.elementwise:
+        x = inputs[0]
+        moved = node.op.view or node.op.full_name in ("Expand", "Transpose", "Gather", "Reshape")
+        return x.pads if moved and x is not None and not any(inputs[1:]) else None
+    operands: list[np.ndarray | None] = []
+    for value, x in zip(node.inputs, inputs, strict=True):
+        const = None if value is None or x is not None else value.const
+        if const is not None and const.size == 1:
+            operands.append(const.reshape(()))
+        else:
+            operands.append(x.pads if x is not None and _has_rows(x) else None)
+    # By 0, whatever the other is: masks are finite.
+    if node.op.full_name in ("Mul", "And"):
+        y = node.outputs[0]
+        if y is not None and any(x is not None and not x.any() for x in operands):
+            return _zero(y)
+    if any(x is None for x in operands):
+        return None
+    from penstock.analysis.interpreter import evaluate
+
+    return np.asarray(evaluate(node, operands)[0])
