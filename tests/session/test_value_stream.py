@@ -114,7 +114,7 @@ def test_streams_of_one_event_loop_wait_on_no_thread():
         # More than asyncio has threads, and none of them ever has a value.
         streams = [session.stream(MANY, ["y"]) for _ in range(40)]
         tasks = [asyncio.create_task(anext(values)) for values in streams]
-        await asyncio.sleep(0)
+        await asyncio.to_thread(int)  # meanwhile the others begin to wait
         found = await asyncio.to_thread(lambda: 1)
         for values in streams:
             values.close()

@@ -100,7 +100,7 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
     return f"rows that {names} hides are left out, where these are a tenth at least"
 
 
-def check_rows(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> None:
+def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> None:
     """Raise ``RowsStay`` unless it is proven, for batches of the shapes of ``values``, that rows
     which a mask hides act on no others, and samples on no others, and that a sample padded at its
     end with zeros gets what it gets alone."""

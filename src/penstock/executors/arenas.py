@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class Arenas(Generic[T]):
             return False
         return self._memory is None or self._memory.makes_room(self, part)
 
-    def is_part(self, receive: Callable[[Any], None]) -> bool:
+    def is_part(self, receive: Callable[..., object]) -> bool:
         """Whether what waits is a part of the run whose results are held."""
         return self._memory is not None and self._memory.next_part is receive
 
@@ -273,7 +273,7 @@ class _Results:
     def obtain(self, part: bool) -> tuple[None, ...]:
         return (None,) if self._memory.holds_results(self._nbytes) else ()
 
-    def is_part(self, receive: Callable[[Any], None]) -> bool:
+    def is_part(self, receive: Callable[..., object]) -> bool:
         return False
 
 

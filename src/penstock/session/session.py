@@ -235,11 +235,11 @@ class Session:
     def _check_rows(self, feeds: NamedValues) -> None:
         """Raise ``PenstockError`` unless it is proven, for feeds of these shapes, that rows which a
         mask hides act on no others, for servers that join requests by tokens."""
-        from penstock.compiler.padding import check_rows
+        from penstock.compiler.padding import check_batch
 
         main = self._subgraphs.main
         try:
-            check_rows(self._compiler, main, [feeds[name] for name in main.names])
+            check_batch(self._compiler, main, [feeds[name] for name in main.names])
         except RowsStay as reason:
             raise PenstockError(f"rows that pad may act on others: {reason}") from None
 

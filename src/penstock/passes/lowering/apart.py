@@ -36,8 +36,6 @@ from penstock.passes.lowering.row_rules import (
     static_dims,
 )
 
-_NEUTRAL = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-
 
 class _Known(NamedTuple):
     """The axes of a value, and its elements in rows that pad."""
@@ -49,37 +47,47 @@ class _Known(NamedTuple):
 def check_apart(packing: RowPacking) -> None:
     """Raise ``RowsStay`` for a node by which a row that pads may act on others before rows are
     packed, in a batch [samples, rows, ...] of which samples are padded at their end with zeros."""
-    graph = packing.graph
+    known, seeds = _of_inputs(packing), _seeds(packing)
+    proven = {*packing.packed, *packing.in_place}
+    behind: set[Value] = set()
+    for node in packing.graph.nodes:
+        reads = [value for value in dict.fromkeys(all_reads(node)) if value in known]
+        late = node in proven or not behind.isdisjoint(all_reads(node))
+        for value in reads:
+            if value in seeds and known[value].axes != seeds[value]:
+                raise RowsStay(f"{node.label} reads rows of {value.name!r} in another order")
+            beside = late and node not in proven and _has_rows(known[value])
+            if beside and not _is_guard(value, packing):
+                raise RowsStay(f"{node.label} reads rows beside those that are packed")
+        if late:
+            behind.update([value for value in node.outputs if value is not None])
+        elif reads:
+            try:
+                _add(node, known, packing)
+            except Stays as reason:
+                raise RowsStay(f"{node.label} {reason}") from None
+
+
+def _of_inputs(packing: RowPacking) -> dict[Value, _Known]:
+    """What is known of the inputs. Raises ``RowsStay``."""
     known: dict[Value, _Known] = {}
-    for value in graph.inputs:
+    for value in packing.graph.inputs:
         dims = value.shape or ()
         if dims[:2] != (packing.batch, packing.rows) or not _is_static(value):
             raise RowsStay(f"input {value.name!r} has no samples and rows as its first dims")
         rest = [features(n) for n in static_dims(value)[2:]]
         known[value] = _Known((packing.samples, packing.row, *rest), _zero(value))
-    seeds = {
+    return known
+
+
+def _seeds(packing: RowPacking) -> dict[Value, Axes]:
+    """The values that are packed as they are read, with the axes that they are taken to have."""
+    return {
         value: axes
         for node, found in packing.packed.items()
         for value, axes in zip(node.inputs, found.inputs, strict=False)
         if value is not None and axes is not None and value not in packing.axes
     }
-    proven, behind = {*packing.packed, *packing.in_place}, set[Value]()
-    for node in graph.nodes:
-        reads = [*dict.fromkeys(all_reads(node))]
-        late = node in proven or not behind.isdisjoint(reads)
-        for value in reads:
-            if value in seeds and value in known and known[value].axes != seeds[value]:
-                raise RowsStay(f"{node.label} reads rows of {value.name!r} in another order")
-            beside = late and node not in proven and _has_rows(known.get(value))
-            if beside and not _is_guard(value, packing):
-                raise RowsStay(f"{node.label} reads rows beside those that are packed")
-        if late:
-            behind.update([value for value in node.outputs if value is not None])
-        elif any(value in known for value in reads):
-            try:
-                _add(node, known, packing)
-            except Stays as reason:
-                raise RowsStay(f"{node.label} {reason}") from None
 
 
 def _is_guard(value: Value, packing: RowPacking) -> bool:
@@ -119,33 +127,28 @@ def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
     x, name = inputs[0] if inputs else None, node.op.full_name
     if x is None or any(inputs[1:]):
         return None
-    dims = static_dims(node.inputs[0])
     if name == "CumSum":
-        along = node.const(1)
-        if along is None or node.attrs.get("reverse", 0):
-            return None
-        return _Known(x.axes)
-    if name in _NEUTRAL or name == "ArgMax":
-        given = node.const(1) if name != "ArgMax" else None
-        spelled = node.attrs.get("axes") if given is None else given.reshape(-1).tolist()
-        spelled = [node.attrs.get("axis", 0)] if name == "ArgMax" else spelled
-        if not spelled or not _has_rows(x) or x.pads is None or x.pads.any():
-            return None
-        reduced = normalize_axes(spelled, len(dims))
-        axes = [x.axes[i] for i in reduced]
-        # The first of the largest numbers does not pad, unless all are below 0.
-        first = not node.attrs.get("select_last_index", 0)
-        if name == "ArgMax" and not (first and _is_not_negative(node.inputs[0])):
-            return None
-        if any(part == SAMPLES for axis in axes for part, _ in axis):
-            return None
-        kept = [
-            (i, axis)
-            for i, axis in enumerate(x.axes)
-            if node.attrs.get("keepdims", 1) or i not in reduced
-        ]
-        return _Known(tuple([() if i in reduced else axis for i, axis in kept]))
-    return None
+        forwards = node.const(1) is not None and not node.attrs.get("reverse", 0)
+        return _Known(x.axes) if forwards else None
+    # The first of the largest numbers does not pad, unless all are below 0.
+    first = name == "ArgMax" and not node.attrs.get("select_last_index", 0)
+    first = first and _is_not_negative(node.inputs[0])
+    pads = x.pads is None or x.pads.any() or not _has_rows(x)
+    return None if pads or not (first or name == "ReduceSum") else _reduced(node, x.axes)
+
+
+def _reduced(node: Node, axes: Axes) -> _Known | None:
+    """What a reduction leaves, but of samples."""
+    given = node.const(1)
+    spelled = node.attrs.get("axes") if given is None else given.reshape(-1).tolist()
+    if node.op.full_name == "ArgMax":
+        spelled = [node.attrs.get("axis", 0)]
+    reduced = normalize_axes(spelled or range(len(axes)), len(axes))
+    if any(part == SAMPLES for i in reduced for part, _ in axes[i]):
+        return None
+    keeps = node.attrs.get("keepdims", 1)
+    kept = [(i, axis) for i, axis in enumerate(axes) if keeps or i not in reduced]
+    return _Known(tuple([() if i in reduced else axis for i, axis in kept]))
 
 
 def _is_not_negative(value: Value | None) -> bool:
@@ -237,7 +240,7 @@ def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:
     """What an elementwise node, or one that moves values, makes of elements in rows that pad."""
     if not node.op.elementwise:
         x = inputs[0]
-        moved = node.op.view or node.op.full_name in ("Expand", "Transpose", "Gather", "Reshape")
+        moved = node.op.view or node.op.moves
         return x.pads if moved and x is not None and not any(inputs[1:]) else None
     operands: list[np.ndarray | None] = []
     for value, x in zip(node.inputs, inputs, strict=True):
