@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.build import GraphBuilder
 from tests.support.sweeps import sweep
 from tests.support.timing import SOON
 
@@ -189,3 +190,57 @@ def test_batches_with_and_without_padding_take_turns():
 def test_unknown_choice_is_refused():
     with pytest.raises(ValueError, match="dead_rows"):
         ps.compile(model_of(MEAN), dead_rows="zero")
+
+
+def attention_of(form: str) -> ps.Model:
+    """An encoder whose mask is of ``form``: "int", "float", "bool" (what pads), "bias" (of scores), or
+    "merged", of integers, with products of three axes."""
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    ids = b.input("input_ids", np.int64, ["samples", "rows"])
+    dims = ["samples", 1, 1, "rows"] if form == "bias" else ["samples", "rows"]
+    dtype = {"float": np.float32, "bias": np.float32, "bool": np.bool_}.get(form, np.int64)
+    mask = b.input("attention_mask", dtype, dims)
+    x = b.op("Gather", rng.normal(size=(40, 16)).astype(np.float32), ids)
+    q, k, v, o = (rng.normal(size=(16, 16)).astype(np.float32) / 4 for _ in range(4))
+
+    def heads(y):
+        split = b.op("Reshape", y, np.array([0, 0, 2, 8]))
+        split = b.op("Transpose", split, perm=[0, 2, 1, 3])
+        return b.op("Reshape", split, b.op("Concat", [-1], rows, [8], axis=0)) if merged else split
+
+    merged, rows = form == "merged", b.op("Shape", ids, start=1)
+    swap = [0, 2, 1] if merged else [0, 1, 3, 2]
+    scores = heads(x @ q) @ b.op("Transpose", heads(x @ k), perm=swap) * 0.25
+    bias = mask
+    if form != "bias":
+        kept = b.op("Cast", mask, to=1)
+        bias = b.op("Unsqueeze", (kept if form == "bool" else 1 - kept) * -1e9, np.array([1, 2]))
+    if merged:
+        four = b.op("Concat", [-1], [2], rows, rows, axis=0)
+        scores = b.op("Reshape", scores, four) + bias
+        scores = b.op("Reshape", scores, b.op("Concat", [-1], rows, rows, axis=0))
+    else:
+        scores = scores + bias
+    y = b.op("Softmax", scores) @ heads(x @ v)
+    if merged:
+        y = b.op("Reshape", y, b.op("Concat", [-1], [2], rows, [8], axis=0))
+    y = b.op("Reshape", b.op("Transpose", y, perm=[0, 2, 1, 3]), np.array([0, 0, 16]))
+    b.output("y", x + b.op("Relu", y @ o))
+    return b.model()
+
+
+@pytest.mark.parametrize("form", ["int", "float", "bool", "bias", "merged"])
+def test_masks_of_any_type_and_heads_of_all_samples_on_one_axis_are_recognized(form):
+    model, mask = attention_of(form), padded(24, 3, 11, 1, 0)
+    given = {"bias": (mask[:, None, None] - 1.0) * 1e9, "bool": ~mask}.get(form, mask)
+    session = ps.compile(model, cache=False, dead_rows="any")
+    feeds = feeds_of(session, mask)
+    feeds["attention_mask"] = given.astype(feeds["attention_mask"].dtype)
+    first = session.run(feeds)["y"]  # equal feeds take the same plan, the first time, too
+    assert leaves_out(session)
+    np.testing.assert_array_equal(session.run(feeds)["y"], first)
+    want = ps.compile(model, "interpret", cache=False).run(feeds)["y"]
+    live = mask.copy()
+    live[-1] = True  # no row of it is seen, so that all are computed
+    np.testing.assert_allclose(first[live], want[live], 1e-5, 1e-5)

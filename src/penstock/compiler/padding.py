@@ -21,6 +21,7 @@ from penstock.compiler.subgraph import LEAST_MASK, Subgraph
 from penstock.core.errors import RowsStay
 from penstock.core.types import RunValues
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ops.internal.packed import LOWEST
 
 if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
@@ -78,7 +79,7 @@ def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | No
     if not any(_hides(values[i]) for i in masks):
         return None
     if subgraph.masks is None:  # of a plan that was saved, the graph is read now
-        subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
+        subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
         return unpadded(subgraph, values, packs)
     found = subgraph.variants.get(packs)
     return found or subgraph.variants.setdefault(packs, PackedSubgraph(subgraph, packs))
@@ -87,7 +88,7 @@ def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | No
 def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: str) -> str:
     """Whether rows are left out that a mask hides, in batches of the shapes of ``values``; if not,
     which node stands in the way."""
-    masks = masks_of(subgraph.graph, subgraph.integers)
+    masks = masks_of(subgraph.graph, subgraph.numbers)
     names = " and ".join([repr(subgraph.names[i]) for i in masks])
     if not packs or not masks:
         return "no rows are left out: " + (
@@ -106,12 +107,15 @@ def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> No
     end with zeros gets what it gets alone."""
     from penstock.compiler.lowering import pass_context
     from penstock.passes.lowering.apart import check_apart
+    from penstock.passes.lowering.pack_rows import lift_all_heads
     from penstock.passes.lowering.recognize_attention import RecognizeAttention
     from penstock.passes.lowering.row_packing import RowPacking
     from penstock.passes.pipeline import before_attention, run_passes
 
     graph, context = compiler.specialized(subgraph, values), pass_context(compiler.context)
-    run_passes((*before_attention(), RecognizeAttention(always=True)), graph, context)
+    run_passes(before_attention(), graph, context)
+    lift_all_heads(graph)
+    RecognizeAttention(always=True).run(graph, context)
     packing = RowPacking(graph)
     packing.find(anything=True)
     check_apart(packing)
@@ -131,6 +135,8 @@ def _hides(mask: object) -> bool:
     """Whether a feed may be a mask that hides rows, but not all."""
     if not isinstance(mask, np.ndarray) or mask.size < LEAST_MASK:
         return False
+    if mask.dtype.kind == "f" and (hidden := int((mask <= LOWEST).sum())):  # a bias of scores
+        return mask.size - hidden <= _MOST_LIVE * mask.size
     return 0 < int(np.count_nonzero(mask)) <= _MOST_LIVE * mask.size
 
 

@@ -99,12 +99,16 @@ class Subgraph:
         # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
         self.depends_on_dtypes = True in [dtype is None for dtype in dtypes]
         self.outputs = tuple(outputs)
-        # Those that may be masks: integers beside other inputs.
+        # Those that may be masks, beside other inputs. Floats mostly are none, which the graph
+        # tells: that of a saved plan is not read for it.
         kinds = [
-            d is not None and d.kind in "biu" and len(getattr(t, "shape", None) or ()) > 1
+            d.kind if d is not None and len(getattr(t, "shape", None) or ()) > 1 else ""
             for d, t in zip(dtypes, self.types, strict=True)
         ]
-        self.integers = tuple([i for i, own in enumerate(kinds) if own and len(kinds) > 1])
+        several = range(len(kinds) if len(kinds) > 1 else 0)
+        self.integers = tuple([i for i in several if kinds[i] and kinds[i] in "biu"])
+        known = "biuf" if isinstance(graph, Graph) else "biu"
+        self.numbers = tuple([i for i in several if kinds[i] and kinds[i] in known])
         # The same for feeds and results on devices, and without rows that pad.
         self.variants: dict[Hashable, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most

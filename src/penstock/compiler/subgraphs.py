@@ -165,10 +165,13 @@ class Subgraphs:
     def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
         """What leaves out the rows that a mask among the values hides; ``subgraph``, if none
         does."""
-        if not self.packs or not subgraph.integers or subgraph.masks == ():
+        if not self.packs or not subgraph.numbers or subgraph.masks == ():
             return subgraph
-        from penstock.compiler.padding import unpadded
+        from penstock.compiler.padding import masks_of, unpadded
 
+        # Equal feeds are to take the same plan, the first time, too.
+        if subgraph.masks is None and subgraph.numbers != subgraph.integers:
+            subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
         return unpadded(subgraph, values, self.packs) or subgraph
 
     def _columns(self, table: DataFrame) -> NamedValues:

@@ -429,10 +429,10 @@ class Executors:
 
     def _find_masks(self, subgraph: Subgraph) -> None:
         """Find the inputs of a graph that are masks, while it is at hand."""
-        if self._subgraphs.packs and subgraph.integers and subgraph.masks is None:
+        if self._subgraphs.packs and subgraph.numbers and subgraph.masks is None:
             from penstock.compiler.padding import masks_of
 
-            subgraph.masks = masks_of(subgraph.graph, subgraph.integers)
+            subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
 
     def _own(self, executor: CompiledExecutor) -> None:
         """Let what samples the runs of an executor have its plan compiled anew, if runs may."""

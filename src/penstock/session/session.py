@@ -248,7 +248,7 @@ class Session:
         from penstock.compiler.padding import masks_of
 
         main = self._subgraphs.main
-        return tuple([main.names[i] for i in masks_of(main.graph, main.integers)])
+        return tuple([main.names[i] for i in masks_of(main.graph, main.numbers)])
 
     def _values_of(self, shapes: InputShapes) -> dict[str, np.ndarray]:
         """``Executors.values_of`` by name, for servers."""

@@ -55,6 +55,19 @@ def test_products_and_softmax_have_an_axis_of_samples(middle: str, opset: int) -
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
 
 
+def test_heads_of_several_samples_get_their_axis_back() -> None:
+    text = HEAD.replace("float[1, 4, ", "float[3, 4, ").replace("{{4, ", "{{12, ")
+    text = text.replace("{{1, 4, ", "{{3, 4, ").replace("float[4, 1, 9]", "float[1, 1, 9]")
+    text = text.format(outputs="float[3, 4, 7, 6] y") + LATE + TAIL
+    model = ps.load(model_from_text(text, opset=19))
+    infer_types(model.graph)
+    wanted = answers(model)
+    lift_heads(model.graph, 3)
+    assert ranks(model.graph, "MatMul") == [4, 4]
+    assert ranks(model.graph, "Softmax") == [4]
+    np.testing.assert_allclose(answers(model)[0], wanted[0], rtol=0, atol=1e-6)
+
+
 def test_other_axis_of_softmax_stays() -> None:
     model = model_of(EARLY.replace("axis = 2", "axis = 1"))
     wanted = answers(model)

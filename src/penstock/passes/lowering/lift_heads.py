@@ -1,7 +1,8 @@
-"""Attention of one sample whose heads are its first axis, with an axis of samples before them.
+"""Attention in which the heads of all samples are the first axis, with an axis of samples before
+them.
 
-Some exporters write the heads of all samples along one axis, for products of three axes. Of a graph
-for one sample, an axis of one element goes before the heads::
+Some exporters write the heads of all samples along one axis, for products of three axes. An axis of
+samples goes before the heads again, here of one sample::
 
     q3 = Reshape(q, [heads, rows, size])
     s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b     s = MatMul(q, Transpose(k)) + Unsqueeze(b)
@@ -12,6 +13,7 @@ for one sample, an axis of one element goes before the heads::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -26,19 +28,21 @@ LIFTED = "/lifted"
 """ends the names of values with an axis more"""
 
 
-def lift_heads(graph: Graph) -> None:
-    """Write attention whose operands drop an axis of one sample with that axis."""
-    lifting = _Lifting()
+def lift_heads(graph: Graph, samples: int = 1) -> None:
+    """Write attention whose operands join an axis of so many samples with that of heads with both
+    axes."""
+    lifting = _Lifting(samples)
     graph.nodes = [written for node in graph.nodes for written in lifting.written(node)]
     graph.outputs = [lifting.replaced.get(v, v) for v in graph.outputs]
     prune(graph)
 
 
 class _Lifting:
-    """Values of three axes with one of one element before them, ``lifted``, and those of four axes
-    that are these, ``replaced``."""
+    """Values of three axes with one of ``samples`` more before them, ``lifted``, and those of four
+    axes that are these, ``replaced``."""
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
         self.lifted: dict[Value, Value] = {}
         self.replaced: dict[Value, Value] = {}
 
@@ -50,33 +54,51 @@ class _Lifting:
         if y is None or x is None or node.control_inputs or len(node.outputs) > 1:
             return [node]
         before, dims = _dims(x), _dims(y)
-        if node.op.view and len(dims) == 3 and before == (1, *dims):
+        if node.op.view and self._joins(before, dims):
             self.lifted[y] = x
             return [node]
-        if node.op.view and x in self.lifted and dims == (1, *before):
+        if node.op.view and x in self.lifted and dims == _dims(self.lifted[x]):
             self.replaced[y] = self.lifted[x]
             return [node]
         if len(dims) != 3 or self.lifted.keys().isdisjoint(node.inputs):
             return [node]
-        attrs = _attrs_of_four(node)
-        if attrs is None or any(v is None for v in node.inputs):
+        attrs, leads = (
+            _attrs_of_four(node),
+            {_dims(self.lifted[v])[:2] for v in node.inputs if v in self.lifted},
+        )
+        if attrs is None or len(leads) > 1 or any(v is None for v in node.inputs):
+            return [node]
+        (lead,) = leads
+        # What has another first axis, but one element, is of other heads.
+        of_three = [_dims(v)[0] for v in node.inputs if v is not None and len(_dims(v)) == 3]
+        if dims[0] != prod(lead) or not {*of_three} <= {1, dims[0]}:
             return [node]
         # Both forms stay: other nodes may read the one of three axes. Unread nodes are pruned.
         others: list[Node] = []
-        inputs = [self._of_four(v, node, others) for v in node.inputs if v is not None]
+        inputs = [self._of_four(v, node, lead, others) for v in node.inputs if v is not None]
         assert isinstance(y.type, TensorType)
-        self.lifted[y] = result = Value(f"{y.name}{LIFTED}", TensorType(y.type.dtype, (1, *dims)))
+        whole = TensorType(y.type.dtype, (*lead, *dims[1:]))
+        self.lifted[y] = result = Value(f"{y.name}{LIFTED}", whole)
         return [node, *others, node.derived(inputs, [result], attrs)]
 
-    def _of_four(self, value: Value, beside: Node, nodes: list[Node]) -> Value:
+    def _joins(self, before: tuple[int, ...], dims: tuple[int, ...]) -> bool:
+        """Whether samples and heads become one axis."""
+        is_four = len(dims) == 3 and len(before) == 4 and before[0] == self._samples
+        return is_four and dims == (prod(before[:2]), *before[2:])
+
+    def _of_four(
+        self, value: Value, beside: Node, lead: tuple[int, ...], nodes: list[Node]
+    ) -> Value:
         """An operand beside lifted ones, by a node that is added to ``nodes`` if it has an axis
         less."""
         dims = _dims(value)
         if value not in self.lifted and len(dims) == 3:
             assert isinstance(value.type, TensorType)
-            result = Value(f"{value.name}{LIFTED}", TensorType(value.type.dtype, (1, *dims)))
-            axes = Value("axes", const=np.array([0]))
-            nodes.append(beside.derived([value, axes], [result], {}, op=standard("Unsqueeze")))
+            own = (1, *dims) if dims[0] == 1 or lead[0] == 1 else (*lead, *dims[1:])
+            result = Value(f"{value.name}{LIFTED}", TensorType(value.type.dtype, own))
+            name, spelled = ("Unsqueeze", [0]) if own[1:] == dims else ("Reshape", own)
+            other = Value("axes", const=np.array(spelled))
+            nodes.append(beside.derived([value, other], [result], {}, op=standard(name)))
             self.lifted[value] = result
         return self.lifted.get(value, value)
 

@@ -22,9 +22,19 @@ from __future__ import annotations
 from penstock.ir.graph import Graph
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import prune
+from penstock.passes.lowering.lift_heads import lift_heads
 from penstock.passes.lowering.packed_writer import PackedWriter
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.lowering.row_packing import RowPacking
+
+
+def lift_all_heads(graph: Graph) -> None:
+    """Write attention of the heads of all samples along one axis with an axis of samples."""
+    shapes = [value.shape for value in graph.inputs]
+    sizes = {dims[0] for dims in shapes if dims is not None and len(dims) > 1}
+    samples = sizes.pop() if len(sizes) == 1 else None
+    if isinstance(samples, int):
+        lift_heads(graph, samples)
 
 
 class PackRows(Pass):
@@ -37,6 +47,7 @@ class PackRows(Pass):
         self.which = which
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        lift_all_heads(graph)
         # Whatever attention as one node costs: rows that are left out save more.
         RecognizeAttention(always=True).run(graph, context)
         packing = RowPacking(graph)
