@@ -17,7 +17,7 @@ from weakref import ref
 
 import numpy as np
 
-from penstock.compiler.subgraph import LEAST_MASK, Subgraph
+from penstock.compiler.subgraph import Subgraph
 from penstock.core.errors import RowsStay
 from penstock.core.types import RunValues
 from penstock.ir.graph import Graph, Node, Value
@@ -76,7 +76,7 @@ class PackedSubgraph(Subgraph):
 def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | None:
     """The variant of ``subgraph`` for these values, if a mask among them hides rows."""
     masks = subgraph.integers if subgraph.masks is None else subgraph.masks
-    if not any(_hides(values[i]) for i in masks):
+    if not any(_hides(values[i], subgraph.least_mask) for i in masks):
         return None
     if subgraph.masks is None:  # of a plan that was saved, the graph is read now
         subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
@@ -118,6 +118,11 @@ def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> No
     RecognizeAttention(always=True).run(graph, context)
     packing = RowPacking(graph)
     packing.find(anything=True)
+    if context.numerics.reproducible:  # bits that a sample has alone are promised
+        packing.refuse_all_rows()
+        for node in graph.nodes:  # whose sums are in an order by the number of rows
+            if node.op.full_name == "Conv" and node not in packing.packed:
+                raise RowsStay(f"{node.label} convolves rows that pad (reproducible=True)")
     check_apart(packing)
 
 
@@ -131,13 +136,14 @@ def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:
     return True
 
 
-def _hides(mask: object) -> bool:
-    """Whether a feed may be a mask that hides rows, but not all."""
-    if not isinstance(mask, np.ndarray) or mask.size < LEAST_MASK:
+def _hides(mask: object, least: int) -> bool:
+    """Whether a feed may be a mask that hides rows, but not all, and has ``least`` elements."""
+    if not isinstance(mask, np.ndarray) or mask.size < least:
         return False
+    most = _MOST_LIVE * mask.size if least else mask.size - 1
     if mask.dtype.kind == "f" and (hidden := int((mask <= LOWEST).sum())):  # a bias of scores
-        return mask.size - hidden <= _MOST_LIVE * mask.size
-    return 0 < int(np.count_nonzero(mask)) <= _MOST_LIVE * mask.size
+        return mask.size - hidden <= most
+    return 0 < int(np.count_nonzero(mask)) <= most
 
 
 def _counts(node: Node) -> bool:

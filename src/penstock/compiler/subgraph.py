@@ -71,6 +71,8 @@ class Subgraph:
     """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
     masks: Sequence[int] | None = None
     """inputs that are masks (``compiler.padding``); None if that is not known yet"""
+    least_mask = LEAST_MASK
+    """elements of a mask, with fewer of which all rows are computed; 0: not if any of them pads"""
     retired = False
     """whether its session runs another model in its place: no plan of it is kept any more"""
 
@@ -197,7 +199,7 @@ class Subgraph:
                 shape, dtype = shape
             if shape is None or dtype is _NO_DTYPE or dtype == STRING:
                 return None
-            if i in looked and math.prod(shape) >= LEAST_MASK:
+            if i in looked and math.prod(shape) >= self.least_mask:
                 return None  # its contents matter, too
             expected.append((name, dtype, shape))
         return tuple(expected)

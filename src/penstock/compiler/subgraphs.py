@@ -169,6 +169,8 @@ class Subgraphs:
             return subgraph
         from penstock.compiler.padding import masks_of, unpadded
 
+        if self._compiler.context.options.reproducible:  # rows that pad may change bits of others
+            subgraph.least_mask = 0
         # Equal feeds are to take the same plan, the first time, too.
         if subgraph.masks is None and subgraph.numbers != subgraph.integers:
             subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)

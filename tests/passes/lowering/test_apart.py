@@ -52,6 +52,12 @@ def of_conditions(b: GraphBuilder, parts: dict[str, Any]) -> None:
     parts["kept"] = parts["kept"] * (b.op("ReduceSum", ends, ROWS, keepdims=1) + 1.0)
 
 
+def of_neighbours_that_pad(b: GraphBuilder, parts: dict[str, Any]) -> None:
+    x = b.op("Transpose", parts["x"], perm=[0, 2, 1])
+    y = b.op("Conv", x, np.ones((16, 16, 3), np.float32), pads=[1, 1])
+    parts["x"] = b.op("Transpose", y, perm=[0, 2, 1])
+
+
 def of_the_largest(b: GraphBuilder, parts: dict[str, Any]) -> None:
     largest = b.op("ReduceMax", parts["x"], ROWS, keepdims=1)
     parts["x"] = parts["x"] + b.op("Relu", largest - 3.0)
@@ -89,11 +95,23 @@ def test_rows_that_pad_with_zeros_are_known_to_change_nothing(change):
         (of_sums_behind, "cumsum"),
         (of_all_ids, "reducesum"),
         (of_the_next, "slice"),
+        (of_neighbours_that_pad, "conv"),
     ],
 )
 def test_node_that_may_read_rows_that_pad_is_named(change, node):
     with pytest.raises(ps.PenstockError, match=rf"may act on others: {node} in .*reads several"):
         check(encoder(change))
+
+
+def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
+    options = {"cache": False, "dead_rows": "any"}
+    feeds = feeds_of(
+        session := ps.compile(model_of("DebertaV2Model_script"), **options), padded(9, 5, rows=16)
+    )
+    session._check_rows(feeds)
+    session = ps.compile(model_of("DebertaV2Model_script"), reproducible=True, **options)
+    with pytest.raises(ps.PenstockError, match="reproducible"):
+        session._check_rows(feeds)
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - PADDED))

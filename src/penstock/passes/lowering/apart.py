@@ -130,11 +130,23 @@ def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
     if name == "CumSum":
         forwards = node.const(1) is not None and not node.attrs.get("reverse", 0)
         return _Known(x.axes) if forwards else None
+    if name == "Conv":
+        return _convolved(node, x)
     # The first of the largest numbers does not pad, unless all are below 0.
     first = name == "ArgMax" and not node.attrs.get("select_last_index", 0)
     first = first and _is_not_negative(node.inputs[0])
     pads = x.pads is None or x.pads.any() or not _has_rows(x)
     return None if pads or not (first or name == "ReduceSum") else _reduced(node, x.axes)
+
+
+def _convolved(node: Node, x: _Known) -> _Known | None:
+    """A convolution along rows, which adds zeros at both ends, as rows that pad are there."""
+    steps, dims = node.attrs.get("strides") or (1,), static_dims(node.outputs[0])
+    along = len(x.axes) == 3 and len(x.axes[2]) == 1 and x.axes[2][0][0] == ROWS
+    zeros = x.pads is not None and not x.pads.any()
+    if not along or not zeros or {*steps} != {1} or dims[2] != static_dims(node.inputs[0])[2]:
+        return None
+    return _Known((x.axes[0], features(dims[1]), x.axes[2]))
 
 
 def _reduced(node: Node, axes: Axes) -> _Known | None:

@@ -96,17 +96,19 @@ class _Operands:
 
 class RecognizeAttention(Pass):
     """Replace attention by an Attention of Penstock's own: where shapes are known, if that is
-    faster, or ``always``."""
+    faster, or ``always``: also where results are to be reproducible, since that depends on sizes,
+    and rows that pad are left out of it as one node alone."""
 
     def __init__(self, always: bool = False) -> None:
         self.always = always
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        always = self.always or context.numerics.reproducible
         changed = False
         readers = readers_of(graph)
         awaited = {before for node in graph.walk() for before in node.control_inputs}
         for inner in graph.graphs():
-            search = _Search(context, readers, awaited, set(inner.nodes), self.always)
+            search = _Search(context, readers, awaited, set(inner.nodes), always)
             nodes: list[Node] = []
             for node in with_checkpoints(inner.nodes):
                 replacement = search.replacement(node)
