@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from tests.support.bounded import least, rows, session_of
+from tests.support.bounded import least, rows, session_of, whole
 from tests.support.sweeps import sweep
 
 ENCODERS = Path(__file__).parents[1] / "models" / "encoders.zip"
@@ -85,6 +85,5 @@ def test_constant_that_is_too_large_to_be_kept_for_all_samples_stays_no_batch():
     x = rows(64)
     limits = ps.Limits(max_folded_bytes=48 * 4096)
     expected = session_of(text).run({"x": x})["y"]
-    memory = least(text, {"x": x}, limits=limits)
-    session = session_of(text, limits=limits, memory=memory * 2 // 3)
+    session = session_of(text, limits=limits, memory=whole(text, {"x": x}) * 2 // 3)
     np.testing.assert_allclose(session.run({"x": x})["y"], expected, 1e-6)

@@ -107,16 +107,12 @@ def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> No
     end with zeros gets what it gets alone."""
     from penstock.compiler.lowering import pass_context
     from penstock.passes.lowering.apart import check_apart
-    from penstock.passes.lowering.pack_rows import lift_all_heads
-    from penstock.passes.lowering.recognize_attention import RecognizeAttention
-    from penstock.passes.lowering.row_packing import RowPacking
+    from penstock.passes.lowering.pack_rows import packing_of
     from penstock.passes.pipeline import before_attention, run_passes
 
     graph, context = compiler.specialized(subgraph, values), pass_context(compiler.context)
     run_passes(before_attention(), graph, context)
-    lift_all_heads(graph)
-    RecognizeAttention(always=True).run(graph, context)
-    packing = RowPacking(graph)
+    packing = packing_of(graph, context)
     packing.find(anything=True)
     if context.numerics.reproducible:  # bits that a sample has alone are promised
         packing.refuse_all_rows()

@@ -62,16 +62,8 @@ class _Lifting:
             return [node]
         if len(dims) != 3 or self.lifted.keys().isdisjoint(node.inputs):
             return [node]
-        attrs, leads = (
-            _attrs_of_four(node),
-            {_dims(self.lifted[v])[:2] for v in node.inputs if v in self.lifted},
-        )
-        if attrs is None or len(leads) > 1 or any(v is None for v in node.inputs):
-            return [node]
-        (lead,) = leads
-        # What has another first axis, but one element, is of other heads.
-        of_three = [_dims(v)[0] for v in node.inputs if v is not None and len(_dims(v)) == 3]
-        if dims[0] != prod(lead) or not {*of_three} <= {1, dims[0]}:
+        attrs, lead = _attrs_of_four(node), self._lead(node, dims)
+        if attrs is None or lead is None:
             return [node]
         # Both forms stay: other nodes may read the one of three axes. Unread nodes are pruned.
         others: list[Node] = []
@@ -80,6 +72,16 @@ class _Lifting:
         whole = TensorType(y.type.dtype, (*lead, *dims[1:]))
         self.lifted[y] = result = Value(f"{y.name}{LIFTED}", whole)
         return [node, *others, node.derived(inputs, [result], attrs)]
+
+    def _lead(self, node: Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The axes of samples and heads of what a node computes; None if operands differ."""
+        leads = {_dims(self.lifted[v])[:2] for v in node.inputs if v in self.lifted}
+        if len(leads) > 1 or any(v is None for v in node.inputs):
+            return None
+        (lead,) = leads
+        # What has another first axis, but one element, is of other heads.
+        of_three = {_dims(v)[0] for v in node.inputs if v is not None and len(_dims(v)) == 3}
+        return lead if dims[0] == prod(lead) and of_three <= {1, dims[0]} else None
 
     def _joins(self, before: tuple[int, ...], dims: tuple[int, ...]) -> bool:
         """Whether samples and heads become one axis."""

@@ -28,6 +28,14 @@ from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.lowering.row_packing import RowPacking
 
 
+def packing_of(graph: Graph, context: PassContext) -> RowPacking:
+    """What is to be found of a graph, with attention as one node wherever that can be."""
+    lift_all_heads(graph)
+    # Whatever attention as one node costs: rows that are left out save more.
+    RecognizeAttention(always=True).run(graph, context)
+    return RowPacking(graph)
+
+
 def lift_all_heads(graph: Graph) -> None:
     """Write attention of the heads of all samples along one axis with an axis of samples."""
     shapes = [value.shape for value in graph.inputs]
@@ -47,10 +55,7 @@ class PackRows(Pass):
         self.which = which
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        lift_all_heads(graph)
-        # Whatever attention as one node costs: rows that are left out save more.
-        RecognizeAttention(always=True).run(graph, context)
-        packing = RowPacking(graph)
+        packing = packing_of(graph, context)
         packing.find(self.which == "any")
         if context.numerics.reproducible:
             packing.refuse_all_rows()
