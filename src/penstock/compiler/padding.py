@@ -106,20 +106,11 @@ def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> No
     which a mask hides act on no others, and samples on no others, and that a sample padded at its
     end with zeros gets what it gets alone."""
     from penstock.compiler.lowering import pass_context
-    from penstock.passes.lowering.apart import check_apart
-    from penstock.passes.lowering.pack_rows import packing_of
+    from penstock.passes.lowering.apart import ProveApart
     from penstock.passes.pipeline import before_attention, run_passes
 
-    graph, context = compiler.specialized(subgraph, values), pass_context(compiler.context)
-    run_passes(before_attention(), graph, context)
-    packing = packing_of(graph, context)
-    packing.find(anything=True)
-    if context.numerics.reproducible:  # bits that a sample has alone are promised
-        packing.refuse_all_rows()
-        for node in graph.nodes:  # whose sums are in an order by the number of rows
-            if node.op.full_name == "Conv" and node not in packing.packed:
-                raise RowsStay(f"{node.label} convolves rows that pad (reproducible=True)")
-    check_apart(packing)
+    graph = compiler.specialized(subgraph, values)
+    run_passes((*before_attention(), ProveApart()), graph, pass_context(compiler.context))
 
 
 def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:

@@ -21,8 +21,10 @@ import numpy as np
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.graph import Node, Value, all_reads
+from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.ops.common.shape_rules import normalize_axes
+from penstock.passes.context import Pass, PassContext, Property
+from penstock.passes.lowering.pack_rows import packing_of
 from penstock.passes.lowering.row_packing import RowPacking
 from penstock.passes.lowering.row_rules import (
     ROWS,
@@ -42,6 +44,24 @@ class _Known(NamedTuple):
 
     axes: Axes
     pads: np.ndarray | None = None
+
+
+class ProveApart(Pass):
+    """Raise ``RowsStay`` unless samples that are padded at their end with zeros get what each gets
+    alone, and the same bits where results are to be reproducible. The graph is of no use then."""
+
+    invalidates = frozenset({Property.TYPED})
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        packing = packing_of(graph, context)
+        packing.find(anything=True)
+        if context.numerics.reproducible:
+            packing.refuse_all_rows()
+            for node in graph.nodes:  # whose sums are in an order by the number of rows
+                if node.op.full_name == "Conv" and node not in packing.packed:
+                    raise RowsStay(f"{node.label} convolves rows that pad (reproducible=True)")
+        check_apart(packing)
+        return True
 
 
 def check_apart(packing: RowPacking) -> None:
