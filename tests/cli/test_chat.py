@@ -96,7 +96,7 @@ def test_options_reach_the_generator(folder, talker, monkeypatch):
     [
         (("--system", "w1"), "w1", "--system is for a model with a chat template"),
         (("--top-p", "3"), "w1", "top_p=3"),
-        ((), "w1 " * 500, "RunError"),
+        ((), "w1 " * 500, "a prompt of 500 tokens is too long"),
     ],
 )
 def test_what_cannot_be_is_refused(folder, options, said, message):

@@ -71,8 +71,10 @@ def test_rows_of_several_sequences_are_those_of_each_alone(model: bytes) -> None
             for sequence, ids, wanted in cases:
                 rows = {"input_ids": ids[None, at : at + size]}
                 got = sequence.step(rows, wanted=size)["logits"][0]
-                largest = np.abs(wanted).max()
-                np.testing.assert_allclose(got, wanted[at : at + size], rtol=0, atol=1e-5 * largest)
+                # Both are computed in float32. Of T5, whose scores are not scaled, ONNX Runtime's
+                # logits are 0.8e-5 of the largest from those of float64, and ours 0.5e-5.
+                most = 2e-5 * np.abs(wanted).max()
+                np.testing.assert_allclose(got, wanted[at : at + size], rtol=0, atol=most)
             at += size
 
 

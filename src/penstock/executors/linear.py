@@ -18,7 +18,6 @@ from penstock.executors.base import CompiledExecutor, InlineExecutor, silent
 from penstock.executors.control import NEVER, Control
 from penstock.host.current_run import BudgetError, working_for
 from penstock.host.on_demand import imported
-from penstock.ops.internal.emit import EMIT
 
 if TYPE_CHECKING:
     from penstock.host.admission import Ticket
@@ -43,11 +42,12 @@ def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -
 
 def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
     """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
-    for another run: then they may wait for one another."""
+    for another run: then they may wait for one another. A step without a result tells a stream of
+    a value, and waits for who reads it."""
     plan, names = program.plan, {backend.name for backend in hosts}
     return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
-        and step.node.op is not EMIT
+        and bool(step.outputs)
         and (step.kernel is None or (step.kernel.begin is None and step.backend in names))
         for step in plan.walk()
     )
