@@ -115,11 +115,15 @@ class BuildKernels(build_ext):
 
     def run(self) -> None:
         # A checkout runs on the machine that it is installed on. PENSTOCK_LEVELS is for tests: it
-        # names further levels, as "x86-64-v3", or "all".
+        # names further levels, as "x86-64-v3", or "x86-64-v3:-O1" if that need not be fast, or
+        # "all".
         best, others = best_level(), os.environ.get("PENSTOCK_LEVELS", "").split()
+        parts = [other.partition(":") for other in others]
+        others = [level for level, _, _ in parts]
+        self.last_options = {X86.get(level): option for level, _, option in parts}
         if unknown := {*others} - {*X86, "all"}:
             raise SystemExit(f"PENSTOCK_LEVELS names no level: {' '.join(sorted(unknown))}")
-        if self.editable_mode and best and "all" not in others:
+        if (self.editable_mode or self.inplace) and best and "all" not in others:
             names = {f"{PACKAGE}.{name}" for name in [best, *map(X86.get, others)]}
             self.extensions = [
                 ext for ext in self.extensions if ext.name in names
@@ -139,7 +143,8 @@ class BuildKernels(build_ext):
         name = f"{'sanitized' if SANITIZE else 'kernels'}-{self.plat_name}"
         # A free-threaded build has the cache tag of the ordinary one of its version.
         tag = f"{sys.implementation.cache_tag}{'t' if FREE_THREADED else ''}"
-        folder = Path("build", f"{name}-{tag}", ext.name)
+        last = self.last_options.get(ext.name.rpartition(".")[2], "")
+        folder = Path("build", f"{name}-{tag}", ext.name + last)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "generated_tables.h").write_text(generated_tables())
         headers = [Path(__file__), *HEADERS]
@@ -159,7 +164,7 @@ class BuildKernels(build_ext):
                     output_dir=str(folder),
                     macros=ext.define_macros,
                     include_dirs=[numpy.get_include(), *map(str, FOLDERS), str(folder)],
-                    extra_postargs=[*options, *chosen, *THREADS, *SANITIZERS],
+                    extra_postargs=[*options, *chosen, *THREADS, *SANITIZERS, *last.split()],
                 )
             return target
 
