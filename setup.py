@@ -116,14 +116,15 @@ class BuildKernels(build_ext):
     def run(self) -> None:
         # A checkout runs on the machine that it is installed on. PENSTOCK_LEVELS is for tests: it
         # names further levels, as "x86-64-v3", or "x86-64-v3:-O1" if that need not be fast, or
-        # "all".
+        # "all", as wheels have them by default.
         best, others = best_level(), os.environ.get("PENSTOCK_LEVELS", "").split()
         parts = [other.partition(":") for other in others]
         others = [level for level, _, _ in parts]
         self.last_options = {X86.get(level): option for level, _, option in parts}
         if unknown := {*others} - {*X86, "all"}:
             raise SystemExit(f"PENSTOCK_LEVELS names no level: {' '.join(sorted(unknown))}")
-        if (self.editable_mode or self.inplace) and best and "all" not in others:
+        of_this = bool(self.editable_mode or self.inplace or others)
+        if of_this and best and "all" not in others:
             names = {f"{PACKAGE}.{name}" for name in [best, *map(X86.get, others)]}
             self.extensions = [
                 ext for ext in self.extensions if ext.name in names

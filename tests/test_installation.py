@@ -145,7 +145,9 @@ def _installed(sdist: Path, folder: Path, *, objects: bool, **environment: str) 
         shutil.copytree(path, source / "build" / path.name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", wheels, source]
-    _run(*pip, *build, cwd=folder, **environment)
+    # Of the instruction sets that this checkout was compiled for, where some were chosen.
+    chosen = {name: os.environ[name] for name in ("PENSTOCK_LEVELS",) if name in os.environ}
+    _run(*pip, *build, cwd=folder, **environment, **chosen)
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
     (wheel,) = wheels.glob("*.whl")
