@@ -42,8 +42,8 @@ def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -
 
 def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
     """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
-    for another run: then they may wait for one another. A step without a result tells a stream of
-    a value, and waits for who reads it."""
+    for another run: then they may wait for one another. A step without a result passes a value
+    to a stream, and waits until that is read."""
     plan, names = program.plan, {backend.name for backend in hosts}
     return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
