@@ -26,7 +26,8 @@ import tempfile
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -117,8 +118,33 @@ SWEPT = {"algorithms", "backends", "executors", "frontends", "ops", "passes", "p
 """folders whose long sweeps are of many cases that are alike"""
 
 
-def _test_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+def _is_left_out(node: pytest.Item | pytest.Function, name: str, cases: int) -> bool:
+    """Whether a test, or case ``name`` of the ``cases`` of it, is left to ``make test-full`` today."""
+    around = getattr(node, "cls", None), getattr(node, "module", None)
+    alike = any(getattr(part, "sampled", False) for part in around)
+    long = cases >= LONG and node.path.relative_to(TESTS).parts[0] in SWEPT
+    if not alike and (not long or node.get_closest_marker("whole")):
+        return False
+    return random.Random(f"{os.environ[DAY]} {name}").random() >= 1 / 4
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
+    """Make no tests of the cases that will not be chosen: two thirds of all, and a third of the time that
+    collecting takes. ``metafunc._calls`` are the cases; the first is kept where none is chosen, since a
+    test without cases would be one without parameters."""
+    yield
+    node, calls = metafunc.definition, metafunc._calls
+    if metafunc.config.option.markexpr != "not full" or not calls:
+        return
+    run = [call for call in calls if not any(mark.name == "full" for mark in call.marks)]
+    names = [f"{node.nodeid}[{call.id}]" for call in run]
+    chosen = [
+        call
+        for call, name in zip(run, names, strict=True)
+        if not _is_left_out(node, name, len(run))
+    ]
+    metafunc._calls = chosen or [replace(calls[0], marks=[pytest.mark.full.mark])]
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -127,15 +153,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
     last, since tracing slows all that come after."""
     run = [item for item in items if not item.get_closest_marker("full")]
-    cases = Counter(_test_of(item) for item in run)
+    cases = Counter(item.nodeid.partition("[")[0] for item in run)
     for item in run:
-        around = getattr(item, "cls", None), getattr(item, "module", None)
-        alike = any(getattr(part, "sampled", False) for part in around)
-        long = cases[_test_of(item)] >= LONG and item.path.relative_to(TESTS).parts[0] in SWEPT
-        if alike or (long and not item.get_closest_marker("whole")):
-            drawn = random.Random(f"{os.environ[DAY]} {item.nodeid}").random() < 1 / 4
-            if not drawn:
-                item.add_marker(pytest.mark.full)
+        if _is_left_out(item, item.nodeid, cases[item.nodeid.partition("[")[0]]):
+            item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))
 
 
@@ -146,10 +167,9 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what has been imported and collected out of garbage collection: a test that collects
-    garbage would walk the fifty thousand tests of the suite for a second."""
-    gc.enable()
-    gc.collect()
+    garbage would walk the tests of the whole suite for a second."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
