@@ -113,8 +113,12 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 
 TESTS = Path(__file__).parent
 LONG = 10
-"""cases of a sweep of which a quarter is drawn"""
-SWEPT = {"algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"}
+"""cases of a sweep of which a SHARE is drawn"""
+SHARE = 1 / 6
+SWEPT = {
+    *("algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"),
+    "stepping",
+}
 """folders whose long sweeps are of many cases that are alike"""
 
 
@@ -125,7 +129,7 @@ def _is_left_out(node: pytest.Item | pytest.Function, name: str, cases: int) -> 
     long = cases >= LONG and node.path.relative_to(TESTS).parts[0] in SWEPT
     if not alike and (not long or node.get_closest_marker("whole")):
         return False
-    return random.Random(f"{os.environ[DAY]} {name}").random() >= 1 / 4
+    return random.Random(f"{os.environ[DAY]} {name}").random() >= SHARE
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -149,8 +153,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave three quarters of the cases of long sweeps, and of all tests of sampled classes and modules, to
-    ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
+    """Leave most cases of long sweeps, and most tests of sampled classes and modules, to ``make test-full``,
+    by the day (tests/support/sweeps.py), and run the tests that trace allocations
     last, since tracing slows all that come after."""
     run = [item for item in items if not item.get_closest_marker("full")]
     cases = Counter(item.nodeid.partition("[")[0] for item in run)
