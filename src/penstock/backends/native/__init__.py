@@ -33,6 +33,7 @@ from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.registry import COMPUTING
 from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, part_seconds
 
 WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
@@ -102,7 +103,6 @@ _LEAST_ITEMS, _ITEMS_OF_CORE, _MOST_OF_CORE, _ITEM_FLOPS, _LEAST_BLOCK = 8, 2, 1
 _LEAST_FLOPS = 250_000
 
 _NUMPY = NumpyBackend()
-_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def family_of(node: Node) -> Family | None:
     nodes = parts(node)
     first = nodes[0].op.full_name
     # Products of codes begin with it, and elementwise chains may, too.
-    if first == "DequantizeLinear" and _PRODUCTS.isdisjoint([n.op.full_name for n in nodes]):
+    if first == "DequantizeLinear" and COMPUTING.isdisjoint([n.op.full_name for n in nodes]):
         return _family(FUSED.full_name)
     return _family(fused_with(first)) or _family(FUSED.full_name)
 

@@ -19,7 +19,7 @@ from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, Shared, reordered, shared
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.onnx.activation import ACTIVATIONS
-from penstock.ops.onnx.recurrent import Layer, parse_layer, steps_and_rows
+from penstock.ops.onnx.recurrent import CELLS, Layer, parse_layer, steps_and_rows
 from penstock.ops.registry import TFLITE
 from penstock.ops.work_estimate import Workload, flops
 
@@ -33,7 +33,6 @@ _ACTIVATIONS = (
     *("tanh", "sigmoid", "relu", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh"),
     *("hardsigmoid", "elu", "softsign", "softplus"),
 )
-_DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _ACTIVATION = np.dtype([("kind", "i8"), ("alpha", "f8"), ("beta", "f8")])
 
 # Rows of the batch of an item, if weights stay near the core and if they do not, and the bytes that
@@ -314,7 +313,8 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
 
 def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
     """The table of activations, three for each direction; None for one that is not there."""
-    usual = _DEFAULTS[cell] * directions
+    default = CELLS[cell].activations
+    usual = default * directions
     names = tuple(attrs.get("activations") or usual)[: len(usual)]
     values = {key: iter(attrs.get(f"activation_{key}") or ()) for key in ("alpha", "beta")}
     table = np.zeros((directions, 3), _ACTIVATION)
@@ -323,7 +323,7 @@ def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
             return None
         defaults = ACTIVATIONS[name.lower()][2]
         given = {key: next(values[key], value) for key, value in defaults.items()}
-        entry = table[divmod(i, len(_DEFAULTS[cell]))]
+        entry = table[divmod(i, len(default))]
         entry["kind"] = _ACTIVATIONS.index(name.lower())
         entry["alpha"], entry["beta"] = given.get("alpha", 0.0), given.get("beta", 0.0)
     return table

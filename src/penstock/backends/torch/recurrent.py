@@ -13,14 +13,10 @@ from torch import Tensor
 from penstock.backends.torch.site import TorchSite, with_flag
 from penstock.core.types import RunValue
 from penstock.ir.kernel import Kernel
+from penstock.ops.onnx.recurrent import CELLS
 
 _ORDER: Mapping[str, tuple[int, ...]] = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """the gates in torch's order, by their places in ONNX's"""
-_USUAL: Mapping[str, tuple[str, ...]] = {
-    "LSTM": ("sigmoid", "tanh", "tanh"),
-    "GRU": ("sigmoid", "tanh"),
-    "RNN": ("tanh",),
-}
 
 
 def _is_plain(site: TorchSite) -> bool:
@@ -30,7 +26,7 @@ def _is_plain(site: TorchSite) -> bool:
     activations = attrs.get("activations")
     if activations:
         spelled = [a.decode() if isinstance(a, bytes) else a for a in activations]
-        usual = list(_USUAL[name] * directions)
+        usual = [a.lower() for a in CELLS[name].activations * directions]
         if [a.lower() for a in spelled[: len(usual)]] != usual:  # RNN's default has two names
             return False
     special = (attrs.get("clip"), attrs.get("input_forget"), attrs.get("layout"))

@@ -83,18 +83,24 @@ class Layer(NamedTuple):
         return self.gates - 1 if self.plain else 0
 
 
-# Of each cell the gates, and the default activations.
-_CELLS = {
-    "RNN": (1, ("Tanh",)),
-    "GRU": (3, ("Sigmoid", "Tanh")),
-    "LSTM": (4, ("Sigmoid", "Tanh", "Tanh")),
+class Cell(NamedTuple):
+    """The number of gates, and the activations of one direction if the node names none."""
+
+    gates: int
+    activations: tuple[str, ...]
+
+
+CELLS = {
+    "RNN": Cell(1, ("Tanh",)),
+    "GRU": Cell(3, ("Sigmoid", "Tanh")),
+    "LSTM": Cell(4, ("Sigmoid", "Tanh", "Tanh")),
 }
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
 def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     reverse = _DIRECTIONS[rules.choice(attrs, "direction", "forward", _DIRECTIONS)]
-    (gates, default), directions = _CELLS[cell], len(reverse)
+    (gates, default), directions = CELLS[cell], len(reverse)
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)
     if len(names) < len(usual):
@@ -509,5 +515,5 @@ def _compile(node: Node, types: Types) -> Kernel:
     return specialized(node, types, make, arity=(8, 3))
 
 
-for _name in _CELLS:
+for _name in CELLS:
     operator(_name, infer=_infer_recurrent(_name), work=recurrent_work)(_compile)
