@@ -26,7 +26,7 @@ MAX_FUNCTION_LINES = 60
 # Today's figures of ``tools/ratchets.py``. A change that lowers one lowers its bound; none rises.
 BOUNDS = {
     "string_imports": 29,
-    "tabled_imports": 56,
+    "tabled_imports": 47,
     "backend_members": 0,
     "backend_lookups": 0,
     "kernel_fields": 8,
@@ -34,7 +34,7 @@ BOUNDS = {
     "native_call_fields": 14,
     "pass_context_fields": 10,
     "compile_context_fields": 6,
-    "name_tables": 50,
+    "name_tables": 49,
     "name_tables_in_passes": 6,
     "time_constants": 20,
     "files_of_time_constants": 5,

@@ -26,7 +26,7 @@ TABLES = {
     "BACKENDS": ("", r"^(.+)$"),
     "COMMANDS": (f"{PACKAGE}.cli.", r"^([a-z_]+)$"),  # the others are help
     "_HOMES": ("", rf"^({PACKAGE}\..+)$"),
-    "INTERNAL": (f"{PACKAGE}.ops.internal.", r"^(.+)$"),
+    "INTERNAL": (f"{PACKAGE}.ops.internal.", r"^([a-z_]+)$"),  # the others are operations
 }
 
 # Modules that import what users, other packages or the processor name.

@@ -479,12 +479,3 @@ def _run_steps(stepper_of: ref[Stepper]) -> None:
                 return
         del stepper
         engine.park(lambda: False)
-
-
-def __getattr__(name: str) -> object:
-    # Beside the stepper, which most programs want alone: loops need front ends and passes.
-    if name == "SharedLoops":
-        from penstock.stepping.shared_loops import SharedLoops
-
-        return SharedLoops
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
