@@ -21,9 +21,9 @@ from penstock.ir.graph import Graph, Node, Value, all_reads
 from penstock.passes.lowering.row_rules import (
     ROWS,
     Axes,
-    Axis,
     Packed,
     Stays,
+    axis_names,
     features,
     packed_form,
 )
@@ -136,7 +136,7 @@ class _Rows:
         if first[:1] != self.rows or not len(numbers) or len(numbers) % samples:
             return None
         if name == "GatherND":
-            if width > 1 or _has_rows(rest) or len(numbers) != samples:
+            if width > 1 or ROWS in axis_names(rest) or len(numbers) != samples:
                 return None
             tuples = numbers.reshape(samples, -1, numbers.shape[-1])
             at, inside = tuples[..., 0], tuples[..., 1:]
@@ -144,16 +144,12 @@ class _Rows:
         else:
             at, inside = np.divmod(numbers.reshape(samples, -1), width)
             dims = numbers.shape[1:]
-        if _has_rows(rest) or not (at == np.arange(samples)[:, np.newaxis]).all():
+        if ROWS in axis_names(rest) or not (at == np.arange(samples)[:, np.newaxis]).all():
             return None
         if not (inside == inside[:1]).all():  # as of a diagonal: what is read depends on the number
             return None
         row = (*self.rows, *features(len(numbers) // samples))
         return Packed([(row, *map(features, dims), *rest)], [data, (row, *map(features, dims))])
-
-
-def _has_rows(axes: Sequence[Axis]) -> bool:
-    return any(name == ROWS for axis in axes for name, _ in axis)
 
 
 def _compare(whole: _Rows, part: _Rows) -> None:
@@ -222,7 +218,7 @@ def _same_constants(value: Value, twin: Value, axes: Axes | None) -> bool:
     ours, theirs = value.peek, twin.peek
     if ours is None or theirs is None:
         return False
-    at = [i for i, axis in enumerate(axes or ()) if any(name == ROWS for name, _ in axis)]
+    at = [i for i, axis in enumerate(axes or ()) if ROWS in axis_names([axis])]
     if not at or ours.shape == theirs.shape:
         return ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
     first = np.take(ours, [0], at[0])

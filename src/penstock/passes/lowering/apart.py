@@ -32,7 +32,9 @@ from penstock.passes.lowering.row_rules import (
     Axes,
     Axis,
     Stays,
+    are_features,
     axes_rule,
+    axis_names,
     features,
     repeats,
     static_dims,
@@ -123,7 +125,7 @@ def _zero(value: Value) -> np.ndarray | None:
 
 
 def _has_rows(known: _Known | None) -> bool:
-    return known is not None and any(name == ROWS for axis in known.axes for name, _ in axis)
+    return known is not None and ROWS in axis_names(known.axes)
 
 
 def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
@@ -176,7 +178,7 @@ def _reduced(node: Node, axes: Axes) -> _Known | None:
     if node.op.full_name == "ArgMax":
         spelled = [node.attrs.get("axis", 0)]
     reduced = normalize_axes(spelled or range(len(axes)), len(axes))
-    if any(part == SAMPLES for i in reduced for part, _ in axes[i]):
+    if SAMPLES in axis_names(axes[i] for i in reduced):
         return None
     keeps = node.attrs.get("keepdims", 1)
     kept = [(i, axis) for i, axis in enumerate(axes) if keeps or i not in reduced]
@@ -227,7 +229,7 @@ def _of_table(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _
         return None
     axes, dims = inputs[1].axes, static_dims(node.inputs[0])
     at = normalize_axes([node.attrs.get("axis", 0)], len(dims))[0]
-    others = [axis for i, axis in enumerate(axes) if i != at and _named(axis)]
+    others = [axis for i, axis in enumerate(axes) if i != at and not are_features([axis])]
     same = dims[0] == 1 or repeats(node.inputs[0], packing.batch)
     # Only along samples, of which all have the same.
     return _Known(axes) if others == [axes[0]] == [packing.samples] and same else None
@@ -256,16 +258,12 @@ def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
     for numbers, axis, size in parts:
         for at in range(len(shape)):
             places = np.arange(size).reshape([-1 if i == at else 1 for i in range(len(shape))])
-            if shape[at] == size and not _named(axes[at]) and (numbers == places).all():
+            if shape[at] == size and are_features([axes[at]]) and (numbers == places).all():
                 axes[at] = axis
                 break
         else:
             return None
     return tuple(axes)
-
-
-def _named(axis: Axis) -> bool:
-    return any(name for name, _ in axis)
 
 
 def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:

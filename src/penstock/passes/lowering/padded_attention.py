@@ -45,7 +45,9 @@ from penstock.passes.lowering.row_rules import (
     Axes,
     Axis,
     Stays,
+    are_features,
     axes_rule,
+    axis_names,
     check_pure,
     features,
     static_dims,
@@ -103,7 +105,7 @@ def padded_form(
         result = Padded(found, (), any(x is not None and x.weighed for x in inputs))
     else:
         raise Stays("combines rows of attention that is not one node")
-    if [part for axis in result.axes for part, _ in axis].count(SAMPLES) > 1:
+    if axis_names(result.axes).count(SAMPLES) > 1:
         raise Stays("combines samples with others")
     return result, hiding
 
@@ -122,7 +124,7 @@ def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
 
 def has_rows(axes: Axes) -> bool:
     """Whether a value is one for each row, not for each sample alone."""
-    return any(name in (ROWS, WEIGHTS) for axis in axes for name, _ in axis)
+    return not {ROWS, WEIGHTS}.isdisjoint(axis_names(axes))
 
 
 def _plain(value: Value | None) -> Padded:
@@ -138,20 +140,12 @@ def _single(node: Node, inputs: _Inputs) -> Padded:
     return first
 
 
-def _is_plain(axis: Axis) -> bool:
-    return not any(name for name, _ in axis)
-
-
-def _has_weights(axes: Axes) -> bool:
-    return any(name == WEIGHTS for axis in axes for name, _ in axis)
-
-
 def _joined(known: Sequence[Axes]) -> Axes:
     """The axes of values that broadcast to each other: of rows where one of them has rows."""
     joined: list[Axis] = []
     for column in zip_longest(*[axes[::-1] for axes in known], fillvalue=()):
         # Of the same size are features that have no rows: an index picks one for each key.
-        named = {axis for axis in column if not _is_plain(axis)}
+        named = {axis for axis in column if not are_features([axis])}
         if len(named) > 1:
             raise Stays("combines rows with others")
         joined.append(named.pop() if named else next(filter(None, column), ()))
@@ -164,7 +158,7 @@ def _elementwise(node: Node, inputs: _Inputs) -> Padded:
     if name == "Div" and inputs[1] is not None:
         raise Stays("divides by rows, which may be 0")
     # Where a weight is 0, the result must be so: what is behind relies on it.
-    if any(_has_weights(x.axes) for x in known) and not _keeps_zero(node, inputs):
+    if any(WEIGHTS in axis_names(x.axes) for x in known) and not _keeps_zero(node, inputs):
         raise Stays("makes another number of a weight of 0")
     return Padded(axes, _terms(node, inputs), any(x.weighed for x in known))
 
@@ -227,7 +221,7 @@ def _elements(node: Node, x: Padded) -> Padded:
     dims, picked = [[*static_dims(value)] for value in node.inputs]
     size = picked[at]
     del dims[at], picked[at]
-    if not _is_plain(x.axes[at]) or dims != picked:
+    if not are_features([x.axes[at]]) or dims != picked:
         raise Stays("reads several rows at a time")
     return Padded((*x.axes[:at], features(size), *x.axes[at + 1 :]), (), x.weighed)
 
@@ -237,12 +231,12 @@ def _product(a: Padded, b: Padded) -> Padded:
         raise Stays("multiplies rows by a vector")
     # A weight of 0 times what is not finite is not 0.
     for x, other in ((a, b), (b, a)):
-        if _has_weights(x.axes) and other.weighed:
+        if WEIGHTS in axis_names(x.axes) and other.weighed:
             raise Stays("weighs rows that may not be finite")
     # Summed up are features, or weights with the rows that they are for: those of one axis, since
     # samples and heads are along the others.
     summed = a.axes[-1], b.axes[-2]
-    names = [name for axis in summed for name, _ in axis if name]
+    names = [name for name in axis_names(summed) if name]
     weighs = len(summed[0]) == len(summed[1]) == 1 and WEIGHTS in names
     if names and not (weighs and names.count(WEIGHTS) == 1 and SAMPLES not in names):
         raise Stays("sums up rows that no mask hides")
@@ -263,14 +257,14 @@ def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, S
     if terms:
         weights = tuple((WEIGHTS, size) for _, size in row)
         return Padded((*x.axes[:-1], weights), (), True), terms
-    if not _is_plain(x.axes[-1]):
+    if not are_features(x.axes[-1:]):
         raise Stays("weighs rows, with no bias for those that a mask hides, as far as is known")
     return Padded(x.axes, (), True), ()
 
 
 def _are_scores(axes: Axes, samples: Axis, row: Axis) -> bool:
     """Whether axes are [samples, heads, rows or 1, rows], those of a bias."""
-    if len(axes) != 4 or axes[0] != samples or not _is_plain(axes[1]):
+    if len(axes) != 4 or axes[0] != samples or not are_features(axes[1:2]):
         return False
     return axes[2] in (row, ()) and axes[3] in (row, features(row[0][1]))
 

@@ -21,6 +21,8 @@ from penstock.passes.lowering.row_rules import (
     Axis,
     Packed,
     Stays,
+    are_features,
+    axis_names,
     features,
     packed_form,
     place_of_rows,
@@ -277,7 +279,7 @@ class RowPacking:
     def are_gathered(self, value: Value, axes: Axes) -> bool:
         """Whether the rows of a value are gathered by their numbers in the batch, or by their
         places where all samples have the same."""
-        names = [name for axis in axes for name, _ in axis]
+        names = axis_names(axes)
         at = place_of_rows(axes) if ROWS in names else None
         if at is None or SAMPLES not in names:  # what all samples have, or the only one
             return at is not None and axes[at] == self.row
@@ -292,8 +294,7 @@ class RowPacking:
         one = without_samples(axes)
         if self.batch == 1 or axes[0][:1] != self.samples or not repeats(value, self.batch):
             return False
-        has_rows = any(name == ROWS for axis in one for name, _ in axis)
-        return not has_rows or self.are_gathered(value, one)
+        return ROWS not in axis_names(one) or self.are_gathered(value, one)
 
     def _keep_in_place(self, node: Node) -> None:
         """Note what a node computes of rows that are in their places. Raises ``Stays``."""
@@ -308,7 +309,7 @@ class RowPacking:
         if terms:
             self._hiding[node] = terms
         axes, y = result.axes, node.outputs[0]
-        plain = not any(name for axis in axes[2:] for name, _ in axis)
+        plain = are_features(axes[2:])
         # What is one for each sample depends on rows that matter alone, and is as it would be.
         if y is None or not has_rows(axes):
             return

@@ -59,7 +59,7 @@ def packed_form(node: Node, inputs: _Inputs) -> Packed:
     """How a node is computed, some of whose inputs have rows along these axes. Raises ``Stays``."""
     found = axes_rule(node, inputs)
     for axes in found.outputs:
-        if [name for axis in axes for name, _ in axis].count(ROWS) != 1:
+        if axis_names(axes).count(ROWS) != 1:
             raise Stays("combines each row with all others")
     return found
 
@@ -95,9 +95,19 @@ def features(size: int) -> Axis:
     return () if size == 1 else (("", size),)
 
 
+def axis_names(axes: Iterable[Axis]) -> list[str]:
+    """What axes have, in order: samples, rows, and "" for features."""
+    return [name for axis in axes for name, _ in axis]
+
+
+def are_features(axes: Iterable[Axis]) -> bool:
+    """Whether axes have features alone."""
+    return not any(axis_names(axes))
+
+
 def place_of_rows(axes: Axes) -> int:
     """The axis of rows."""
-    return next(i for i, axis in enumerate(axes) if any(name == ROWS for name, _ in axis))
+    return next(i for i, axis in enumerate(axes) if ROWS in axis_names([axis]))
 
 
 def without_samples(axes: Axes) -> Axes:
@@ -133,10 +143,10 @@ def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
     """How to pack what is combined with rows along ``axes``; None for what is the same for all."""
     own: list[Axis] = []
     for size, axis in zip(reversed(static_dims(value)), reversed(axes), strict=False):
-        own.insert(0, features(size) if size == 1 or _plain([axis]) else axis)
-    if _plain(own):
+        own.insert(0, features(size) if size == 1 or are_features([axis]) else axis)
+    if are_features(own):
         return None
-    if not any(name == ROWS for axis in own for name, _ in axis):
+    if ROWS not in axis_names(own):
         raise Stays("combines rows with what each sample has once")
     return tuple(own)
 
@@ -151,19 +161,14 @@ def _rule(*names: str) -> Callable[[_Rule], _Rule]:
     return registered
 
 
-def _plain(axes: Iterable[Axis]) -> bool:
-    """Whether axes have features alone."""
-    return not any(name for axis in axes for name, _ in axis)
-
-
 def _want_plain(axes: Iterable[Axis]) -> None:
-    if not _plain(axes):
+    if not are_features(axes):
         raise Stays("reads several rows or samples at a time")
 
 
 def _want_no_rows(axes: Iterable[Axis]) -> None:
     """Raise ``Stays`` for axes of rows."""
-    if any(name == ROWS for axis in axes for name, _ in axis):
+    if ROWS in axis_names(axes):
         raise Stays("multiplies rows by several matrices")
 
 
@@ -318,7 +323,7 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
     lead = [*axes[:-2]]
     known, at = [*inputs], len(axes) - len(other)
     for i, size in enumerate(other[:-2], at):
-        if size > 1 and _plain([lead[i]]):  # matrices for each element of an axis
+        if size > 1 and are_features([lead[i]]):  # matrices for each element of an axis
             lead[i] = features(size)
         elif size > 1:  # for each sample
             _want_no_rows([lead[i]])
@@ -440,7 +445,7 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
         result.append(_merged(tuple(axis)))
     # Rows of a packed batch are as many as there are, of one sample.
     sizes = [
-        -1 if any(name == ROWS for name, _ in axis) else prod(n for name, n in axis if not name)
+        -1 if ROWS in axis_names([axis]) else prod(n for name, n in axis if not name)
         for axis in result
     ]
     return Packed([tuple(result)], inputs[:1], "Reshape", {}, [np.array(sizes)])
@@ -523,7 +528,7 @@ def _of_expand(node: Node, inputs: _Inputs) -> Packed:
     dims = static_dims(node.outputs[0])
     axes = _of_rank(_only(inputs), len(dims))
     # Along samples and rows there is nothing to repeat, which a target of 1 says.
-    target = [n if _plain([axis]) else 1 for axis, n in zip(axes, dims, strict=True)]
+    target = [n if are_features([axis]) else 1 for axis, n in zip(axes, dims, strict=True)]
     result = tuple([axis or features(n) for axis, n in zip(axes, dims, strict=True)])
     return Packed([result], inputs[:1], "Expand", {}, [np.array(target)])
 
@@ -584,7 +589,7 @@ def _of_attention(node: Node, inputs: _Inputs) -> Packed:
     q, k, v = inputs[:3]
     keys = 3 if node.attrs.get("keys_last", 0) else 2
     rows = [axes[at] if axes else () for axes, at in ((q, 2), (k, keys), (v, 2))]
-    if q is None or k is None or v is None or [name for name, _ in q[2]] != [ROWS]:
+    if q is None or k is None or v is None or axis_names([q[2]]) != [ROWS]:
         raise Stays("has queries, keys or values of which no axis is known to be that of rows")
     samples = {q[0], k[0], v[0]}
     if {*rows} != {q[2]} or samples not in ({()}, {((SAMPLES, static_dims(node.inputs[0])[0]),)}):
