@@ -195,7 +195,7 @@ class Generator:
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
-            tools: Those that the chat template tells the model of.
+            tools: Tools that the chat template offers to the model.
             options: Of ``GenerationOptions``.
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
@@ -214,18 +214,8 @@ class Generator:
         tools: Sequence[Mapping[str, object]] | None = None,
         **options: object,
     ) -> Iterator[TextPiece]:
-        """``generate``, by pieces of the text as they are there. Who closes the iterator ends the
-        request.
-
-        Args:
-            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
-                samples [n] of a float dtype, or features [bands, frames].
-            timeout: Seconds after which the text ends with ``DeadlineExceeded``.
-            cancel: A ``CancelToken`` that ends it with ``Cancelled``.
-            priority: Tokens of requests of higher priority are computed first.
-            tools: Those that the chat template tells the model of.
-            options: Of ``GenerationOptions``.
-        """
+        """Generate text as ``generate`` does, with the same arguments, and yield its pieces as soon
+        as they are known. Closing the iterator ends the request."""
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
         job = self.begin(self._encoded(prompt, tools), wanted, stop, priority)
@@ -250,17 +240,8 @@ class Generator:
         tools: Sequence[Mapping[str, object]] | None = None,
         **options: object,
     ) -> Generation:
-        """``generate`` for asyncio. A task that is cancelled ends the request.
-
-        Args:
-            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
-                samples [n] of a float dtype, or features [bands, frames].
-            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
-            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
-            priority: Tokens of requests of higher priority are computed first.
-            tools: Those that the chat template tells the model of.
-            options: Of ``GenerationOptions``.
-        """
+        """``generate`` for asyncio, with the same arguments. Cancelling the task ends the
+        request."""
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, wanted, stop, priority, tools)
@@ -278,17 +259,7 @@ class Generator:
         tools: Sequence[Mapping[str, object]] | None = None,
         **options: object,
     ) -> AsyncIterator[TextPiece]:
-        """``stream`` for asyncio.
-
-        Args:
-            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
-                samples [n] of a float dtype, or features [bands, frames].
-            timeout: Seconds after which the text ends with ``DeadlineExceeded``.
-            cancel: A ``CancelToken`` that ends it with ``Cancelled``.
-            priority: Tokens of requests of higher priority are computed first.
-            tools: Those that the chat template tells the model of.
-            options: Of ``GenerationOptions``.
-        """
+        """``stream`` for asyncio, with the same arguments."""
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
         job = await self.abegin(prompt, wanted, stop, priority, tools)
@@ -306,12 +277,11 @@ class Generator:
         """``begin`` for asyncio: a thread makes the tokens of the prompt, and compiles a grammar.
 
         Args:
-            prompt: A text, tokens, or messages with "role" and "content"; for an encoder of sound,
-                samples [n] of a float dtype, or features [bands, frames].
+            prompt: As ``generate`` takes it, like ``priority`` and ``tools``.
             options: What is asked of the text.
             stop: Ends the request when it comes true.
             priority: Tokens of requests of higher priority are computed first.
-            tools: Those that the chat template tells the model of.
+            tools: Tools that the chat template offers to the model.
         """
         # It takes longer to import than all of this package.
         import asyncio

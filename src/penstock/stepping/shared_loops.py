@@ -145,13 +145,8 @@ class SharedLoops:
         timeout: float | None = None,
         cancel: CancelToken | None = None,
     ) -> dict[str, RunValue]:
-        """``run`` for asyncio, on a thread of its pool. A task that is cancelled ends the run.
-
-        Args:
-            feeds: The inputs by name.
-            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
-            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
-        """
+        """``run`` for asyncio, with the same arguments, on a thread of asyncio's pool. Cancelling
+        the task ends the run."""
         import asyncio
 
         from penstock.executors.control import CancelToken

@@ -112,14 +112,8 @@ class StepSequence:
         timeout: float | None = None,
         cancel: CancelToken | None = None,
     ) -> dict[str, np.ndarray]:
-        """``step`` for asyncio. A task that is cancelled closes the sequence.
-
-        Args:
-            rows: As ``step`` takes them.
-            wanted: How many of the last rows to return outputs of; None for all.
-            timeout: Seconds after which the call ends with ``DeadlineExceeded``.
-            cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
-        """
+        """``step`` for asyncio, with the same arguments. Cancelling the task closes the
+        sequence."""
         import asyncio
 
         loop = asyncio.get_running_loop()
