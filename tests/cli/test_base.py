@@ -20,7 +20,10 @@ from tests.support.onnx_text import model_from_text
         ),
         (["-i", "x=zeros", "-i", "skale=zeros"], "did you mean 'scale'"),
         (["-i", "x=nope", "-i", "scale=zeros"], "neither"),
-        (["-i", "x=missing.npy", "-i", "scale=zeros"], "cannot read missing.npy"),
+        (
+            ["-i", "x=missing.npy", "-i", "scale=zeros"],
+            "cannot read missing.npy: No such file or directory",
+        ),
         (["-i", "x=[[1, 2]]", "-i", "scale=zeros"], "must have 3 at axis 1"),
         (["-i", "x=zeros", "-i", "scale=zeros", "-f", "produkt"], "did you mean 'product'"),
     ],

@@ -107,6 +107,18 @@ def test_file_to_load_that_is_missing_is_named(onnx_file: Path) -> None:
     assert "cannot read none.npz" in error["message"]
 
 
+def test_file_to_load_that_has_no_arrays_by_name_is_refused(
+    onnx_file: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((1, 3), np.float32))
+    error = as_json("run", onnx_file, "--load", path, code=1)["error"]
+    assert f"{path} has no names of inputs; use --input NAME={path}" in error["message"]
+    path.write_bytes(path.read_bytes()[:100])
+    error = as_json("run", onnx_file, "--input", f"x={path}", code=1)["error"]
+    assert "save arrays of numbers or strings with numpy.save" in error["message"]
+
+
 # Parts.
 
 

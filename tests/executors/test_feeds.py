@@ -80,7 +80,12 @@ def test_convert_array_of_the_inputs_dtype_is_not_copied():
     [
         (np.ones(2), FLOAT, r"'x' must be float32, not float64; convert it with .*astype"),
         (np.ones(2, np.int64), FLOAT, "must be float32, not int64"),
-        (np.array(["a"]), TensorType(np.dtype(float)), "'x' must be float64, not str32"),
+        (np.array(["a"]), TensorType(np.dtype(float)), "float64, not an array of strings; give it"),
+        (
+            np.array([None]),
+            FLOAT,
+            r"must be float32, not object; convert it with .astype\('float32'\)",
+        ),
         ([Fraction(1, 2)], INT, "cannot be made of a list: it is not made of numbers"),
         (
             [2**70],
@@ -90,7 +95,7 @@ def test_convert_array_of_the_inputs_dtype_is_not_copied():
         ([2**70], INT, "cannot be made of a list"),
         (1.5, INT, "cannot be made of a float: float64 does not fit int64"),
         ([1j], FLOAT, "cannot be made of a list: complex128 does not fit float32"),
-        ([[1], [2, 3]], FLOAT, "cannot be made of a list"),
+        ([[1], [2, 3]], FLOAT, "its rows are of unequal lengths; pad them to one length"),
         ("one", FLOAT, "cannot be made of a str"),
         ("1", FLOAT, "cannot be made of a str: it is not made of numbers"),
         (["1", "2"], INT, "cannot be made of a list: it is not made of numbers"),

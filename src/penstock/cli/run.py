@@ -90,6 +90,8 @@ class ModelInputs:
 
         def add(file: str) -> None:
             arrays = _read_arrays(file)
+            if "" in arrays:
+                raise InvalidInput(f"{file} has no names of inputs; use --input NAME={file}")
             feeds.update((by_name[n].name if n in by_name else n, a) for n, a in arrays.items())
 
         if load is not None:
@@ -312,7 +314,7 @@ class _Generator:
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file by name, or the one of a .npy file."""
+    """The arrays of a .npz file by name, or the one of a .npy file under the name ""."""
     try:
         # A pickle could run any code.
         loaded = np.load(path, allow_pickle=False)
@@ -320,8 +322,13 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
             return {"": loaded}
         with loaded:
             return {key: loaded[key] for key in loaded.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise InvalidInput(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise InvalidInput(
+            f"cannot read {path}: {error}; save arrays of numbers or strings with numpy.save or "
+            "numpy.savez"
+        ) from error
 
 
 def _save(folder: Path, name: str, value: RunValue) -> Path:

@@ -70,12 +70,17 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if input_type.dtype is not None and array.dtype != input_type.dtype:
-        wanted = dtype_name(input_type.dtype)
-        raise InvalidInput(
-            f"input {name!r} must be {wanted}, not {dtype_name(array.dtype)}; "
-            f"convert it with .astype({'str' if wanted == 'string' else wanted!r})"
-        )
+        raise InvalidInput(f"input {name!r} must be {_other_dtype(input_type.dtype, array.dtype)}")
     return array
+
+
+def _other_dtype(wanted: np.dtype, given: np.dtype) -> str:
+    """That a dtype is not the one of an input, and what to do."""
+    name = dtype_name(wanted)
+    if given.kind in "UST":
+        return f"{name}, not an array of strings; give it numbers"
+    target = "str" if wanted == STRING else name
+    return f"{name}, not {given.name}; convert it with .astype({target!r})"
 
 
 def _takes_columns(input_type: TensorType) -> bool:
@@ -150,9 +155,14 @@ def _of_any_type(name: str, value: RunValue) -> RunValue:
 
 
 def from_python(value: RunValue, dtype: np.dtype) -> np.ndarray:
-    """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError`` and
-    ``OverflowError`` for what does not fit."""
-    array = np.asarray(value, STRING if dtype == STRING else None)
+    """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError``,
+    ``ValueError`` and ``OverflowError`` for what does not fit."""
+    try:
+        array = np.asarray(value, STRING if dtype == STRING else None)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ValueError("its rows are of unequal lengths; pad them to one length") from error
     if dtype == STRING:
         return array
     number = {"b": bool, "i": Integral, "u": Integral}.get(dtype.kind, Number)

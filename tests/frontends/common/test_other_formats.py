@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -66,6 +70,14 @@ CONTENTS = {
     "damaged zip": (b"PK\3\4" + bytes(100), "a zip file that was cut short.*get the whole file"),
     "ubj": (b"{L\0\0\0\0\0\0\0\x07learner{", "an XGBoost model"),
     "catboost": (b"CBM1" + bytes(100), 'a CatBoost model.*format="onnx"'),
+    "empty": (b"", "an empty file.*get the whole file"),
+    "numpy": (b"\x93NUMPY\x01\0" + bytes(100), "an array of NumPy.*as an input"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(100), "an image.*as an input"),
+    "jpeg": (b"\xff\xd8\xff\xe0" + bytes(100), "an image"),
+    "gzip": (gzip.compress(bytes(100)), "a compressed file or an archive.*unpack it"),
+    "bzip2": (bz2.compress(bytes(100)), "a compressed file or an archive"),
+    "xz": (lzma.compress(bytes(100)), "a compressed file or an archive"),
+    "tar": (tarfile.TarInfo("model.onnx").tobuf(), "a compressed file or an archive"),
     "bytecode": (b"ML\xefR\x01StableHLO", "an MLIR module"),
 }
 

@@ -47,6 +47,10 @@ _HTML = (
 )
 _ERROR_PAGE = "a server's error in XML, not the file", "see what it says, and download the file"
 _TEXT = "a text file", "give the path of the model itself"
+_EMPTY = "an empty file", "get the whole file, or export the model again"
+_ARRAY = "an array of NumPy", "give the path of a model, and the array as an input of its run"
+_IMAGE = "an image", "give the path of a model, and the image as an input of its run"
+_PACKED = "a compressed file or an archive", "unpack it, and give the path of the model in it"
 
 _SUFFIXES = {
     **dict.fromkeys((".h5", ".hdf5", ".keras"), _KERAS),
@@ -75,6 +79,12 @@ _MEMBERS = (("data.pkl", _TORCH), (".weights.h5", _KERAS))
 """files that tell the format of a zip file"""
 _HEADS = (
     (0, b"\x89HDF", _KERAS),
+    (0, b"\x93NUMPY", _ARRAY),
+    *((0, start, _IMAGE) for start in (b"\x89PNG\r\n", b"\xff\xd8\xff")),
+    *((0, start, _PACKED) for start in (b"\x1f\x8b", b"7z\xbc\xaf\x27\x1c", b"\xfd7zXZ\0")),
+    (0, b"\x28\xb5\x2f\xfd", _PACKED),  # Zstandard
+    (4, b"1AY&SY", _PACKED),  # bzip2
+    (257, b"ustar", _PACKED),  # tar
     *((0, start, _LLAMA) for start in (b"lmgg", b"fmgg", b"tjgg")),
     # The opcode with which pickles begin from protocol 2 on.
     (0, b"\x80", _PICKLE),
@@ -143,12 +153,14 @@ def refuse_by_name(path: str) -> None:
 
 
 def refuse_by_contents(source: str | bytes, head: bytes, *, text: bool = False) -> None:
-    """Raise ``InvalidModel`` for a file that begins, with ``head``, as none of a model does; with
-    ``text``, as none of a model in text form does."""
+    """Raise ``InvalidModel`` for an empty file, and for one that begins, with ``head``, as none of
+    a model does; with ``text``, as none of a model in text form does."""
+    if not head:
+        _refuse(source, *_EMPTY)
     for at, start, form in _HEADS:
         if head[at:].startswith(start):
             _refuse(source, *form)
-    if not head or not _is_text(head):
+    if not _is_text(head):
         return
     beginning = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     small = beginning.lower()

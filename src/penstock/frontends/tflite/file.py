@@ -45,7 +45,8 @@ def _model(name: str, size: int, read: Read, wanted: str | None) -> FlatTable:
     if identifier not in IDENTIFIERS:
         raise InvalidModel(
             f"{name} is no TFLite or Circle file: its bytes 4 to 8 are {identifier!r}, not one of "
-            f"{', '.join(map(repr, IDENTIFIERS))}; it is cut short, damaged or of another format"
+            f"{', '.join(map(repr, IDENTIFIERS))}; it is cut short, damaged or of another "
+            "format: get the whole file, or give it the suffix of its format"
         )
     if wanted not in (None, IDENTIFIERS[identifier]):
         raise InvalidModel(f"{name} is a {IDENTIFIERS[identifier]} file, not a {wanted} file")
