@@ -74,6 +74,15 @@ def test_site_lists_the_options_of_compile(site):
         assert re.search(rf"<td>\s*<code>{name}</code>", page)
 
 
+def test_site_lists_the_arguments_of_asynchronous_methods(site):
+    page = (site / "reference/generation.html").read_text()
+    for method in ("stream", "agenerate", "astream"):
+        _, _, text = page.partition(f'id="penstock.generation.Generator.{method}"')
+        section = re.split(r'<h\d id="penstock', text)[0]
+        for name in ("prompt", "cancel", "tools"):
+            assert re.search(rf"<td>\s*<code>{name}</code>", section), (method, name)
+
+
 def test_site_shows_the_help_of_each_command(site):
     page = (site / "reference/command-line.html").read_text()
     assert len(COMMANDS) > 5
@@ -96,6 +105,8 @@ def described(owner: Any, parameter: str) -> bool:
 
 def callables() -> Iterator[tuple[str, Any, Any]]:
     """What users call: its name, what documents its parameters, and what has them."""
+    from tools.site import SAME_ARGUMENTS  # needs mkdocs
+
     for name in public_names():
         module, _, last = name.rpartition(".")
         thing = getattr(import_module(module), last)
@@ -110,7 +121,10 @@ def callables() -> Iterator[tuple[str, Any, Any]]:
             for method, function in vars(thing).items():
                 shown = not method.startswith("_") and method not in HIDDEN
                 if inspect.isfunction(function) and shown:
-                    yield f"{name}.{method}", function, function
+                    owner = function
+                    while same := SAME_ARGUMENTS.search(owner.__doc__ or ""):
+                        owner = vars(thing)[same[1]]
+                    yield f"{name}.{method}", owner, function
 
 
 HIDDEN = {

@@ -8,7 +8,8 @@ As hooks of MkDocs, the functions ``on_*``:
 * links of pages follow them there. A link to any other file of the repository is an error.
 
 As an extension of Griffe, which reads the docstrings: a function that takes the options of
-``penstock.compiler.options`` has each of them in its signature and its list of parameters.
+``penstock.compiler.options`` has each of them in its signature and its list of parameters, and a
+method that is documented as "``run`` ..., with the same arguments" has the list of ``run``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ADDED = {
 """Where pages outside of ``docs`` are in the site, by their paths in the repository."""
 RECORDS = {"CompileOptions": CompileOptions, "RunOptions": RunOptions}
 COMMANDS, MODULES = "reference/command-line.md", "reference/modules.md"
+SAME_ARGUMENTS = re.compile(r"``(\w+)``[^.]*, with the same\s+arguments")
+"""in a docstring: the method whose list of arguments the method has, too"""
 LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 
 
@@ -101,6 +104,13 @@ class Options(griffe.Extension):
             match = re.match(r"takes\((\w+)", str(decorator.value))
             if match and match[1] in RECORDS:
                 self.take(func, RECORDS[match[1]])
+        text = func.docstring.value if func.docstring is not None else ""
+        if func.parent is not None and (match := SAME_ARGUMENTS.search(text)):
+            other = func.parent.members[match[1]]
+            assert func.docstring is not None
+            assert other.docstring is not None
+            begin = other.docstring.value.index("\nArgs:\n")
+            func.docstring.value = f"{text.rstrip()}\n{other.docstring.value[begin:]}"
 
     def take(self, func: griffe.Function, record: Any) -> None:
         """Give a function the fields of a record as parameters, in place of what it passes on."""

@@ -277,7 +277,7 @@ class Generator:
         """``begin`` for asyncio: a thread makes the tokens of the prompt, and compiles a grammar.
 
         Args:
-            prompt: As ``generate`` takes it, like ``priority`` and ``tools``.
+            prompt: As ``generate`` takes it.
             options: What is asked of the text.
             stop: Ends the request when it comes true.
             priority: Tokens of requests of higher priority are computed first.

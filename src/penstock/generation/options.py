@@ -33,9 +33,9 @@ class GenerationOptions:
     min_tokens: int = 0
     """as many tokens are generated before one may end the text"""
     temperature: float = 0.0
-    """what logits are divided by before a token is drawn; 0 chooses the likeliest one"""
+    """the divisor of logits before a token is drawn; 0 chooses the likeliest token"""
     top_k: int | None = None
-    """draw from so many of the likeliest tokens; None or 0 for all"""
+    """draw from this many of the likeliest tokens; None or 0 for all"""
     top_p: float = 1.0
     """draw from the fewest tokens whose probabilities sum to this"""
     min_p: float = 0.0
@@ -57,7 +57,7 @@ class GenerationOptions:
     ignore_end: bool = False
     """go on behind tokens that end the text, up to ``max_tokens``"""
     logprobs: int | None = None
-    """give the log probability of each token, and of so many of the likeliest ones"""
+    """return the log probability of each token, and of this many of the likeliest ones"""
     grammar: str | None = None
     """a Lark grammar of the text"""
     json_schema: str | Mapping[str, object] | None = None
@@ -72,7 +72,7 @@ class GenerationOptions:
     length_penalty: float = 1.0
     """the power of the length that divides the score of a beam; above 0, long texts gain"""
     best_of: int = 1
-    """draw so many texts and give the likeliest ``count``; at least ``count`` are drawn"""
+    """draw this many texts, at least ``count``, and return the likeliest ``count``"""
     count: int = 1
     """the number of texts for one prompt"""
 
