@@ -81,7 +81,7 @@ class SymbolicValue:
     is known of it.
 
     Args:
-        builder: What makes values and nodes; not for callers, who get values from it.
+        builder: The builder of the graph. Callers get values from it and need not construct any.
         value: The value in the graph.
     """
 

@@ -258,7 +258,7 @@ class Cluster:
         by_worker = dict(zip(workers, parts, strict=True))
         try:
             registered = self._encoded(by_worker, context, fresh)
-            # Noted before the workers are told: one that dies in between is given its parts again.
+            # Noted before the workers get it: one that dies in between gets its parts again.
             with self._lock:
                 self._graphs[handle] = registered
             for worker in workers:
@@ -495,7 +495,7 @@ class Cluster:
                     report_thread_exception()
 
     def _note_loss(self, worker: int, reason: str) -> None:
-        """Note which variables a lost worker had: the next run that needs them is told."""
+        """Note which variables a lost worker had: the next run that needs them raises."""
         # They are not restored from a checkpoint here: the variables of other workers are newer,
         # and only the caller knows which runs must be repeated (decision 58).
         with self._lock:

@@ -60,7 +60,7 @@ class Doorbell:
         with self._lock:
             while link not in self._early:
                 connection, _ = self._ready().accept()
-                # A stranger who connects and says nothing must not keep the writers from being
+                # A stranger that connects and sends nothing must not keep the writers from being
                 # heard.
                 connection.settimeout(CONNECT_S)
                 with suppress(OSError, struct.error):

@@ -102,7 +102,7 @@ class Runs:
     def begin(self, run: ClusterRun) -> None:
         """Send the feeds of a run, or hold them until a lost worker that it needs is replaced."""
         with self._lock:
-            if run.control.stopped:  # whoever did so ends it, and finds nothing to stop
+            if run.control.stopped:  # the one that stopped it ends it, and finds nothing to stop
                 return
             if any(part.worker in self._lost for part in run.all_parts):
                 self._held.append(run)

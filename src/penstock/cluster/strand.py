@@ -34,7 +34,7 @@ class Strand:
 
     def submit(self, job: Job) -> None:
         """Note a job."""
-        self._jobs.append(job)  # before the look: who is busy looks again after having been so
+        self._jobs.append(job)  # before the check: a busy thread checks again at its end
         if not self._busy and not getattr(self._drains, "here", False):
             self._pool.submit(self.drain)
 

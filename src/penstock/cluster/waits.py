@@ -9,7 +9,7 @@ CONNECT_S = 20.0
 DOUBT_S = 10.0
 """After which a run ends whose part could not send a value, though no worker has died."""
 END_S = 1.0
-"""For workers to end what they are told to end."""
+"""For workers to end runs that were stopped."""
 PING_S = 5.0
 """Between two questions whether workers live, at most."""
 IDLE_S = 0.25

@@ -9,7 +9,7 @@ outputs of each part, or the error that it ended with.
 A run of all parts of a graph is a *step*, whose number is in each message. Values of a step may
 come before its feeds do; those of a step that has ended are dropped. A part that can only begin
 with values of others is not sent for by the driver: their values bring its handle. The end of a
-part without outputs is of no interest to the driver, which is told of it when there is time.
+part without outputs is of no interest to the driver, which is informed when there is time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.observers.profile import Profile, StepRow
 # Steps that have ended of which all are remembered, at least: values may come for those that were
 # stopped.
 _MOST_OVER = 10_000
-# Ends of parts that the driver is told of later, if it still waits for their runs.
+# Ends of parts that the driver learns of later, if it still waits for their runs.
 _MOST_ENDED = 100_000
 _APART = "apart"
 _apart: Any = ray.method(concurrency_group=_APART)

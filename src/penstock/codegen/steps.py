@@ -148,7 +148,7 @@ class StepWriter:
     def _steps(self, steps: Sequence[Step]) -> None:
         observed, signals = self.form.observed, self.tasks.signals
         for step in with_checkpoints(steps):
-            # In this order: observers are told of the time of the kernel alone, and values go when
+            # In this order: observers get the time of the kernel alone, and values go when
             # nothing reads them any more.
             if signals is not NO_SIGNALS:
                 self._wait(step)

@@ -239,7 +239,7 @@ class Compiler:
             try:
                 for i, stage in enumerate(line):
                     checkpoint()
-                    # Names of stages are made up for those who listen alone.
+                    # Names of stages are made only if something listens.
                     if THREAD.progress is not None:
                         report_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)

@@ -10,9 +10,9 @@ from penstock.ops.internal.emit import EMIT
 
 
 def emit_values(graph: Graph, names: Mapping[str, str]) -> None:
-    """Put an Emit behind values, in a graph or one that is nested in it: ``names`` has their names
-    by those that the run is told. Raises ``InvalidInput`` for a name that no value has, or several
-    have in graphs beside one another."""
+    """Put an Emit behind values, in a graph or one that is nested in it. ``names`` maps the names
+    that the run reports to those of values. Raises ``InvalidInput`` for a name that no value has,
+    or that values of several graphs beside one another have."""
     found: dict[str, list[tuple[Graph, Value]]] = {name: [] for name in names.values()}
     known: list[str] = []
     for inner in graph.graphs():

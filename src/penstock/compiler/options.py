@@ -295,7 +295,7 @@ class CompileOptions:
         None,
         "Keep the compiled session of a model that is given as a path or as bytes, and open it "
         "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
-        "Models are told apart by the bytes of their files. The first run writes what kernels have "
+        "Models are identified by the bytes of their files. The first run writes what kernels have "
         "packed, about the bytes of the weights; a folder keeps 1 GiB. By default, what takes "
         "up to 32 MiB is kept of a model in a file, in the user's folder, when the session or the "
         "process ends, and found as long as the file is not changed; False or PENSTOCK_CACHE=off "
@@ -475,7 +475,7 @@ class CompileOptions:
     def filled(self, values: NamedValues) -> CompileOptions:
         """These options with ``values``, of options in ``expert``, too, for those that were not
         given. None is never given."""
-        # Whoever is asked first decides: the caller, then the model's file, then the environment.
+        # The first one that gives an option decides: the caller, the model's file, the environment.
         unset = {}
         for name, value in values.items():
             own = self.get(name)
@@ -523,7 +523,7 @@ class RunOptions:
         None, "By which the run is served, higher ones first; by default that of the session."
     )
     trace: Observer | None = option(None, "A penstock.Trace that records the run.")
-    observers: Sequence[Observer] = option((), "Observers that are told of each step of the run.")
+    observers: Sequence[Observer] = option((), "Observers of each step of the run.")
     out: Mapping[str, np.ndarray] | None = option(
         None,
         "Arrays by the names of what is fetched, into which it is written instead of into new "

@@ -66,7 +66,7 @@ class PackedSubgraph(Subgraph):
     def refuse(self) -> Subgraph:
         """The base, in place of this one, which cannot run; after some tries, from now on."""
         base = self.base
-        assert base is not None  # whoever runs this holds it
+        assert base is not None  # the executor that runs this holds it
         self._tries -= 1  # some dims are special, such as those of a single row
         if not self._tries:
             base.masks = ()

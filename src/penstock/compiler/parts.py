@@ -69,8 +69,8 @@ def part_of(values: RunValues, batch: Sequence[int], begin: int, end: int) -> li
 def check_parts(
     compiler: Compiler, subgraph: Subgraph, values: RunValues, batch: Sequence[int], rows: int
 ) -> Parts:
-    """The parts of a batch. Raises ``RowsStay`` unless parts of so many ``rows`` are known to give
-    what all rows give."""
+    """The parts of a batch. Raises ``RowsStay`` unless parts of ``rows`` samples are known to give
+    the results of the whole batch."""
     # What is constant for some rows is too large to be kept for all, perhaps.
     compiler = compiler.folding(max(compiler.context.limits.max_folded_bytes, _MOST_FOLDED))
     whole = _Rows(compiler.specialized(subgraph, values), batch)

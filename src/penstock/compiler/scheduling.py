@@ -120,9 +120,8 @@ def _grouping(plan: StepTable, seconds: Seconds, context: CompileContext) -> Clu
 
 
 def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled | None:
-    """``schedule_by_costs``, after measuring what is missing: as long as the trials of users who
-    ask for that, else for a few times a run. In order, until runs have shown costs, if that is too
-    little."""
+    """``schedule_by_costs``, after measuring missing costs: for as long as the user asked for
+    trials, else for a few times a run. Steps run in order if that is too short to show costs."""
     profiler = planned.profiler
     if profiler is None or profiler.complete_already():
         return schedule_by_costs(planned, context)

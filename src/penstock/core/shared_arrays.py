@@ -1,4 +1,4 @@
-"""Large arrays with the same contents are held once in a process, whoever made them.
+"""Large arrays with the same contents are held once in a process.
 
 Two sessions of one model have the same weights, and kernels have packed them in the same forms.
 Contents are compared, not times of files: what differs in one bit, or lies elsewhere in a file, is

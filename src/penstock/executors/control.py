@@ -158,7 +158,7 @@ class CancelToken:
         """Stop every run that holds this token, now and later, with ``Cancelled``."""
         with self._lock:
             self._cancelled = True
-            # Without the lock they are told: what they call may attach or detach runs.
+            # Stopped without the lock: their listeners may attach or detach runs.
             controls, self._controls = self._controls, set()
         with ExitStack() as stack:  # all runs are stopped, even if a listener raises
             for control in controls:

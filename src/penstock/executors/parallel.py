@@ -205,7 +205,7 @@ class ParallelExecutor(CompiledExecutor):
                 outputs, error = None, raised
             if isinstance(error, Exception):
                 error = explained(error, self._program)
-            # Before the caller is told, whose next run may need the arena.
+            # Before ``done`` is called: the next run of the caller may need the arena.
             arenas.give(arena)
             try:
                 done(outputs, error)

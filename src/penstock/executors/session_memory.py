@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from penstock.plan.plan import StepTable
 
 _ABOUT = 1024
-"""bytes by which the same plan may take more or less in another process"""
+"""bytes by which the size of a plan differs between processes"""
 
 
 class Pool(Protocol):
-    """The arenas of a plan, ``count`` of them, of which no run holds those that are ``free``. Each
-    takes what a run ``needs`` of the memory of its session, or all of it if it is to be
-    ``alone``."""
+    """The arenas of one plan: ``count`` in all, of which no run uses the ``free`` ones. An arena
+    takes ``needs`` bytes of the session's memory, or all of it if a run must be ``alone``."""
 
     count: int
     needs: int
@@ -48,17 +47,17 @@ class Pool(Protocol):
 
 
 Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
-"""a pool, and what receives an arena of it"""
+"""a pool, and the callback that receives one of its arenas"""
 
 
 class PlanTooLarge(LimitExceeded):
-    """A run of a plan, whose steps ``table`` has, needs more than a session of ``limit`` bytes may
-    hold: ``needed`` bytes beside those ``held``."""
+    """A run of the plan with the steps ``table`` needs ``needed`` bytes, and a session of ``limit``
+    bytes, of which ``held`` are taken, has no room for them."""
 
     table: StepTable | None = None
 
     def __init__(self, limit: int, held: int, needed: int) -> None:
-        # What a plan takes is known but about.
+        # The size of a plan is known only approximately.
         least = (held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
         super().__init__(
             f"memory= allows {limit} bytes, and at least {least} are needed: {format_bytes(held)} "
@@ -68,12 +67,12 @@ class PlanTooLarge(LimitExceeded):
 
     @property
     def left(self) -> int:
-        """Bytes that a run may have."""
+        """Bytes available to a run."""
         return max(self.limit - self.held, 0)
 
 
 class SessionMemory:
-    """``limit`` bytes, of which weights and plans take ``held``."""
+    """The memory of a session: ``limit`` bytes, of which weights and plans take ``held``."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -82,7 +81,7 @@ class SessionMemory:
         renewed(self)
         self.waiting: deque[Waiting] = deque()
         """runs of any plan that wait for an arena"""
-        self._pools: list[ref[Pool]] = []  # the one that was asked last comes last
+        self._pools: list[ref[Pool]] = []  # the most recently used one is last
         bound_kept_memory(self)
 
     def forked(self) -> None:
@@ -93,22 +92,22 @@ class SessionMemory:
         """held by a run in parts, on the thread ``owner``"""
         self.owner = 0
         self.next_part: Callable[[Any], None] | None = None
-        """what receives an arena for that run, if it waits for one"""
+        """the callback that receives an arena for that run, if it waits for one"""
 
     @property
     def left(self) -> int:
-        """Bytes that runs may have."""
+        """Bytes available to runs."""
         return max(self.limit - self.held - self.results, 0)
 
     @property
     def unused(self) -> int:
-        """Bytes that no run has, and no arena that waits for one."""
+        """Bytes that no arena has taken."""
         taken = sum([pool.count * pool.needs for pool in self._alive()])
         return max(self.left - taken, 0)
 
     def check(self, needed: int) -> None:
-        """Raise ``LimitExceeded`` if a run that needs so many bytes could never begin; in a run in
-        parts, beside its results."""
+        """Raise ``LimitExceeded`` if a run that needs ``needed`` bytes could never begin. In a run
+        in parts, its results count as taken."""
         held = self.held + (self.results if self.in_parts else 0)
         if needed > max(self.limit - held, 0):
             raise PlanTooLarge(self.limit, held, needed)
@@ -119,16 +118,16 @@ class SessionMemory:
         return self.owner == threading.get_ident()
 
     def makes_room(self, pool: Pool, part: bool = False) -> bool:
-        """Whether one more arena of ``pool`` fits, in place of others that no run holds if need be;
-        for a ``part`` of the run whose results are held. To be called with the lock of all
-        pools."""
+        """Make room for one more arena of ``pool``, and return whether it fits. Drops free arenas
+        of other pools if need be. ``part``: it is for a part of the run whose results are held. The
+        caller must hold the lock of all pools."""
         self._pools = [own for own in self._pools if own() not in (None, pool)]
         others = self._alive()
         self._pools.append(ref(pool))
         return self._makes_room(pool.needs, pool.alone, [pool], others, part or not self.results)
 
     def holds_results(self, nbytes: int) -> bool:
-        """Hold ``nbytes`` of results if they fit, as ``makes_room``."""
+        """Reserve ``nbytes`` for results, if they fit, and return whether they do."""
         if not self._makes_room(nbytes, False, [], self._alive(), True):
             return False
         self.results = nbytes

@@ -1,9 +1,10 @@
 """The loop behind every executor that decides at run time: tasks run as they become ready.
 
-Each queue of ready tasks has workers who take the most urgent task, run it, and count down what
-waits for it. The caller of a run is one of the workers of queue 0, the host's; others come from
-pools that live as long as the process. A worker that finds nothing to do leaves: none waits for
-another, and only the caller, who is no worker then, for the end.
+Each queue of ready tasks has workers that take the most urgent task, run it, and decrement the
+counters of the tasks that depend on it. The caller of a run is one of the workers of queue 0, the
+host's; others come from pools that live as long as the process. A worker that finds nothing to do
+leaves: workers never wait for each other, and only the caller, outside of the queue, waits for the
+end.
 """
 
 from __future__ import annotations
@@ -339,7 +340,7 @@ class TaskRun:
         turn.hand_over([event for event in events if not isinstance(event, Outcome)])
 
     def _failed(self, error: BaseException, queue: int, caller: bool) -> None:
-        """A worker leaves with an error, which only a caller who was interrupted raises."""
+        """A worker leaves with an error, which only an interrupted caller raises."""
         self._fail(error)
         with self.lock:
             ended = self._leave(queue, caller)

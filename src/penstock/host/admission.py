@@ -331,7 +331,7 @@ def _pauses_for(ticket: Ticket, priority: int) -> bool:
     return ticket.may_pause and ticket.priority < priority
 
 
-# Not OMP_NUM_THREADS: who sets that to 1 and starts a thread for each core means all cores.
+# Not OMP_NUM_THREADS: a program that sets it to 1 and starts a thread for each core means all.
 ADMISSIONS = AdmissionQueue(usable_cores())
 """the queue of all runs of the process"""
 

@@ -9,8 +9,8 @@ _WIDTH = 24
 
 
 class ProgressLine:
-    """Writes what is told of long work (``core.checkpoints.report_progress``) over and over to
-    one line of stderr, from ``delay`` seconds after the work began on, and clears it at the end."""
+    """Shows the progress of long work (``core.checkpoints.report_progress``) on one line of stderr,
+    from ``delay`` seconds after its begin on, and clears the line at the end."""
 
     def __init__(self, delay: float = 1.0) -> None:
         self._delay = delay

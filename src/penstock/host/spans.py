@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: what a run, a request or a batch took, in the trace of whoever caused it.
+"""Spans of OpenTelemetry: what a run, a request or a batch took, in the trace of its cause.
 
 There are spans where the program has ``opentelemetry`` with a provider of tracers before sessions
 are made (``log.is_traced``). Names and attributes are in docs/how-to/opentelemetry.md.

@@ -96,7 +96,7 @@ def _cgroup(name: str) -> str:
 
 
 SHARE = 8
-"""of so many that are served while others of a lower priority wait, one is of these"""
+"""one of this many that are served has a lower priority than others that wait"""
 
 
 class Line(Generic[Waiting]):

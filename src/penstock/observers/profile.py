@@ -158,14 +158,14 @@ class Profile(Observer):
         entry.best = min(entry.best, best)
 
     def settle(self) -> None:
-        """Let the seconds of steps be those of the runs ``alone``: without what observing adds.
+        """Scale the seconds of steps to those of the runs ``alone``, which were not observed.
 
-        Observed steps are called one by one, and two clocks are read for each; unobserved ones are
-        called many at a time. That is about the same for each execution, whatever it computes, and
-        within them no more than between them: so much is taken from each as makes the steps take no
-        longer than the runs. What is too much then is of a machine that was slower while steps were
-        observed, which slows long ones down more: they all keep their share. Steps that overlap,
-        and so add up to more than a run, are left alone.
+        Observed steps are called one by one, with two reads of the clock; unobserved ones are
+        called many at a time. The overhead is about the same for each execution, and no larger
+        within steps than between them. So the same time is subtracted from each execution, until
+        the steps take no longer than the runs. If steps are still too slow, the machine was slower
+        while they were observed, and all are scaled by one factor. Steps that overlap, and so add
+        up to more than a run, are left alone.
         """
         alone = sum(self.alone)
         excess = min(self.inside - alone, self.observed - self.inside)

@@ -23,8 +23,8 @@ SHARE = 0.01
 """The part of the time since the process began that observed runs may take."""
 # Observed runs after which the profile is written again.
 _WRITTEN = 16
-# Steps that are told apart, of which those of little time are forgotten: a process may meet shapes
-# without end.
+# The most steps with an entry of their own; those of little time are dropped, since a process may
+# meet any number of shapes.
 _MOST_STEPS = 10_000
 
 
@@ -99,7 +99,7 @@ class SampledProfile(Observer):
         """Write what was observed as ``Profile.save`` does. Raises ``OSError``.
 
         Args:
-            path: The file, which is replaced at once, for those who read it meanwhile.
+            path: The file, which is replaced atomically.
         """
         with self._lock:
             rows, runs, seconds = list(self._rows.values()), self._runs, self._seconds

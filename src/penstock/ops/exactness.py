@@ -49,7 +49,7 @@ def is_exact(node: Node, types: Sequence[Type | None]) -> bool:
         return True
     try:
         kernel = op.compile(node, given)
-    except Exception:  # whoever runs the node raises it
+    except Exception:  # a run of the node raises it
         return False
     return kernel.function in _ROUNDED
 

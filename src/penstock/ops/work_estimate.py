@@ -125,7 +125,7 @@ def estimate(rates: RateTable, work: Workload | None) -> float:
 
 
 def part_seconds(rates: RateTable, work: Workload) -> float:
-    """The seconds of so much work, a part of a call."""
+    """The seconds of a part of a call with this work."""
     return estimate(rates, work) - rates[work.family].call_s
 
 

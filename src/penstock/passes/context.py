@@ -143,7 +143,7 @@ class FramePolicy:
     def in_parts(self, graph: Graph) -> bool:
         """Whether the nodes of a graph are on several devices that have parts of their own, or it
         is such a part."""
-        # A part names one device only: it is told from a whole graph by its ends of transfers.
+        # A part names one device only; unlike a whole graph, it has ends of transfers.
         if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
             return True
         return self.separates and len({node.device for node in graph.nodes}) > 1

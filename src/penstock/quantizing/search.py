@@ -359,8 +359,8 @@ class Search:
         return point
 
     def errors(self, session: Session, reference: FloatReference) -> tuple[float, float, float]:
-        """The error on samples to choose by, that on those held out, and the limit of others'. What
-        a metric returns is of all samples together, and says nothing of single ones."""
+        """The error on the samples for choosing, the error on held-out samples, and the bound for
+        further samples. A metric is over all samples together, and bounds no single one."""
         if self.metric is not None:
             error, held_out = reference.measured(session), self.reference_held.measured(session)
             return error, held_out, max(error, held_out)

@@ -116,7 +116,7 @@ class TfliteEdit:
         self.emit(source, {"inputs": [input_], "outputs": [output]}, name, _CONVERSIONS[name])
 
     def emit_int8(self, own: Operator) -> None:
-        """Add an operator between codes, and make real numbers of them for those who read these."""
+        """Add an operator between codes, and dequantize its result for readers of real numbers."""
         kernel = own.int8
         assert kernel is not None
         if kernel.dynamic is not None:

@@ -23,7 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 LOGGER = logging.getLogger(__name__)
-# What would end the line, or the field, for who reads the log.
+# Characters that would end the line or the field in a log.
 _UNSAFE = re.compile(r"[^ !#-\[\]-~]")
 
 

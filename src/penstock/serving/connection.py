@@ -294,7 +294,7 @@ class Loan:
         self.client = _host(connection)
         self.ending = False
         self._run: CancelToken | None = None
-        self._lock = threading.Lock()  # of who writes, while there is a run
+        self._lock = threading.Lock()  # held by the writer, while there is a run
         self._last: tuple[Any, Any, bytes] = (None, None, b"")  # what the last head was made of
 
     def begin(self) -> CancelToken:

@@ -146,7 +146,7 @@ class DirectAnswers:
         except _UnfitError as error:
             connection.give_back(error.unread, b"", odd=error.odd)
             return False
-        claim = threading.Lock()  # of who answers
+        claim = threading.Lock()  # taken by the one that answers
 
         def late(answer: Answer) -> None:
             if claim.acquire(blocking=False):

@@ -52,7 +52,7 @@ class EmbeddingModel:
         self, asked: EmbeddingsAsked, replicas: Replicas, timeout: float, priority: int | None
     ) -> tuple[list[np.ndarray], int]:
         """The vectors [width] of some texts, each of length 1, and the number of tokens. Each text
-        is a request to the replicas, of which only so many are there at a time as can run."""
+        is a request to the replicas; no more are sent at a time than can run."""
         deadline = monotonic() + timeout
         interface = EncoderInterface(replicas)
         interface.check(asked.dimensions)

@@ -165,7 +165,7 @@ class _Request:
         self.span = span("penstock.request", {"penstock.priority": priority})
 
 
-# A lock and not a Condition or an Event: there is one waiter, which is told once, and these have a
+# A lock and not a Condition or an Event: there is one waiter, which is woken once, and these have a
 # lock, a list and a second lock for each waiter.
 
 
@@ -434,8 +434,8 @@ class Replicas:
             timeout: Seconds from now until the request ends with ``DeadlineExceeded``.
             cancel: A token that ends the request with ``Cancelled``.
             priority: As ``submit`` takes it.
-            told: What is told of the times of the request and, by another thread, of the error that
-                it ends with at its deadline: kernels that cannot be stopped may run on.
+            told: Callbacks for the times of the request and, on another thread, for the error at
+                its deadline: kernels that cannot be stopped may run on.
         """
         if not self.runs_here:
             timed = None if told is None else told.timed
@@ -544,7 +544,7 @@ class Replicas:
     def _leave_queue(self, turn: _Turn, error: BaseException) -> None:
         """Let a thread wait no longer, unless its turn has come."""
         with self._lock:
-            # Whoever takes the turn out of the queue decides, ``_dispatch`` or this: exactly one of
+            # Either ``_dispatch`` or this takes the turn out of the queue, so that exactly one of
             # them releases ``come``.
             try:
                 self._queue.remove(turn)
@@ -687,7 +687,7 @@ class Replicas:
 
     def _end(self, request: _Request, outputs: RunValue, error: BaseException | None) -> None:
         """End a request, unless it has ended."""
-        # On any thread; what is counted is counted before whoever waits for the future goes on.
+        # On any thread; counted before a thread that waits for the future goes on.
         from concurrent.futures import InvalidStateError
 
         future = self._mark_ended(request, error)

@@ -311,7 +311,7 @@ class SequenceRun:
                 self._future.set_result({name: outputs[name] for name in self._names})
 
     def _released(self, error: BaseException | None) -> BaseException | None:
-        """Let the sequence wait for its next request, or end. Returns what the client is told."""
+        """Let the sequence wait for its next request, or end. Returns the error for the client."""
         control = self._control
         if error is None:
             ends = control.end

@@ -157,7 +157,7 @@ def token_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
 def embeddings_answer(
     model: str, vectors: Sequence[np.ndarray], tokens: int, *, base64_coded: bool
 ) -> JsonObject:
-    """The response with the vectors [width] of some texts of so many ``tokens``."""
+    """The response with the vectors [width] of some texts, which have ``tokens`` in all."""
     data = []
     for index, vector in enumerate(vectors):
         # The official client asks for bytes: numbers in JSON take four times as many.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model")
 
 _TURN = 8
-"""of so many texts that leave the queue, one is the oldest, whatever its priority"""
+"""one of this many texts that leave the queue is the oldest, whatever its priority"""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class TextCounts:
 
 @dataclass(slots=True)
 class TextHistograms:
-    """Of each request the seconds in the queue, and to the first token; and those between tokens
-    of a text, each piece of several tokens as so many."""
+    """Histograms over requests: seconds in the queue, to the first token, and between the tokens of
+    a text. A piece of several tokens counts as that many."""
 
     queue_seconds: Histogram = field(default_factory=Histogram)
     first_token_seconds: Histogram = field(default_factory=Histogram)
@@ -62,7 +62,7 @@ class TextHistograms:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A request in the queue, for so many texts."""
+    """A request for a number of texts in the queue."""
 
     texts: int
     priority: int

@@ -338,7 +338,7 @@ def _is_token(value: object) -> bool:
 
 
 def check_tokens(name: str, tokens: Sequence[int], count: int) -> None:
-    """Raise ``FieldError`` for a token of a field that is none of so many of a tokenizer."""
+    """Raise ``FieldError`` if a token of a field is not below the tokenizer's ``count``."""
     largest = max(tokens, default=0)
     if largest >= count:
         raise FieldError(name, f"{name} has token {largest}, of {count} that there are")

@@ -369,7 +369,7 @@ class CacheEntry:
         if not self._is_unchanged():
             return
         if self.by_default:
-            # Who compiles the model again must be told again.
+            # Compiling the model again must warn again.
             if errors.warnings_given != self.warnings_before:
                 return
             if not writer.fits() or not any(name.startswith("plan ") for name in writer.documents):

@@ -79,7 +79,7 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
         if text := os.environ.get(name, "").strip():
             try:
                 given[variable.option] = variable.read(text)
-            # The message names the variable: whoever runs the program may not know the option.
+            # The message names the variable, since the program may set the option itself.
             except ValueError as error:
                 raise OptionError(f"{name}={text!r}: {error}") from None
     if options.cluster is not None or options.devices is not None:

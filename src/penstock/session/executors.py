@@ -561,7 +561,7 @@ class Executors:
         from penstock.session.artifact import save_session
 
         main, context = self._subgraphs.main, self._compiler.context
-        # Whoever opens the session may never meet the shapes that grew in this process.
+        # A process that opens the session may never meet the shapes that grew in this one.
         plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
         if writer.most_plans is not None:  # rather those that were used last
             plans = dict(reversed(plans.items()))

@@ -68,7 +68,7 @@ class PartsExecutor(InlineExecutor):
         return f"{title}\n{self._part.source}"
 
     def observed(self) -> Executor:
-        """Observers are told of the steps of all parts."""
+        """The same executor with observers, which see the steps of all parts."""
         find = self._find
         return PartsExecutor(
             self._part, lambda values: find(values).observed(), self._memory, self._parts
@@ -119,8 +119,8 @@ class PartsExecutor(InlineExecutor):
 
 
 def results_of_all(part: StepTable, samples: int, rows: int) -> int:
-    """Bytes of the results of all ``samples``, and of those of a part of so many ``rows``, which
-    are there when others may have its arena."""
+    """Bytes of the results of all ``samples``, and of those of a part of ``rows`` samples, which
+    still exist when another run may take the arena of the part."""
     types = [part.slots[i].type for i in part.outputs]
     size = sum([t.nbytes if isinstance(t, TensorType) and t.static else 0 for t in types])
     return size * samples // rows + size

@@ -235,7 +235,7 @@ class PlanCache:
             raise
 
     def expect(self, executor: CompiledExecutor, nbytes: int) -> None:
-        """Let others give up what runs of a plan may need, of which that was not known before."""
+        """Drop other plans to make room for ``nbytes`` of a plan's runs, learned during a run."""
         with _LOCK:
             executor.expect(nbytes)
             self._make_room(cast(Executor, executor))
@@ -244,8 +244,8 @@ class PlanCache:
                 give_back_memory()
 
     def check(self, executor: Executor, needed: int) -> None:
-        """Raise ``LimitExceeded`` if a run of a plan that needs so many bytes in all does not fit
-        into the memory of the session, whatever others give up."""
+        """Raise ``LimitExceeded`` if a run of a plan that needs ``needed`` bytes does not fit into
+        the session's memory, even with all other plans dropped."""
         from penstock.executors.session_memory import PlanTooLarge
 
         assert self.memory is not None

@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """What a run puts values into, and its reader takes out; at most ``ahead`` of them wait. The
-    run does not hold the reader, whose end ends the run."""
+    """A bounded queue from a run to its reader, of at most ``ahead`` values. It has no reference to
+    the reader, so that the run ends when the reader is collected."""
 
     def __init__(self, ahead: int) -> None:
         self.queue: Queue[tuple[str, RunValue] | None] = Queue(ahead)
         self.reads = True
         self.tell: Callable[[], object] | None = None
-        """called when there is something new, for a reader that waits for no thread"""
+        """called for each new value and at the end of the run; for a reader that does not block"""
 
     def put(self, name: str, value: RunValue) -> None:
-        """Take a value, on the thread of the run, when there is room for it."""
-        # Its memory is that of the run, which goes on.
+        """Put a value into the queue as soon as there is room. Called on the run's thread."""
+        # A copy, since the run goes on to use the memory.
         item = name, _copied(value)
         if self._puts(item, 0):
             return
         run = THREAD.run
         outside = run.outside if isinstance(run, Control) else nullcontext
-        # Nobody may ever read it: other runs have the worker and the threads meanwhile.
+        # The reader may never come: other runs use the worker and the threads meanwhile.
         with waiting_for_program(), outside():
             while not self._puts(item, LOOK_S):
                 checkpoint()  # the run may have been cancelled
 
     def _puts(self, item: tuple[str, RunValue], timeout: float) -> bool:
-        """Whether an item is put within ``timeout`` seconds, or need not be."""
+        """Put an item within ``timeout`` seconds. Return False if the queue was full."""
         with suppress(Full):
             if self.reads:
                 self.queue.put(item, timeout > 0, timeout)
@@ -65,8 +65,8 @@ class Channel:
             tell()
 
     def wake(self, future: Future[dict[str, RunValue]]) -> None:
-        """Let a thread that waits for a value look whether the run has ended."""
-        with suppress(Full):  # then it does not wait
+        """Wake a thread that waits for a value, since the run has ended."""
+        with suppress(Full):  # then no thread waits
             self.queue.put_nowait(None)
         self._tell()
 
@@ -110,13 +110,13 @@ class ValueStream:
         raise StopIteration
 
     def _look(self, timeout: float = 0) -> tuple[tuple[str, RunValue] | None, bool]:
-        """What is read next, if it comes in so many seconds, or else whether the run has ended.
-        Raises the error of the run."""
-        # A run that has ended puts nothing more: what is there is read before the end is told.
+        """Return the next value, or None if there is none within ``timeout`` seconds, and whether
+        the run has ended. Raises the error of the run."""
+        # In this order: a run that has ended adds no values, and the queue may still have some.
         channel, ended = self._channel, self._future.done()
         waits = timeout > 0 and not ended
         with suppress(Empty):
-            # What wakes a thread that waits comes first, if the run has just ended.
+            # If the run has just ended, the item that wakes a waiting thread may come first.
             while (found := channel.queue.get(waits, timeout)) is None and not waits:
                 pass
             return found, False
@@ -131,13 +131,13 @@ class ValueStream:
     async def __anext__(self) -> tuple[str, RunValue]:
         import asyncio
 
-        # No thread waits: those of asyncio are few, and streams may be many.
+        # Without a waiting thread: asyncio has few of them, and there may be many streams.
         channel, loop = self._channel, asyncio.get_running_loop()
         try:
             await asyncio.sleep(0)  # other tasks go on, however fast values come
             while channel.reads:
                 news = asyncio.Event()
-                # Before it is looked at: what comes in between is told.
+                # Set before the queue is checked: values that come in between set the event.
                 channel.tell = partial(_tell, loop, news)
                 found, ended = self._look()
                 if found is not None:
@@ -158,7 +158,7 @@ class ValueStream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()  # nobody can read what the run would wait to be read
+        self.close()  # without a reader, the run would wait forever
 
 
 def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:

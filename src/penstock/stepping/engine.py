@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from penstock.session.session import Session
 
 _Results: TypeAlias = "list[tuple[Done, Rows | None, BaseException | None]]"
-"""what to tell those who wait, once the step has ended"""
+"""callbacks with their arguments, called once the step has ended"""
 
 _T = TypeVar("_T")
 _TURN = 8
-"""of so many steps, one asks for no priority, so that each sequence goes on"""
+"""one of this many steps ignores priorities, so that no sequence starves"""
 
 
 class Runner(Protocol):
-    """Computes pieces of sequences, and has their state. ``rows`` are the types of inputs that have
-    rows, by name, and ``fixed`` those of inputs that stay as they are in all steps of a
-    sequence. ``most_rows`` is how many a sequence may have, by the model's tables of positions."""
+    """Computes pieces of sequences, and stores their state. ``rows`` has the types, by name, of the
+    inputs that have rows, and ``fixed`` those of inputs that do not change between steps.
+    ``most_rows`` is the most that a sequence may have, by the model's tables of positions."""
 
     session: Session
     axes: Mapping[str, int]
@@ -106,7 +106,7 @@ class StepEngine:
             self._end_closed(sequence, None)
 
     def close(self, sequence: SequenceState, error: BaseException | None = None) -> None:
-        """Forget a sequence; whoever waits for its rows gets an error."""
+        """Drop a sequence; a call that waits for its rows raises an error."""
         with self.lock:
             if sequence.closed:
                 return
@@ -149,8 +149,8 @@ class StepEngine:
                     self.on_step(sum(piece.rows for piece in pieces))
                 # Of the longest step of late: one of few sequences is no measure for all.
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
-            # Still as the one that runs steps: who is told feeds the next rows, and a step that
-            # another thread began meanwhile would have those of some alone.
+            # While this thread still runs steps: the callbacks make clients feed their next rows,
+            # and a step that another thread began meanwhile would have those of some alone.
             with self.loops.together():
                 for done, outputs, error in results:
                     done(outputs, error)
@@ -174,10 +174,10 @@ class StepEngine:
             self.hand_over()
 
     def park(self, is_done: Callable[[], bool]) -> None:
-        """Wait until something may be done, this thread is to run steps, or some time is over."""
+        """Wait until ``is_done`` may be true, this thread is to run steps, or a time has passed."""
         wake = threading.Lock()
         wake.acquire()
-        # It stands there before it looks: who changes what it looks at wakes it, or it sees that.
+        # Registered before the check: a change either wakes this thread or is seen by it.
         self._parked[wake] = is_done
         if not is_done() and (self._running or not self.waiting) and wake.acquire(timeout=LOOK_S):
             return
@@ -197,14 +197,14 @@ class StepEngine:
                 _release_one(self._parked, wake)
 
     def wake_all(self) -> None:
-        """Let all threads that wait look whether it is over."""
+        """Let all waiting threads check whether their wait is over."""
         for wake in [*self._parked]:
             _release_one(self._parked, wake)
 
     def _await_others(self) -> None:
-        """Wait for the next rows of those who got results of the step before, for as long as that
-        took. They mostly come at once, and without them there would be a step for each half of
-        all."""
+        """Wait for the next rows of the sequences that got results of the previous step, at most as
+        long as that took. Most feed them at once; without the wait, sequences would split into two
+        halves that take turns."""
         count, self._expected = self._expected, 0
         if self.steps < self._patient_from:
             return
@@ -300,7 +300,7 @@ class StepEngine:
         """The sequence whose state a step of another one takes: of those that nobody waits for, the
         one that was stepped longest ago; else the last of lower rank."""
         others = [s for s in self.holding if s is not sequence and s not in chosen and s.has_state]
-        # Who has an idle one may wait for ``sequence``, as a search does for all of its beams.
+        # The owner of an idle one may wait for ``sequence``, as a search does for all its beams.
         idle = [s for s in others if s not in self.waiting]
         if idle:
             return min(idle, key=lambda s: (s.priority, s.served))
@@ -319,7 +319,7 @@ class StepEngine:
     def _computed(
         self, pieces: list[Piece], outputs: list[Rows | BaseException], results: _Results
     ) -> None:
-        """Note what a step has computed; ``results`` are told outside of the lock."""
+        """Note what a step has computed; ``results`` are delivered outside of the lock."""
         with self.lock:
             self.steps += 1
             self.rows += sum(p.rows for p in pieces)

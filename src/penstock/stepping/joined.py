@@ -56,8 +56,8 @@ def rounded(rows: int) -> int:
 
 
 def piece_of(waiting: int, room: int) -> int:
-    """How many of some rows that wait are computed next to others, with ``room`` for so many: a
-    number that is not rounded up by much."""
+    """The number of ``waiting`` rows to compute in a step that has ``room``: one that the sizes of
+    steps round up by little."""
     rows, last = min(waiting, room), _SIZES[-1]
     # Another step reads all weights once more, which takes as long as some tens of rows.
     few = rows % last

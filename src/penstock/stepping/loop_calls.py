@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class LoopCalls:
-    """Calls of functions on the threads of event loops. To wake a loop takes a system call, for
-    which the interpreter lock is let go: who comes next has it, and the step waits."""
+    """Calls of functions on the threads of event loops. Waking a loop takes a system call, which
+    releases the interpreter lock: another thread takes it, and the step has to wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -5,8 +5,8 @@ caches reads all rows of a sequence in each step. Exporters trace a step of one 
 encoder-decoder, and may have written a graph that is right for one alone: the first step of several
 rows tries that out.
 
-Some models read texts of more than so many positions in another way (``LONG_FROM``). A sequence
-that grows beyond is computed anew from its first row on, in one run::
+Some models read texts beyond a length in another way (``LONG_FROM``). A sequence that grows beyond
+it is computed again from its first row on, in one run::
 
     short ........|          rows until there, by caches of a short text
     long  ........|....      all rows, with caches of a long text

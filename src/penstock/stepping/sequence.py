@@ -103,7 +103,7 @@ class SequenceState:
     begun: float = 0.0
     """when the first step of the rows that wait began (``perf_counter``); 0 before"""
     returns: bool = False
-    """whether who gets results is likely to feed the next rows at once"""
+    """whether the client is likely to feed the next rows as soon as it gets results"""
     closed: bool = False
 
     @property

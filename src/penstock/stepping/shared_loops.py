@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
 
 class LoopStats(NamedTuple):
-    """What loops have done: the ``steps``, and the ``iterations`` of runs that these were."""
+    """Counters of loops: ``steps``, and the ``iterations`` of runs that these computed."""
 
     steps: int
     iterations: int
 
 
 class SharedLoops:
-    """Runs of a model with loops (ONNX's Loop, While of TensorFlow and TFLite), whose iterations
-    are computed for all runs together that are in the same loop, from many threads or tasks.
+    """Runs a model with loops (Loop of ONNX, While of TensorFlow and TFLite) for many callers at
+    once: all runs that are in the same loop compute their next iteration together.
 
-    What the body of a loop computes gets an axis of samples, one for each run. Runs join and leave
-    at each iteration. Those whose loops carry values of other shapes iterate apart. What is not
-    within a loop, and loops that carry sequences, are computed for each run by itself. ``reasons``
-    says which loops compute runs one after another.
+    The body of a loop gets a batch axis with one sample for each run. Runs join and leave at every
+    iteration. Runs whose loop-carried values have other shapes form a batch of their own. Nodes
+    outside of loops, and loops that carry sequences, are computed for each run separately.
+    ``reasons`` says which loops compute runs one after another.
 
     Args:
         model: As ``penstock.compile`` takes it.
-        max_runs: The most runs of a step.
-        cache_bytes: The most memory of what loops carry, as 2**30 or "1GB".
-        options: Of ``penstock.compile``.
+        max_runs: The most runs in a step.
+        cache_bytes: The most memory of loop-carried values, such as 2**30 or "1GB".
+        options: Options of ``penstock.compile``.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class SharedLoops:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why iterations of runs are computed one after another, by loops of which they are; it may
-        be known from the first run on."""
+        """Why loops compute runs one after another, by the label of the loop. It may be known only
+        after the first run."""
         loops = [loop for _, own in self._parts for loop in own]
         return {x.body.label: x.runner.reason for x in loops if x.runner.reason is not None}
 
     @property
     def stats(self) -> LoopStats:
-        """What was done so far."""
+        """Counters since the object was made."""
         engines = [loop.engine for _, own in self._parts for loop in own]
         return LoopStats(sum(e.steps for e in engines), sum(e.rows for e in engines))
 
@@ -190,7 +190,7 @@ class _SharedLoop:
         state.arrays = self.runner.initial({n: x for n, x in first.items() if x is not None})
         state.stop = stop if stop.limited else None
         state.returns = True
-        # Whoever waits runs steps for all: a single run needs no other thread.
+        # A waiting thread runs the steps of all runs, so that a single run needs no other thread.
         try:
             run.feed()
             self.engine.drive(lambda: run.ended)

@@ -38,7 +38,7 @@ def match_state(inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, st
     dims and name, but for words such as ``in``, ``new`` and ``n``. Raises ``InvalidInput`` where
     names leave it open."""
     pairs: dict[str, str] = {}
-    # Names such as h0 and hn are told by their ends, unless h0 and h0_out are there.
+    # Names such as h0 and hn differ at their ends; h0 and h0_out go before.
     for stem_of in (_stem, _stem_without_end):
         left = [port for port in inputs if port.name not in pairs]
         free = [port for port in outputs if port.name not in pairs.values()]

@@ -1,7 +1,8 @@
-"""Steps of many sequences together, for programs and for what is built on them.
+"""Steps of many sequences together, for programs and for the layers above.
 
-Who waits for rows runs steps, for all: a single request needs no other thread. Rows that nobody
-waits for, those of asynchronous calls, are run by a thread of the stepper.
+A thread that waits for its rows runs the steps of all sequences, so that a single request needs no
+other thread. Rows of asynchronous calls, for which no thread waits, are run by a thread of the
+stepper.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ if TYPE_CHECKING:
     from penstock.stepping.batched import BatchedRunner
 
 _IDLE_LOOKS = 20
-"""after which the thread of a stepper ends"""
+"""how often the thread of a stepper finds nothing to do before it ends"""
 
 
 class StepperStats(NamedTuple):
-    """What a stepper has done and holds: ``steps``, the ``rows`` that they computed, the rows of
-    ``prefixes`` that were found instead, how many sequences were ``preempted``, to be computed
-    again later, and ``pages``: those in use, those of them that are kept for others, and all."""
+    """Counters of a stepper.
+
+    ``steps`` were run and computed ``rows``; the rows of ``prefixes`` were reused instead of being
+    computed. ``preempted`` counts sequences that gave up their state and were computed again.
+    ``pages`` are those in use, those of them that are kept for reuse, and all."""
 
     steps: int
     rows: int
@@ -53,13 +56,14 @@ class StepperStats(NamedTuple):
 
 
 class StepSequence:
-    """A sequence of rows of one request, whose state is kept between steps; made by
-    ``Stepper.sequence``. Its steps are computed together with those of others. One thread or task
-    at a time may step it.
+    """The rows of one request, whose state is kept between steps. ``Stepper.sequence`` makes it.
 
-    Of a model whose state is of fixed size, a row is a frame: the inputs of one step, with a batch
-    dim of 1. Several frames lie behind one another on the batch axes, and are computed in as many
-    steps; an input without such an axis is that of all.
+    Its steps are computed together with those of other sequences. Only one thread or task may step
+    a sequence at a time.
+
+    For a model whose state has a fixed size, a row is a frame: the inputs of one step, with a batch
+    dim of 1. To step several frames, concatenate them along the batch axis; each takes a step of
+    its own. An input without a batch axis is used for all frames.
     """
 
     def __init__(self, stepper: Stepper, state: SequenceState) -> None:
@@ -71,7 +75,7 @@ class StepSequence:
 
     @property
     def length(self) -> int:
-        """The number of rows that were stepped, or of frames."""
+        """The number of rows, or frames, stepped so far."""
         return self._state.rows.count
 
     def step(
@@ -82,17 +86,17 @@ class StepSequence:
         timeout: float | None = None,
         cancel: CancelToken | None = None,
     ) -> dict[str, np.ndarray]:
-        """Compute rows behind those of the sequence, and return the outputs of the last ones.
+        """Append rows to the sequence, compute them, and return the outputs of the last ones.
 
         Args:
-            rows: By the names of the model's inputs that have rows, [1, rows, ...]; frames
+            rows: Arrays by the names of the inputs that have rows, each [1, rows, ...]; frames are
                 [frames, ...].
-            wanted: How many of the last rows to return outputs of, [1, wanted, ...]; frames
+            wanted: The number of last rows whose outputs are returned, [1, wanted, ...]; frames are
                 [wanted, ...]. None for all.
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
 
-        Rows that were not computed when the call ended with an error are no part of the sequence.
+        If the call raises, rows that were not computed are not part of the sequence.
         """
         ended: list[tuple[Rows | None, BaseException | None]] = []
         stop = StopCondition(timeout, cancel, "the step")
@@ -198,11 +202,11 @@ class StepSequence:
         return StepSequence(self._stepper, copy)
 
     def cut(self, length: int) -> None:
-        """Forget all rows but the first ones. Of frames, 0 begins anew, and others are refused:
-        states of earlier ones are not kept.
+        """Drop all rows but the first ``length``.
 
         Args:
-            length: How many rows to keep.
+            length: The number of rows to keep; of frames only 0 or all, since the states after
+                earlier frames are not kept.
         """
         if not 0 <= length <= self.length:
             raise InvalidInput(f"length={length} of a sequence of {self.length} rows")
@@ -223,7 +227,7 @@ class StepSequence:
             raise InvalidInput("the sequence is being stepped by another call; wait for its end")
 
     def close(self) -> None:
-        """Give the state back. A call that waits for rows ends with an error."""
+        """Release the state. A call that waits for rows raises an error."""
         self._stepper._engine.close(self._state)
 
     def __enter__(self) -> StepSequence:
@@ -234,38 +238,39 @@ class StepSequence:
 
 
 class Stepper:
-    """Steps of many sequences together, of a model whose outputs are fed back to it.
+    """Runs a model whose outputs are fed back to it for many sequences at once (continuous
+    batching).
 
-    Of a decoder, the rows of all sequences that wait are computed in one run, of any lengths: of
-    some single tokens, of others pieces of prompts. Sequences come and go between steps. Caches lie
-    in pages, which sequences that begin alike share, of ``cache_bytes`` together. Where these
-    are too few, sequences of lower priority are computed again later.
+    **Decoders.** A step computes rows of all waiting sequences in one run, whatever their lengths:
+    single tokens of some, parts of prompts of others. Sequences may join and leave between steps.
+    Caches are stored in pages, at most ``cache_bytes`` in all; sequences with a common prefix
+    share its pages. If pages run out, sequences of lower priority give theirs up and are computed
+    again later.
 
-    Of the decoder of an encoder-decoder, each sequence has inputs that stay as they are, such as
-    what the encoder returned: ``fixed`` has them, and ``sequence`` takes them as ``initial``. Keys
-    and values of cross attention lie in pages, too. Sequences share none of theirs by prefix.
+    **Decoders of encoder-decoders.** A sequence has inputs that do not change between steps, such
+    as the output of the encoder. Property ``fixed`` lists them, and ``sequence(initial=...)`` takes
+    them. Keys and values of cross attention are stored in pages, too, and are not shared.
 
-    Of a model whose state is of fixed size, as that of an LSTM, or a buffer of past frames, a frame
-    each of the sequences that wait is computed in one run, as a batch. Which outputs are fed back
-    to which inputs is told by names such as ``h`` and ``hn``, ``cache_in`` and ``cache_out``:
-    property ``state`` has them. Inputs without a batch axis are equal for all sequences of a run.
-    States are never taken away: a sequence that would be one too many for ``cache_bytes`` ends with
-    ``LimitExceeded``. That samples do not depend on one another is tried out with random states.
+    **Models whose state has a fixed size**, such as an LSTM or a buffer of past frames. A step
+    computes one frame of each waiting sequence as a batch. Outputs are matched with the inputs that
+    they are fed to by their names, such as ``h`` and ``hn``, or ``cache_in`` and ``cache_out``;
+    property ``state`` shows the result. An input without a batch axis must be equal in all
+    sequences of a run. No state is ever dropped: a sequence for which ``cache_bytes`` has no room
+    ends with ``LimitExceeded``. A trial with random states checks that the samples of a batch are
+    independent. If they are not, or if the model takes a single sample, an axis of samples is added
+    to the model. Variables that a run assigns are part of the state.
 
-    Where samples depend on one another, or a model takes one, an axis of samples is added to it.
-    Variables that a run assigns are states of each sequence.
-
-    Where rows of a model may need others than in attention, or operations have no form for
-    samples, steps run one sequence at a time: ``reason`` says what stood in the way.
+    If rows depend on other rows outside of attention, or an operation cannot compute several
+    samples, steps run one sequence at a time, and ``reason`` says why.
 
     Args:
         model: As ``penstock.compile`` takes it.
-        state: The outputs that are fed back as states of fixed size, by the inputs that they are
-            fed to, where names do not tell.
-        max_rows: The most rows of a step. Longer prompts are divided.
-        max_sequences: The most sequences of a step.
-        cache_bytes: The most memory of all caches, as 2**30 or "1GB".
-        options: Of ``penstock.compile``.
+        state: The outputs that are fed back as states of fixed size, by the names of the inputs
+            that they are fed to. Needed if the names of the model do not match.
+        max_rows: The most rows in a step. Longer prompts are divided.
+        max_sequences: The most sequences in a step.
+        cache_bytes: The most memory of all caches, such as 2**30 or "1GB".
+        options: Options of ``penstock.compile``.
     """
 
     def __init__(
@@ -316,13 +321,12 @@ class Stepper:
     def sequence(
         self, *, priority: int = 0, initial: Mapping[str, ArrayLike] | None = None
     ) -> StepSequence:
-        """A new sequence of no rows.
+        """Return a new, empty sequence.
 
         Args:
             priority: Rows of sequences of higher priority are computed first.
-            initial: What it begins with, by inputs, for one sample: states of fixed size, of which
-                those that are not given are zeros; and of a decoder, ``fixed`` inputs, all of
-                them.
+            initial: Arrays of one sample by the names of inputs: initial states of fixed size
+                (default: zeros), or all ``fixed`` inputs of a decoder.
         """
         if self._closed:
             raise InvalidInput("the stepper is closed")
@@ -336,19 +340,19 @@ class Stepper:
 
     @property
     def model(self) -> Model:
-        """The model, which is read from its file now if plans of its steps were kept."""
+        """The model. Reads its file if the plans of its steps came from the cache."""
         return self._source.model
 
     @property
     def reason(self) -> str | None:
-        """Why steps run one sequence at a time, if they do. Of a model of states whose shapes of
-        frames are open, it is known from the first frame on."""
+        """Why steps run one sequence at a time; None if they do not. For a model with states and
+        frames of open shapes, this is known after the first frame."""
         return self._reason if self._of_states is None else self._of_states.reason
 
     @property
     def state(self) -> dict[str, str]:
-        """The outputs that are fed back as states of fixed size, by the inputs that they are fed
-        to."""
+        """The outputs that are fed back as states of fixed size, by the names of the inputs that
+        they are fed to."""
         return {} if self._of_states is None else {**self._of_states.state}
 
     @property
@@ -358,25 +362,25 @@ class Stepper:
 
     @property
     def fixed(self) -> dict[str, Type]:
-        """The types of the inputs of a decoder that are the same in all steps of a sequence, such
-        as what an encoder returned, by name."""
+        """The types, by name, of the inputs of a decoder that do not change between the steps of a
+        sequence, such as the output of an encoder."""
         return {**self._fixed}
 
     @property
     def max_length(self) -> int | None:
-        """The most rows of a sequence, for which the model has positions; None if no table bounds
-        them, or steps run one sequence at a time."""
+        """The most rows of a sequence, by the model's table of positions; None if the model has no
+        such table, or steps run one sequence at a time."""
         return self._engine.runner.most_rows
 
     @property
     def stats(self) -> StepperStats:
-        """What was done so far."""
+        """Counters since the stepper was made."""
         engine = self._engine
         pages = engine.runner.pages
         return StepperStats(engine.steps, engine.rows, engine.prefixes, engine.preempted, pages)
 
     def close(self) -> None:
-        """End all sequences, and give their memory back."""
+        """End all sequences, and release their memory."""
         self._closed = True
         engine = self._engine
         with engine.lock:
@@ -427,7 +431,7 @@ class Stepper:
         self._engine.drive(is_done)
 
     def _run_apart(self) -> None:
-        """Let a thread run steps for those who do not."""
+        """Let a thread run the steps of asynchronous calls."""
         with self._engine.lock:
             if self._thread is None or not self._thread.is_alive():
                 arguments = (ref(self),)

@@ -39,7 +39,7 @@ _MOST_ROWS = 50_000
 
 _MOST_INTEGER = 2**63 - 1
 # Seconds to wait for another process that writes. Costs are a hint: a run does without them rather
-# than late. Who has waited in vain does not wait again before the file could be used once.
+# than late. After a wait in vain, none follows before the file could be used once.
 _PATIENCE_S = 0.05
 
 # A mean weighs as much as this many measurements at most: a single outlier counts little, yet costs
@@ -279,7 +279,7 @@ def _interpolated(points: list[tuple[int, float]], nbytes: int) -> float:
 
 # SQL.
 
-# SQLite keeps this text, so that a file with another schema or version is told apart.
+# SQLite keeps this text, which identifies files with another schema or version.
 _SCHEMA = """\
 CREATE TABLE costs (  -- version 1
     machine TEXT, backend TEXT, operation TEXT, variant TEXT, exact TEXT,

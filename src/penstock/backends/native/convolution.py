@@ -168,8 +168,8 @@ def convolution_call(site: Site) -> NativeCall | None:
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
-    """The windows along each axis. Those of a transposed convolution are told from the side of the
-    result: of its ``count`` elements each sees some of ``size``."""
+    """The windows along each axis. Those of a transposed convolution are given for its result: each
+    of ``count`` elements sees some of the ``size`` elements of the input."""
     if node.op.name == "Conv":
         return list(windows(node.attrs, w.shape[2:], sizes))
     axes = TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], sizes)

@@ -338,7 +338,7 @@ class _CallBinder(Binder):
                 orders = {i: _order_word(x.order) for i, x in late}
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
-            # Code that is told the strides needs no more than whole elements at aligned addresses.
+            # Code with strides as arguments needs no more than whole elements at aligned addresses.
             fixed = list(map(_is_aligned, arrays))
         else:
             native = self.plain()

@@ -219,8 +219,8 @@ class CapturedCalls:
 
     The first calls run it; then it is captured, with inputs and outputs in memory of the graph. A
     call copies its inputs there, launches the graph, and returns its outputs: those that are
-    ``fresh`` as copies, the others until the next call. If the capture fails, ``report`` is told
-    why, and calls run the function, as they do where another call is under way.
+    ``fresh`` as copies, the others until the next call. If the capture fails, ``report`` gets
+    the reason, and calls run the function, as they do where another call is under way.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Custom operators: operations of the domain "tflite" with their names.
 
 A custom operator NAME becomes the operation NAME of that domain, if there is one, and its options
-become the attributes. So whoever has a model with custom operators adds these as operations::
+become the attributes. To load a model with custom operators, register these as operations::
 
     @penstock.ops.operator("MyOperator", domain="tflite")
     def my_operator(node, types): ...

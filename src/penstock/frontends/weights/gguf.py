@@ -89,7 +89,7 @@ class _Reader:
         return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
 
     def count(self, least: int, role: str) -> int:
-        """A number of things of at least so many bytes each, all of which follow."""
+        """Read the number of items that follow, each of ``least`` bytes or more."""
         count = self.number("<Q")
         if count * least > self.left:
             raise ValueError(f"it says that {count:,} {role} follow, with {self.left:,} bytes left")

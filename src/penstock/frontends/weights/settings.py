@@ -71,7 +71,7 @@ class Settings:
         return value
 
     def elements(self, key: str, count: int) -> Sequence[object] | None:
-        """A list of so many elements; None if there is none."""
+        """A list of ``count`` elements; None if there is none."""
         value = self.get(key)
         if value is None:
             return None

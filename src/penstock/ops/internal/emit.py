@@ -30,4 +30,4 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> tuple[()]:
 
 
 EMIT = Op("Emit", "penstock", 1, 1, _infer, _compile, pure=False)
-"""Input: a value. Attribute: ``name``, by which the run is told of it."""
+"""Input: a value. Attribute: ``name``, under which the run reports it."""

@@ -1,4 +1,4 @@
-"""What a graph of joined steps takes and returns: all that those who run it need to know of it.
+"""The inputs and outputs of a graph of joined steps: all that its callers need to know.
 
 A session that is restored runs plans without any of the passes that have made the graph.
 """

@@ -26,7 +26,7 @@ them for distances 0 to n - 1, and in its last column what each further position
     buckets of distances       [[b0, b1, ..., b127, 0], ...]
 
 Each such node writes to the pool, in places that no other node reads. The contents of the pool are
-not part of the graph: whoever feeds ``runs`` owns the pages.
+not part of the graph: the caller that feeds ``runs`` owns the pages.
 """
 
 from __future__ import annotations

@@ -256,8 +256,8 @@ _BOXES = 96
 
 
 def suppressed(edges: np.ndarray, most: int, threshold: float) -> list[int]:
-    """The columns to keep, at most so many, of boxes from ``box_edges`` that come best first; not
-    those that share more than ``threshold`` of the union with a kept one.
+    """The columns to keep, at most ``most``, of boxes from ``box_edges``, sorted by score. A box
+    is dropped if its intersection over union with a kept one exceeds ``threshold``.
 
     Block by block, all pairs at once: what an earlier block kept suppresses, then, as sets of bits,
     the boxes of the block suppress one another in their order.

@@ -198,7 +198,7 @@ _COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
 
 
 def _fixed_point(axis: _Axis, coordinates: str, bits: int) -> np.ndarray:
-    """Positions as TFLite's integer kernels compute them, in fixed point with so many bits."""
+    """Positions as TFLite's integer kernels compute them, with ``bits`` bits of fraction."""
     one, corners = 1 << bits, coordinates == "align_corners" and axis.out > 1
     size, out = (axis.size - 1, axis.out - 1) if corners else (axis.size, axis.out)
     step = (one * size + out // 2) // out

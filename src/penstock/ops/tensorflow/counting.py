@@ -63,7 +63,7 @@ def unique(
 
 
 def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
-    """The axis along which slices are told apart."""
+    """The axis whose slices are compared."""
     if axes is None or not axes.size:
         if x.ndim != 1:
             raise ShapeError(f"a vector is needed without an axis, not shape {x.shape}")

@@ -126,8 +126,8 @@ def _infer_ngrams(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringNGrams", infer=_infer_ngrams)
 def string_ngrams(node: Node, types: Types) -> Kernel:
-    """For each row the sequences of so many neighbours, with pads at its ends; ``pad_width`` -1
-    stands for all that leave one value of the row."""
+    """The n-grams of each row, padded at both ends by ``pad_width`` values at most; -1 pads as far
+    as an n-gram has one value of the row."""
     attrs = node.attrs
     widths, separator, most = attrs["ngram_widths"], attrs["separator"], attrs["pad_width"]
     left, right = attrs["left_pad"], attrs["right_pad"]

@@ -387,8 +387,9 @@ def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
 
 @operator("StringFormat", infer=rules.always(TensorType(STRING, ())))
 def string_format(node: Node, types: Types) -> Kernel:
-    """A template with what each input holds in the place of its placeholder; of dims longer than
-    twice ``summarize`` the first and the last so many elements, if that is not negative."""
+    """A template whose placeholders are replaced by the contents of the inputs. Of dims longer than
+    twice ``summarize``, if that is not negative, only the first and last ``summarize`` elements are
+    shown."""
     attrs = node.attrs
     mark, shown = attrs["placeholder"], attrs["summarize"]
     between = attrs["template"].split(mark) if mark else []

@@ -11,7 +11,7 @@ A cell is recognized if all that its gates add up is known before the loop but f
 state by constant weights: rows (``loop_rows``), constants, and parts of these, whose gates may come
 from one product or several. What the loop carries for the cell leaves it, so that the states are
 rows for all that reads them: for another cell that stands upon this one, too. A step may be masked,
-by Where or by sums of products, and whoever reads a state before it is masked must be masked alike;
+by Where or by sums of products, and all that reads a state before its mask must be masked alike;
 what a loop carries that starts and is masked as the state does is the state. What a loop collects
 and is a row of its iterations is computed before it; a loop of which nothing is left is dead code.
 """
@@ -62,8 +62,8 @@ class HoistRecurrences(Pass):
                 nodes.append(node)
             outer.nodes = nodes
         if changed:
-            # Once, at the end: each application goes through the whole graph. Until then whoever
-            # compares a result of a loop asks the substitution first.
+            # Once, at the end: each application goes through the whole graph. Until then, what
+            # compares results of loops asks the substitution first.
             substitution.apply_throughout(graph)
             # Nodes of the cells are dead now, and loops of which nothing is left: later passes
             # would place and fuse them.

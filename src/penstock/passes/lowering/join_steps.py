@@ -11,7 +11,7 @@ computed one behind another, some of prompts, others of single tokens::
                                          becomes  y = PagedAttention(q, k, v, pool, runs, pages)
     logits = Gather(y, read) h           of the rows that are read
 
-What masks and positions a model computes is told by their values (``step_probes``), so that it does
+Masks and positions are recognized by their values in trial runs (``step_probes``), so that it does
 not matter how an exporter writes them.
 """
 

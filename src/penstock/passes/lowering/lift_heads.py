@@ -1,8 +1,7 @@
-"""Attention in which the heads of all samples are the first axis, with an axis of samples before
-them.
+"""Split an axis of samples times heads in attention into one of samples and one of heads.
 
-Some exporters write the heads of all samples along one axis, for products of three axes. An axis of
-samples goes before the heads again, here of one sample::
+Some exporters merge samples and heads into one axis, so that products have three axes.
+``lift_heads`` splits it again; here for one sample::
 
     q3 = Reshape(q, [heads, rows, size])
     s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b     s = MatMul(q, Transpose(k)) + Unsqueeze(b)
@@ -25,12 +24,12 @@ from penstock.ops.registry import standard
 from penstock.passes.dead_code import prune
 
 LIFTED = "/lifted"
-"""ends the names of values with an axis more"""
+"""the suffix of the names of values with four axes"""
 
 
 def lift_heads(graph: Graph, samples: int = 1) -> None:
-    """Write attention whose operands join an axis of so many samples with that of heads with both
-    axes."""
+    """Rewrite attention on merged axes [samples * heads, rows, size] for separate axes
+    [samples, heads, rows, size]."""
     lifting = _Lifting(samples)
     graph.nodes = [written for node in graph.nodes for written in lifting.written(node)]
     graph.outputs = [lifting.replaced.get(v, v) for v in graph.outputs]
@@ -38,8 +37,8 @@ def lift_heads(graph: Graph, samples: int = 1) -> None:
 
 
 class _Lifting:
-    """Values of three axes with one of ``samples`` more before them, ``lifted``, and those of four
-    axes that are these, ``replaced``."""
+    """``lifted`` maps values with three axes to their forms with four, and ``replaced`` values with
+    four axes to those that equal them."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -47,8 +46,8 @@ class _Lifting:
         self.replaced: dict[Value, Value] = {}
 
     def written(self, node: Node) -> Sequence[Node]:
-        """A node, which reads what was lifted, and those that compute its result with an axis more,
-        if that can be."""
+        """The node, which reads replaced values from here on, and the nodes that compute its result
+        with four axes, if it has such a form."""
         node.inputs = [None if v is None else self.replaced.get(v, v) for v in node.inputs]
         y, x = node.outputs[0], node.inputs[0] if node.inputs else None
         if y is None or x is None or node.control_inputs or len(node.outputs) > 1:
@@ -74,7 +73,7 @@ class _Lifting:
         return [node, *others, node.derived(inputs, [result], attrs)]
 
     def _lead(self, node: Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The axes of samples and heads of what a node computes; None if operands differ."""
+        """The axes of samples and heads of a node's result; None if operands differ."""
         leads = {_dims(self.lifted[v])[:2] for v in node.inputs if v in self.lifted}
         if len(leads) > 1 or any(v is None for v in node.inputs):
             return None

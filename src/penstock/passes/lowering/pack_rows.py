@@ -10,8 +10,8 @@ for the rows that matter, one behind another, and attention within each text
     y = Attention(x w, x u, x v, bias)     y = PackedAttention(x w, x u, x v, ranges, bias)
     z = ReduceSum(y * mask)                z = ReduceSum(UnpackRows(y * mask, ranges))
 
-Which rows matter is told in each run by the values of bias and mask, however they were computed.
-What is proven here, node by node, is that a row acts on other rows by attention alone
+The values of bias and mask decide in each run which rows matter, however they were computed.
+The pass proves, node by node, that a row acts on other rows by attention alone
 (``row_rules``), and on outputs in these ways alone. Attention that is not recognized as one node is
 computed for all rows, in their places, if that is proven of its scores, and its result is packed
 again (``padded_attention``). ``penstock plan --reasons`` tells which node stood in the way.

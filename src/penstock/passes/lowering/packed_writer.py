@@ -161,7 +161,7 @@ class PackedWriter:
         self.values[value] = self._gathered(node, whole, self.packing.axes[value])
 
     def _unpack(self, node: Node, value: Value) -> None:
-        """Bring a value back to the dims that it had, for those who read it as it was."""
+        """Bring a value back to the dims that it had, for readers outside of the packed part."""
         packing, dims, packed = self.packing, static_dims(value), self.values[value]
         parts = [part for axis in packing.axes[value] for part in axis or (("", 1),)]
         rows = next(at for at, (name, _) in enumerate(parts) if name == ROWS)

@@ -184,7 +184,7 @@ def _keeps_zero(node: Node, inputs: _Inputs) -> bool:
 
 
 def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
-    """What has been added to scores so far, if it is told."""
+    """The terms that have been added to scores so far, as far as they are known."""
     # Behind any other operation terms are unknown: scaled, a bias may hide nothing.
     name = node.op.full_name
     if name in ("Cast", "Identity"):

@@ -1,7 +1,7 @@
 """How operations are computed for packed rows, if each row of their results needs one row alone.
 
-It is told by where the axes of samples and rows are. An axis is a tuple of what it has, each with
-its size: samples, rows, or features, which have no name::
+The rules track where the axes of samples and rows are. An axis is a tuple of its factors, each with
+a name and a size: samples, rows, or features, whose name is empty::
 
     [batch, rows, heads * size]               samples, rows, features
     Reshape    [batch, rows, heads, size]     samples, rows, features, features
@@ -91,7 +91,7 @@ def static_dims(value: Value | None) -> tuple[int, ...]:
 
 
 def features(size: int) -> Axis:
-    """An axis of so many features."""
+    """An axis of ``size`` features."""
     return () if size == 1 else (("", size),)
 
 
