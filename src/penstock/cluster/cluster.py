@@ -89,29 +89,29 @@ class Cluster:
     """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
 
     Workers are processes, actors of Ray (``pip install penstock-runtime[ray]``), which start when
-    the first graph is compiled. Any number of sessions may share a cluster, which ``close`` ends,
-    or the end of the process. Nodes run on the worker that they name (``/job:worker/task:1``), or
-    that ``place=`` names; of others costs decide.
+    the first graph is compiled. Any number of sessions may share a cluster. ``close``, or the end
+    of the process, ends the workers. A node runs on the worker that it names
+    (``/job:worker/task:1``), or that ``place=`` names for it; costs decide where the others run.
 
-    A run whose worker dies ends with ``WorkerLost``; a new worker takes the place of the old one,
-    with the variables as the model has them.
+    A run whose worker dies raises ``WorkerLost``. A new worker replaces it, with the variables at
+    their initial values.
 
     Args:
-        workers: Their number.
+        workers: The number of workers.
         threads: Threads of each worker.
-        retries: How often a run is tried again whose worker died, if its graph has no variables.
-        worker_timeout: Seconds after which a worker that gives no answer counts as dead.
-        objective: What placements are for: "throughput", that many runs at the same time take the
-            least time each, as a pipeline; or "latency", that one run does.
-        bandwidth: Bytes per second between workers; measured when the cluster starts unless given.
-        latency: Seconds from worker to worker; measured as well.
+        retries: How often a run is repeated after a worker has died, if its graph has no variables.
+        worker_timeout: Seconds without an answer after which a worker counts as dead.
+        objective: What placements minimize: "throughput", the time per run when many run at the
+            same time as a pipeline; or "latency", the time of a single run.
+        bandwidth: Bytes per second between workers; by default measured when the cluster starts.
+        latency: Seconds of a message between workers; by default measured, too.
         cores: The cores that all workers share, on one machine: placements then use no more
-            workers at a time. By default each worker has its own, as kernels have that wait for
-            devices.
-        profile: A file with what nodes take (``Profile.save``); by default the table of costs.
-        address: That of a Ray, as ``host:port``, or "auto" for one of this machine; by default the
-            one that this process uses, that of the environment (``RAY_ADDRESS``), or else one that
-            is started on this machine.
+            workers at a time. By default each worker has cores of its own, which is right for
+            kernels that wait for devices.
+        profile: A file with the seconds of nodes (``Profile.save``); by default the table of costs.
+        address: The address of a Ray cluster, as ``host:port``, or "auto" for one on this machine.
+            By default the cluster that this process uses, the one in ``RAY_ADDRESS``, or else a new
+            one on this machine.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Cluster:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """End the workers; runs in flight end with ``WorkerLost``. Ray goes on."""
+        """End the workers; runs in flight raise ``WorkerLost``. Ray keeps running."""
         self._end("the cluster is closed")
 
     def _end(self, reason: str) -> None:

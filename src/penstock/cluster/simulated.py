@@ -17,18 +17,18 @@ MOST_WORKERS = 10_000
 
 class SimulatedCluster:
     """Simulated workers: ``penstock.compile(model, cluster=SimulatedCluster(1000,
-    bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` says what runs on them would take.
+    bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` predicts the times of runs on them.
 
     Nodes are placed as on ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no
     profile.
 
     Args:
-        workers: Their number, of one thread each.
+        workers: The number of workers, each with one thread.
         bandwidth: Bytes per second of a message between two of them.
-        latency: Seconds that a message takes besides.
-        objective: What placements are for: "throughput", or "latency", as for ``Cluster``.
-        profile: A file with what nodes take, of ``penstock profile --json`` or ``Profile.save``; by
-            default the table of costs.
+        latency: Seconds that a message takes in addition.
+        objective: What placements minimize, "throughput" or "latency", as for ``Cluster``.
+        profile: A file with the seconds of nodes, of ``penstock profile --json`` or
+            ``Profile.save``; by default the table of costs.
         cores: The cores that all workers share, on one machine; by default each has its own.
     """
 

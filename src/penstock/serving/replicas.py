@@ -276,41 +276,41 @@ def _tried(
 
 
 class Replicas:
-    """``n`` replicas of ``model``, each of which runs a request at a time, behind one queue.
+    """``n`` replicas of ``model`` behind one queue; each runs one request, or one batch, at a time.
 
     The replicas of a process share one session, with its weights and threads. With ``max_batch``
     above 1, requests whose feeds have the same dtypes, and the same shapes but for the first dim,
-    run together. It is tried out when the replicas are made that rows do not depend on one another.
-    With ``max_batch_tokens``, requests of other lengths are joined as well, of models with a mask
-    (``[rows, tokens]``), if it is proven that rows which the mask hides act on no others: what pads
-    the shorter ones is not computed. If a batch fails, its requests run one by one.
+    are joined into batches. A trial when the replicas are made checks that rows are independent.
+    With ``max_batch_tokens``, requests of different lengths are joined, too, if the model has a
+    mask (``[rows, tokens]``) and it is proven that masked rows do not affect others; padding is not
+    computed. If a batch fails, its requests run one by one.
 
-    With a ``penstock.Cluster`` as ``cluster=``, each of its workers is a replica, and ``n`` is
-    their number. What a worker runs that dies is tried again, or ends with ``WorkerLost``, as the
-    cluster's ``retries`` say; the others go on, and a new worker takes its place.
+    With ``cluster=``, each worker of the ``penstock.Cluster`` is a replica, and ``n`` is their
+    number. If a worker dies, its request is repeated or ends with ``WorkerLost``, as the cluster's
+    ``retries`` say. The other workers continue, and a new worker replaces it.
 
-    Raises ``ValueError`` for a model with variables, whose state requests would share, and for one
-    that cannot take batches; with ``max_batch_tokens`` it names the node that stands in the way.
+    Raises ``ValueError`` for a model with variables, whose state requests would share, and for a
+    model that cannot be batched; with ``max_batch_tokens`` the error names the node that prevents
+    it.
 
     Args:
         model: A session, or what ``penstock.compile`` takes.
-        n: Replicas: requests, or batches, that run at once; 1 by default, or all workers of
-            ``cluster=``.
-        queue: Requests that wait at most: a further one is refused with ``QueueFull``.
-        max_batch: Rows that run together at most; 1 joins no requests.
-        max_batch_tokens: Tokens that run together at most, of requests of any lengths; their number
-            is that of rows times the length. Needs ``max_batch`` above 1. Sessions are compiled
-            with ``dead_rows="any"`` then, unless that is given.
-        max_delay: Seconds that a request waits for others of its batch; a full batch begins as soon
-            as a replica is free.
-        sample: A request to try batches with, by names of inputs; by default one is made up.
-        warm_up: Whether to run, before the replicas are there, each shape of ``shapes=`` on values
-            that are made up, and with ``max_batch`` also batches of as many rows as requests of
-            that shape can have together. Raises ``InvalidInput`` if dims of inputs are open and
-            ``shapes=`` does not say them.
-        options: Those of ``penstock.compile``, for a model that is no session. Replicas of a
-            process that run at the same time divide its ``threads``. ``compile_in_run=False`` holds
-            from the first request on.
+        n: The number of replicas, and so of requests or batches that run at the same time; by
+            default 1, or all workers of ``cluster=``.
+        queue: The most requests that wait; a further one raises ``QueueFull``.
+        max_batch: The most rows of a batch; with 1, requests are not joined.
+        max_batch_tokens: The most tokens of a batch of requests of any lengths, counted as rows
+            times length. Needs ``max_batch`` above 1. The session is then compiled with
+            ``dead_rows="any"``, unless that option is given.
+        max_delay: Seconds that a request waits for others to join its batch; a full batch starts as
+            soon as a replica is free.
+        sample: Inputs by name for the trial of batches; by default generated.
+        warm_up: Whether the constructor runs each shape of ``shapes=`` on generated values, and
+            with ``max_batch`` also the batches that requests of that shape can form. Raises
+            ``InvalidInput`` if inputs have open dims that ``shapes=`` does not give.
+        options: Options of ``penstock.compile``, unless ``model`` is a session. Replicas of a
+            process that run at the same time divide its ``threads``. ``compile_in_run=False``
+            applies from the first request on.
     """
 
     def __init__(
@@ -384,16 +384,17 @@ class Replicas:
         priority: int | None = None,
         timed: Timed | None = None,
     ) -> Future[dict[str, RunValue]]:
-        """Queue a request and return at once; its outputs by name, or its error, are the future's.
-        Raises ``QueueFull``, and ``InvalidInput`` for what cannot be joined with other requests.
+        """Queue a request and return a future of its outputs by name. Raises ``QueueFull``, and
+        ``InvalidInput`` for feeds that cannot be joined with other requests.
 
         Args:
             feeds: Inputs by name, as ``Session.run`` takes them.
             fetches: Names of the values to return, by default the model's outputs.
-            timeout: Seconds after which the request ends, counted from now, in the queue, too.
+            timeout: Seconds from now after which the request ends, including its time in the queue.
             cancel: A token that ends the request.
-            priority: By which it is served, higher ones first; by default that of the session.
-            timed: Called with the seconds in the queue and those of the run, when it has ended.
+            priority: Requests of higher priority are served first; by default the session's
+                priority.
+            timed: Called at the end with the seconds in the queue and the seconds of the run.
         """
         from penstock.session.future import RunFuture
 
@@ -423,10 +424,10 @@ class Replicas:
         priority: int | None = None,
         told: Told | None = None,
     ) -> dict[str, RunValue]:
-        """Run a request on the calling thread when its turn has come, and return its outputs.
-        Raises ``QueueFull`` at once, and what ``Session.run`` does.
+        """Wait for a free replica, run a request on the calling thread, and return its outputs.
+        Raises ``QueueFull`` at once, and as ``Session.run`` does.
 
-        Replicas of a cluster, and those that join requests, run it themselves.
+        Replicas of a cluster, and those that join requests, do not run it on the calling thread.
 
         Args:
             feeds: As ``submit`` takes them.
@@ -478,8 +479,8 @@ class Replicas:
         cancel: CancelToken | None = None,
         priority: int | None = None,
     ) -> Iterator[ValueStream]:
-        """The values of a run (``Session.stream``), for which a replica of this process is taken in
-        turn until it has ended. Raises ``QueueFull`` at once, and what ``Session.stream`` does.
+        """Stream the values of a run, as ``Session.stream`` does. The run takes a replica of this
+        process until it has ended. Raises ``QueueFull`` at once, and as ``Session.stream`` does.
 
         Args:
             feeds: As ``submit`` takes them.
@@ -634,11 +635,11 @@ class Replicas:
         return ReplicaHistograms(*copies)
 
     def close(self, *, wait: bool = True) -> None:
-        """Take no more requests, and wait for those there are. A session that was made for the
-        replicas is closed.
+        """Refuse further requests, and wait for those that were accepted. Closes the session if the
+        replicas have made it.
 
         Args:
-            wait: Run what is queued; else it ends with ``Cancelled``.
+            wait: Whether to run queued requests; if not, they end with ``Cancelled``.
         """
         with self._lock:
             self._closed = True

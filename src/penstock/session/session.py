@@ -101,9 +101,9 @@ class Session:
     """A compiled model; made by ``penstock.compile``.
 
     ``run`` may be called from any number of threads at once, and gives each the answers that it
-    would get alone. Outputs are new arrays; fed arrays are read, never written, and must not be
-    changed by others while the run goes on. The cache that a decoder is fed back may grow where it
-    lies: such outputs share memory with earlier ones, and are read-only.
+    would get alone. Outputs are new arrays. Fed arrays are read, never written, and must not be
+    changed by other threads during the run. A cache that is fed back to a decoder may grow in
+    place: such outputs share memory with earlier ones, and are read-only.
     """
 
     _joined = False
@@ -165,10 +165,10 @@ class Session:
         targets: Sequence[str] | None = None,
         **options: Any,
     ) -> dict[str, RunValue]:
-        """Run the model and return what was fetched, by name.
+        """Run the model and return the fetched values by name.
 
         Only the part of the model that the fetches and targets need is run. Raises ``InvalidInput``
-        for wrong names, dtypes and shapes, ``RunError`` for what goes wrong on the way.
+        for wrong names, dtypes and shapes, and ``RunError`` if the run fails.
         """
         self._count_run()
         # A run that can be stopped or observed. Read once: another thread may end a recording.
@@ -306,11 +306,11 @@ class Session:
 
     @takes(RunOptions)
     def submit(self, *arguments: Any, **options: Any) -> Future[dict[str, RunValue]]:
-        """``run`` on a thread of the pool; returns at once, unless ``max_pending`` runs have been
-        submitted and have not ended: then it waits for one of them to end.
+        """Queue a run for a thread of the pool, and return a future of its outputs. If
+        ``max_pending`` submitted runs have not ended, first wait for one of them to end.
 
-        The ``timeout`` counts from now, and a run that is stopped while it is queued ends at once.
-        Errors are the future's. Closing the session does not stop the run.
+        The ``timeout`` counts from now, and a run that is stopped in the queue ends at once. The
+        future raises the errors of the run. Closing the session does not stop the run.
         """
         from penstock.session.future import RunFuture
 
@@ -344,8 +344,8 @@ class Session:
 
     @takes(RunOptions, after=(cast(type[RunDone], object),))
     def run_async(self, done: RunDone, *arguments: Any, **options: Any) -> None:
-        """``submit`` with a callback and without a bound: return at once, and call the callback
-        when the run has ended.
+        """Queue a run for a thread of the pool, return at once, and call ``done`` when the run has
+        ended. ``max_pending`` does not apply.
 
         Args:
             done: Called as ``done(outputs, None)`` with the outputs by name, or as
@@ -416,8 +416,8 @@ class Session:
 
     @takes(RunOptions)
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
-        """``run`` for asyncio: the event loop goes on meanwhile, also while the queue of submitted
-        runs is full; cancelling it cancels the run."""
+        """``run`` for asyncio. It does not block the event loop, even if ``max_pending`` submitted
+        runs have not ended. Cancelling the task cancels the run."""
         import asyncio
 
         # Of several runs that share a token, cancelling the task stops its own only.
@@ -440,24 +440,24 @@ class Session:
         cancel: CancelToken | None = None,
         priority: int | None = None,
     ) -> ValueStream:
-        """Run the model on a thread of the pool, and return values while the run goes on: an
-        iterator, also for asyncio, of pairs of a name and a value, in the order in which they are
-        computed; those of the graph of a loop in each iteration::
+        """Run the model on a thread of the pool, and return an iterator over values as they are
+        computed, which is an asynchronous iterator, too. Its items are pairs of a name and a value;
+        a value in the body of a loop comes in each iteration::
 
             with session.stream(feeds, ["token"]) as values:
                 for name, token in values:
                     print(token)
 
-        The outputs of the run are its ``result()``. Raises ``InvalidInput`` for wrong feeds, and
-        for a name that no value of the model has, or several.
+        The iterator's ``result()`` returns the outputs of the run. Raises ``InvalidInput`` for
+        wrong feeds, and for a name that no value, or more than one, has.
 
         Args:
             feeds: The inputs of the model, as ``run`` takes them.
-            fetches: Names of values, also of graphs of loops and branches.
-            ahead: Values that may be unread: the run waits until one of them is read.
+            fetches: Names of values, including those in loops and branches.
+            ahead: The most unread values; with more, the run waits until one is read.
             timeout: Seconds after which the run ends with ``DeadlineExceeded``.
             cancel: A token whose ``cancel()`` ends the run with ``Cancelled``, as ``close()`` of
-                the values does.
+                the iterator does.
             priority: By which the run is served, higher ones first.
         """
         from penstock.compiler.subgraphs import Request
@@ -490,19 +490,19 @@ class Session:
     def profile(
         self, feeds: Feeds | None = None, *, runs: int = 10, progress: bool | Progress = False
     ) -> Profile:
-        """Measure every node on every backend that supports it; then return where the time of the
-        plan goes that runs from then on.
+        """Measure every node on every backend that supports it, compile the plan again with these
+        costs, and return a profile of its runs.
 
-        What each node took is kept in the table of costs (in the user's cache folder), which
-        decides from then on where nodes run and what runs in parallel: plans are compiled anew. A
-        graph that only frames can run is not measured ahead. With ``cluster=`` each worker measures
-        the steps that it runs, and no costs are kept. Variables have the values that they had
-        before, but for those of a cluster. Raises as ``run`` does.
+        The costs are saved in the table of costs (in the user's cache folder), which decides from
+        then on where nodes run and what runs in parallel; plans are compiled again. A graph that
+        only frames can run is not measured ahead. With ``cluster=``, each worker measures the steps
+        that it runs, and no costs are saved. Variables are restored afterwards, except on a
+        cluster. Raises as ``run`` does.
 
         Args:
             feeds: Inputs by name, as ``run`` takes them.
-            runs: Runs to measure: on each backend, and then of the plan.
-            progress: Whom to tell how far it has come, as ``compile`` takes it.
+            runs: The number of measured runs on each backend, and then of the plan.
+            progress: A callback for the progress, as ``compile`` takes it.
         """
         if self._closed:
             raise PenstockError("the session is closed")
@@ -526,26 +526,26 @@ class Session:
         samples: int = 100,
         timeout: float = 600.0,
     ) -> BackgroundQuantization:
-        """Record feeds of the next runs, make a quantized model of them in the background, and run
-        that from then on: answers change at that moment, by ``max_error`` at most on feeds that
-        were held out. Return at once what tells how far it has come.
+        """Record feeds of the next runs, quantize the model with them in the background, and run
+        the quantized model from then on. Answers change at that moment, by ``max_error`` at most on
+        feeds that were held out. Return at once an object that reports the progress.
 
-        Recording takes at most a hundredth of the processor's time of the process. The search is a
-        process of its own, with one thread and the lowest priority. The model is exchanged between
-        two runs, if it is faster and its error within the bound in this process as well; else the
-        session goes on as it is. Where ``penstock.Replicas`` join requests, no layer is taken in
-        which rows act on one another. From this call on only inputs of the model can be fed and
-        only its outputs fetched, unless the session keeps its model.
+        Recording takes at most one percent of the process's CPU time. The search runs in a process
+        of its own, with one thread and the lowest priority. The model is exchanged between two
+        runs, if the quantized one is faster and within the error bound in this process, too;
+        otherwise the session keeps its model. If ``penstock.Replicas`` join requests, types of
+        layers with dependent rows are not used. From this call on, only inputs of the model can be
+        fed and only its outputs fetched, unless the session keeps its model.
 
-        Raises ``OptionError`` for options of the session that a quantized model cannot keep, such
-        as ``reproducible=True``, ``Unsupported`` for a model with variables, functions, inputs
-        that are no tensors of numbers, or of TFLite that was not read from a file.
+        Raises ``OptionError`` for options of the session that a quantized model cannot have, such
+        as ``reproducible=True``, and ``Unsupported`` for a model with variables, functions or
+        inputs other than tensors of numbers, and for a TFLite model that was not read from a file.
 
         Args:
-            runs: After how many runs the search begins; later, if there were too few to record
-                eight.
+            runs: The number of runs after which the search begins, or later if fewer than eight
+                were recorded.
             max_error: The largest error of an output, as ``penstock.quantize`` measures it.
-            samples: Runs whose feeds are kept, at most, in up to 64 MiB.
+            samples: The most runs whose feeds are kept, in up to 64 MiB.
             timeout: Seconds after which the search takes the best that it has found.
         """
         from penstock.session import quantize_after
@@ -633,7 +633,7 @@ class Session:
 
     @property
     def outputs(self) -> list[Port]:
-        """Names and types of the model's outputs, as far as they are known before a run."""
+        """Names of the model's outputs, and their types as far as they are known before a run."""
         from penstock.session.facts import Port
 
         main = self._subgraphs.main
@@ -664,15 +664,15 @@ class Session:
         return self._variables
 
     def save(self, path: str | Path) -> None:
-        """Save the session to a file, which ``penstock.open`` opens: the model, and the plans for
-        the shapes of inputs that were met so far or given as ``shapes=``.
+        """Save the session to a file for ``penstock.open``: the model, and the plans for the input
+        shapes that were run so far or given as ``shapes=``.
 
-        Of variables the initial values are saved; ``variables.save`` saves those that they have.
-        Raises ``PenstockError`` for a model that cannot be saved, ``OSError`` if the file cannot be
-        written.
+        Variables are saved with their initial values; ``variables.save`` saves the current ones.
+        Raises ``PenstockError`` for a model that cannot be saved, and ``OSError`` if the file
+        cannot be written.
 
         Args:
-            path: The file. One that exists is replaced; processes that have it open keep the old
+            path: The file. An existing file is replaced; processes that have it open keep the old
                 one.
         """
         from pathlib import Path
@@ -682,12 +682,12 @@ class Session:
         self._executors.write(lambda writer: writer.save(Path(path)))
 
     def trim(self) -> None:
-        """Give back the arenas that no run holds, what backends keep for plans to come, constants
-        that all plans read in an order of their kernels, and freed memory of the process."""
+        """Release memory that no run uses: free arenas, caches of backends, constants that all
+        plans read in a reordered copy, and memory that the process has freed."""
         self._executors.trim()
 
     def close(self) -> None:
-        """Refuse further runs and give up plans and arenas; runs in flight finish."""
+        """Refuse further runs, and release plans and arenas; runs in flight finish."""
         if self._quantization is not None:
             self._quantization.cancel()
         if not self._closed:
