@@ -210,7 +210,7 @@ class ExpertOptions:
             check_count("max_streams", self.max_streams)
 
     def changed(self, **options: object) -> ExpertOptions:
-        """These options with others in their places."""
+        """A copy with some options replaced."""
         own: dict[str, Any] = {name: getattr(self, name) for name in self.given}
         return ExpertOptions(**{**own, **options})
 
@@ -225,27 +225,26 @@ DEFAULT_EXPERT = ExpertOptions()
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What ``penstock.compile`` takes beside the model. Raises ``ValueError`` for a value that no
-    option has, ``TypeError`` for one of a type that it has not."""
+    """The options of ``penstock.compile``. Raises ``ValueError`` for a value that an option does
+    not allow, and ``TypeError`` for one of a wrong type."""
 
     given: ClassVar[frozenset[str]] = frozenset()
     """Names of the options that were given, of these those that may be at their defaults."""
 
     executor: ExecutorName = option(
         "auto",
-        'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step by '
-        'step, as inputs become ready; "parallel": on several threads, where a simulated schedule '
-        'says that this is no slower; "streams": on streams scheduled at compile time, where these '
-        'pay off; "frames": by tokens, as TensorFlow does, every node as it is; "interpret": for '
-        "debugging, every node as it is on its NumPy kernel, every value checked against its "
-        'declared type; "auto": "frames" where the model needs it, else "linear", or "parallel" '
-        "where it clearly wins.",
+        'How plans run. "linear": in a fixed order, as one generated function; "dataflow": step '
+        'by step, as inputs become ready; "parallel": on several threads, where a simulated '
+        'schedule says that this is no slower; "streams": on streams scheduled at compile time, '
+        'where these pay off; "frames": by tokens, as TensorFlow does, without changes of the '
+        'graph; "interpret": for debugging, each node of the model by its NumPy kernel, with '
+        'every value checked against its declared type; "auto": "frames" where the model needs '
+        'it, else "linear", or "parallel" where it clearly wins.',
     )
     backends: Sequence[str | Backend] | None = option(
         None,
         'Backends by name or as objects, the preferred first; by default "native" (compiled '
-        'kernels) and "numpy", as far as they are there. Where several can run a node, costs '
-        "decide.",
+        'kernels), if available, and "numpy". If several can run a node, costs decide.',
         _is_list,
     )
     place: Mapping[str, str | Sequence[str]] | None = option(
@@ -256,24 +255,24 @@ class CompileOptions:
         partial(_by_name, allowed=_is_place),
     )
     threads: int | None = option(
-        None, "Cores that one run may keep busy; by default all that the process has."
+        None, "The most cores that one run uses; by default all cores of the process."
     )
     shapes: InputShapes | Sequence[InputShapes] | None = option(
         None,
-        "Dims of inputs for which to compile a plan now, instead of at the first run, by the names "
-        'of inputs, or single ones by their own names ({"batch": 8}); or a list of such mappings, '
-        "for a plan each.",
+        "Dims of inputs for which to compile a plan now, instead of in the first run: shapes by "
+        'the names of inputs, or sizes by the names of dims ({"batch": 8}); or a list of such '
+        "mappings, with a plan for each.",
         _are_shapes,
     )
     limits: Limits | None = option(
-        None, "Bounds on what the model may ask for.", lambda value: isinstance(value, Limits)
+        None, "Bounds on the resources of the model.", lambda value: isinstance(value, Limits)
     )
     memory: int | str | None = option(
         None,
-        'Bytes that the session may hold, or a text such as "512MB" or "2GiB": its weights, plans, '
-        "the arenas of its runs, and their results until they are returned. Runs wait for others "
-        "to give memory back; a plan that needs more is refused with LimitExceeded, which says the "
-        "least that would do. What Python and libraries take is not counted.",
+        'The most bytes that the session holds, or a text such as "512MB" or "2GiB": its '
+        "weights, plans, the arenas of its runs, and their results until they are returned. Runs "
+        "wait until others release memory; a plan that needs more is refused with LimitExceeded, "
+        "which says how much would be enough. Memory of Python and of libraries is not counted.",
         lambda value: isinstance(value, str) or _is_size(value),
     )
     map_weights: bool = option(
@@ -294,12 +293,12 @@ class CompileOptions:
     cache: bool | str | Path | None = option(
         None,
         "Keep the compiled session of a model that is given as a path or as bytes, and open it "
-        "where it was kept before: a folder, or True for the user's, or that of PENSTOCK_CACHE. "
-        "Models are identified by the bytes of their files. The first run writes what kernels have "
-        "packed, about the bytes of the weights; a folder keeps 1 GiB. By default, what takes "
-        "up to 32 MiB is kept of a model in a file, in the user's folder, when the session or the "
-        "process ends, and found as long as the file is not changed; False or PENSTOCK_CACHE=off "
-        "keeps nothing.",
+        "the next time. A folder, or True for PENSTOCK_CACHE or else the user's cache folder. "
+        "Models are identified by the bytes of their files. The first run writes packed "
+        "constants, about as many bytes as the weights; a folder keeps 1 GiB. By default, "
+        "sessions of up to 32 MiB of models in files are kept in the user's folder when the "
+        "session or the process ends, and found as long as the file is not changed; False or "
+        "PENSTOCK_CACHE=off keeps nothing.",
         lambda value: _is_flag(value) or isinstance(value, str | os.PathLike),
     )
     autotune: bool = option(
@@ -307,80 +306,81 @@ class CompileOptions:
     )
     precision: Precision = option(
         "float32",
-        '"float32" computes float16 and bfloat16 in float32, and rounds what leaves the model; '
-        '"strict" rounds after each operation to the type that the model says; "bf16" is like '
-        '"float32", but rounds the operands of large products and convolutions to '
-        'bfloat16 where the processor supports it: faster, with two to three digits; "tf32" is '
-        'like "float32", but lets the torch backend on a GPU round them to TensorFloat-32.',
+        '"float32" computes float16 and bfloat16 in float32, and rounds the outputs of the '
+        'model; "strict" rounds after each operation to the type in the model; "bf16" is like '
+        '"float32", but rounds the operands of large products and convolutions to bfloat16 where '
+        'the processor supports it: faster, with two to three digits; "tf32" is like "float32", '
+        "but lets the torch backend on a GPU round them to TensorFloat-32.",
     )
     reproducible: bool = option(
         False,
-        "Give the same bits for a sample whatever the batch that it is in, its place there, the "
-        "threads, the executor, and the processor, if that is of x86-64 with AVX2. Kernels are "
-        "those for AVX2, which also wider processors run. What has no such kernel is refused.",
+        "Compute the same bits for a sample, whatever its batch, its place in the batch, the "
+        "number of threads, the executor, and the processor, if that is of x86-64 with AVX2. All "
+        "of these run the kernels for AVX2. Nodes without such a kernel are refused.",
         _is_flag,
     )
     dead_rows: DeadRows = option(
         "exact",
-        "What outputs have in rows that only pad a batch, since a mask hides them from attention. "
-        '"exact": what the model computes; rows that no output depends on are left out. "any": '
-        "nothing that is read, so that they are left out as well, and are 0 where that saved work: "
-        "for encoders whose outputs have all rows, of which the caller reads those of the mask.",
+        "What outputs contain in rows that are padding, which a mask hides from attention. "
+        '"exact": what the model computes; rows that no output depends on are not computed. '
+        '"any": undefined values, so that these rows are not computed either, and are 0 where '
+        "that saved work: for encoders whose outputs have all rows, if the caller applies the "
+        "mask.",
     )
     compile_in_run: bool = option(
         True,
-        "Compile a plan in a run whose shapes have none. False: such a run ends with InvalidInput, "
-        "which names the shapes to compile ahead (shapes=); a model whose dims are all fixed is "
-        "compiled at once. Plans of a saved session are found as before, if they are for this "
-        "machine.",
+        "Whether a run with new shapes compiles a plan. If False, it raises InvalidInput, which "
+        "names the shapes to compile ahead (shapes=); a model whose dims are all fixed is "
+        "compiled at once. Plans of a saved session are used, if they are for this machine.",
         _is_flag,
     )
     devices: int | Sequence[str] | Mapping[str, str | Backend] | None = option(
         None,
-        "Virtual devices of this process, their number or their names: the frames executor runs "
-        "each node on the device that it names. A mapping gives each device a backend, where its "
-        "nodes run as far as that supports them. By default all nodes run on one device. A list of "
-        'CUDA devices, ["cuda:0", "cuda:1"], has the torch backend on each, "torch" on the first, '
-        '"torch:1" and so on for place=, with any executor. With cluster= they are devices of each '
-        "worker, or of one that their names say.",
+        "Virtual devices of this process, as a number or names: the frames executor runs each "
+        "node on the device that it names. A mapping gives each device a backend, which runs the "
+        "nodes that it supports. By default all nodes run on one device. A list of CUDA devices, "
+        '["cuda:0", "cuda:1"], makes a torch backend for each, called "torch", "torch:1" and so '
+        "on in place=, with any executor. With cluster= they are devices of each worker, or of "
+        "the worker in their names.",
         _are_devices,
     )
     cluster: WorkerPool | None = option(
         None,
-        "Workers that run the parts of graphs together: a penstock.Cluster. Nodes run on the "
-        'worker that they name ("/job:worker/task:1"), or that place= names; of others costs '
-        "decide.",
+        "A penstock.Cluster whose workers run parts of graphs. A node runs on the worker that it "
+        'names ("/job:worker/task:1"), or that place= names for it; costs decide where the '
+        "others run.",
         lambda value: hasattr(value, "devices"),
     )
     variables: SharedVariables | None = option(
         None,
-        "Variables of another session of the model (its variables), which this one reads and "
-        "assigns to as well, instead of having its own.",
+        "The variables of another session of the model (Session.variables), to read and assign "
+        "instead of variables of its own.",
         lambda value: hasattr(value, "restore"),
     )
     priority: int = option(
         0,
-        "By which runs are served, higher ones first: runs of a lower priority that compute pause "
-        "for them, and of those that wait, one in eight is of a lower priority.",
+        "Runs of higher priority are served first: running ones of lower priority pause for "
+        "them, and of waiting runs one in eight is of a lower priority.",
         _is_size,
     )
     max_pending: int = option(
         1000,
-        "Runs that may have been submitted and not have ended: submit waits for one of them to end "
-        "before it takes another.",
+        "The most submitted runs that have not ended: with more, submit waits for one of them to "
+        "end.",
     )
     timeout: float | None = option(
         None,
-        "Seconds after which reading and compiling end with DeadlineExceeded, counted from the "
-        "call; runs have a timeout of their own.",
+        "Seconds from the call after which reading and compiling end with DeadlineExceeded; runs "
+        "have a timeout of their own.",
     )
     cancel: CancelToken | None = option(
         None, "A token whose cancel() ends reading and compiling with Cancelled."
     )
     progress: bool | Progress = option(
         False,
-        "Tell how far compiling and measuring have come: True writes a line to stderr; a function "
-        "is called with what is done next, the number of steps that are done, and that of all.",
+        "Report the progress of compiling and measuring. True writes a line to stderr; a "
+        "function is called with the name of the next step, the number of finished steps, and "
+        "the number of all.",
         lambda value: _is_flag(value) or callable(value),
     )
     expert: ExpertOptions = option(
@@ -515,26 +515,26 @@ class RunOptions:
     _: KW_ONLY
     timeout: float | None = option(
         None,
-        "Seconds after which the run ends with DeadlineExceeded, counted from the call, also "
-        "while it is compiled.",
+        "Seconds from the call after which the run ends with DeadlineExceeded, including time to "
+        "compile.",
     )
     cancel: CancelToken | None = option(None, "A token whose cancel() ends the run with Cancelled.")
     priority: int | None = option(
-        None, "By which the run is served, higher ones first; by default that of the session."
+        None, "Runs of higher priority are served first; by default the priority of the session."
     )
     trace: Observer | None = option(None, "A penstock.Trace that records the run.")
     observers: Sequence[Observer] = option((), "Observers of each step of the run.")
     out: Mapping[str, np.ndarray] | None = option(
         None,
-        "Arrays by the names of what is fetched, into which it is written instead of into new "
-        "memory, and which are returned. Each has the dtype and the dims of its value; the run "
-        "allocates nothing for one that is contiguous, aligned to 16 bytes and shares no memory "
-        "with a feed. Its contents are undefined where the run fails.",
+        "Arrays, by the names of fetched values, to write these into and return, instead of new "
+        "arrays. Each must have the dtype and the dims of its value. The run allocates nothing "
+        "for an array that is contiguous, aligned to 16 bytes and shares no memory with a feed. "
+        "The contents are undefined if the run fails.",
     )
     returns: Returns = option(
         "numpy",
-        'What the outputs are: "numpy" arrays, or "torch" tensors on the device of the torch '
-        "backend. Those that are computed there are not copied; clone() them to change them in "
+        'The type of outputs: "numpy" arrays, or "torch" tensors on the device of the torch '
+        "backend. Tensors that are computed there are not copied; clone() them to change them in "
         "place outside of torch.inference_mode.",
     )
 

@@ -57,23 +57,25 @@ _OF_STEPS = "state", "max_rows", "max_sequences", "cache_bytes"
 
 class Generator:
     """Generates text with a decoder, or with an encoder and a decoder, as for translation,
-    summaries and speech. An encoder reads the prompt; what texts begin with then is said by files
-    beside the model, or by ``decoder_prompt`` of the options.
+    summaries and speech. An encoder reads the prompt; the files beside the model, or the option
+    ``decoder_prompt``, then say what the decoder starts with.
 
     Args:
-        model: A path of a file or a folder that ``penstock.load`` reads, a loaded model, or a
-            ``Stepper``; of an encoder-decoder, the folder of an export (``encoder_model.onnx`` and
+        model: The path of a file or a folder that ``penstock.load`` reads, a loaded model, or a
+            ``Stepper``. For an encoder-decoder, the folder of an export (``encoder_model.onnx`` and
             ``decoder_model_merged.onnx``, or ``decoder_model.onnx`` and
             ``decoder_with_past_model.onnx``, or ``encoder.onnx`` and ``decoder.onnx``), or one of
             its decoder's files.
-        tokenizer: A path of a ``tokenizer.json`` or a folder with one, a ``tokenizers.Tokenizer``
-            or a ``TextTokenizer``; by default the one beside the model, or in it.
-        draft: A smaller model with the same tokens, which guesses some tokens ahead; or "prompt":
-            what a text ends with is guessed to go on as it did before.
-        context: The most tokens of a prompt and its text together, of an encoder-decoder those of
-            its text; by default what the model and the files beside it say, and for an
-            encoder-decoder 512 if they say nothing.
-        options: Of ``penstock.Stepper`` and ``penstock.compile``.
+        tokenizer: The path of a ``tokenizer.json`` or of a folder with one, a
+            ``tokenizers.Tokenizer`` or a ``TextTokenizer``; by default the one beside the model, or
+            in it.
+        draft: For speculative decoding, a smaller model with the same tokens, which proposes
+            tokens; or "prompt", which proposes the continuation of an earlier occurrence of the
+            last tokens.
+        context: The most tokens of a prompt and its text together; for an encoder-decoder, of the
+            text alone. By default, the limit of the model and the files beside it, and for an
+            encoder-decoder without one 512.
+        options: Options of ``penstock.Stepper`` and ``penstock.compile``.
     """
 
     def __init__(
@@ -139,11 +141,11 @@ class Generator:
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The tokens of a text or of messages.
+        """Return the tokens of a text or of messages.
 
         Args:
             prompt: A text, tokens, or messages with "role" and "content".
-            tools: Those that the chat template tells the model of.
+            tools: Tools that the chat template offers to the model.
             variables: Further variables of the chat template, such as ``enable_thinking``.
         """
         is_chat = isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)
@@ -196,7 +198,7 @@ class Generator:
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
             priority: Tokens of requests of higher priority are computed first.
             tools: Tools that the chat template offers to the model.
-            options: Of ``GenerationOptions``.
+            options: Fields of ``GenerationOptions``.
         """
         wanted = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
@@ -274,12 +276,12 @@ class Generator:
         priority: int = 0,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> TextJob:
-        """``begin`` for asyncio: a thread makes the tokens of the prompt, and compiles a grammar.
+        """``begin`` for asyncio. Tokens of the prompt and a grammar are computed on a thread.
 
         Args:
             prompt: As ``generate`` takes it.
-            options: What is asked of the text.
-            stop: Ends the request when it comes true.
+            options: How to generate the text.
+            stop: A condition that ends the request.
             priority: Tokens of requests of higher priority are computed first.
             tools: Tools that the chat template offers to the model.
         """
@@ -298,11 +300,11 @@ class Generator:
             raise
 
     async def pieces(self, jobs: Sequence[TextJob]) -> AsyncIterator[tuple[int, TextPiece]]:
-        """The pieces of some requests as they come, each with the number of its request. All of
-        them end if the iterator is closed, or with the error of one.
+        """Yield the pieces of several requests as they are generated, each with the index of its
+        request. Closing the iterator, or an error of one request, ends all of them.
 
         Args:
-            jobs: What ``abegin`` has returned.
+            jobs: Results of ``abegin``.
         """
         import asyncio
 
@@ -334,12 +336,12 @@ class Generator:
         stop: StopCondition | None = None,
         priority: int = 0,
     ) -> TextJob:
-        """Begin a request, whose tokens are computed when any thread runs steps.
+        """Begin a request. Its tokens are computed as soon as a thread runs steps.
 
         Args:
-            tokens: Those of the prompt, at least one, or features of sound.
-            options: What is asked of the text.
-            stop: Ends the request when it comes true.
+            tokens: The tokens of the prompt, at least one, or features of sound.
+            options: How to generate the text.
+            stop: A condition that ends the request.
             priority: Tokens of requests of higher priority are computed first.
         """
         if not len(tokens):
@@ -427,7 +429,7 @@ class Generator:
         return TokenGrammar(self._vocabulary, *constraint)
 
     def close(self) -> None:
-        """End all requests, and give the memory of caches back."""
+        """End all requests, and release the memory of caches."""
         self.stepper.close()
         if self._drafts is not None:
             self._drafts.stepper.close()

@@ -29,9 +29,9 @@ class GenerationOptions:
     """
 
     max_tokens: int | None = None
-    """the most tokens that are generated; None for as many as the model has positions"""
+    """the most generated tokens; None for as many as the model has positions"""
     min_tokens: int = 0
-    """as many tokens are generated before one may end the text"""
+    """the least generated tokens, before which no token ends the text"""
     temperature: float = 0.0
     """the divisor of logits before a token is drawn; 0 chooses the likeliest token"""
     top_k: int | None = None
@@ -39,34 +39,34 @@ class GenerationOptions:
     top_p: float = 1.0
     """draw from the fewest tokens whose probabilities sum to this"""
     min_p: float = 0.0
-    """draw from tokens whose probability is at least this part of the likeliest one's"""
+    """draw from tokens whose probability is at least this fraction of the likeliest one's"""
     repetition_penalty: float = 1.0
     """positive logits of tokens of the prompt and the text are divided by it, others multiplied"""
     presence_penalty: float = 0.0
     """subtracted from the logits of tokens of the text"""
     frequency_penalty: float = 0.0
-    """subtracted from the logits of tokens of the text, as often as they occur"""
+    """subtracted from the logits of tokens of the text, once for each occurrence"""
     logit_bias: Mapping[int, float] | None = None
     """added to the logits of single tokens; minus infinity forbids one"""
     seed: int | None = None
-    """what the random numbers begin with; None for others in each request"""
+    """the seed of random numbers; None for a different one in each request"""
     stop: str | Sequence[str] = ()
     """the text ends before one of these"""
     stop_ids: Sequence[int] = ()
     """tokens that end the text, beside those of the tokenizer"""
     ignore_end: bool = False
-    """go on behind tokens that end the text, up to ``max_tokens``"""
+    """continue after tokens that end the text, up to ``max_tokens``"""
     logprobs: int | None = None
     """return the log probability of each token, and of this many of the likeliest ones"""
     grammar: str | None = None
     """a Lark grammar of the text"""
     json_schema: str | Mapping[str, object] | None = None
-    """a schema of the text, which is JSON"""
+    """a JSON schema of the text"""
     regex: str | None = None
     """a regular expression that the text matches"""
     decoder_prompt: str | Sequence[int] | None = None
-    """the text or tokens that the decoder of an encoder-decoder begins with; None for what the
-    files of the model say"""
+    """the text or tokens that the decoder of an encoder-decoder starts with; by default those in
+    the files of the model"""
     beams: int = 1
     """the number of texts that a beam search keeps; 1 for no search"""
     length_penalty: float = 1.0

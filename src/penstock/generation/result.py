@@ -17,10 +17,11 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(eq=False)
 class GeneratedText:
-    """A text and its ``tokens``. ``finish`` says why it ended: "stop" (a token that ends texts, a
-    stop text, or the end of a grammar) or "length". ``stop`` is the stop text, if it was one.
-    ``score``: the sum of the logarithms of probabilities, of beams divided by a power of the
-    length; NaN where these were not asked for."""
+    """A text and its ``tokens``.
+
+    ``finish`` says why it ended: "stop" (an end token, a stop text, or the end of a grammar) or
+    "length". ``stop`` is the stop text, if there was one. ``score`` is the sum of the log
+    probabilities, for beams divided by a power of the length; NaN if these were not requested."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -32,8 +33,8 @@ class GeneratedText:
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """The ``texts`` of a request, the likeliest first where several were compared; how many tokens
-    the prompt had, and how many were generated, those of texts that are not given included."""
+    """The ``texts`` of a request, the likeliest first if several were compared; the number of
+    tokens of the prompt, and the number of generated ones, including those of dropped texts."""
 
     texts: Sequence[GeneratedText]
     prompt_tokens: int
@@ -52,9 +53,9 @@ class Generation:
 
 @dataclass(frozen=True, eq=False)
 class TextPiece:
-    """A piece of a text as it is generated: ``index`` is the number of the text among those of
-    the request; ``tokens`` are those that made it, with their ``logprobs`` if asked for. The last
-    piece of a text has ``finish``, as ``GeneratedText`` has it."""
+    """A piece of a text as it is generated. ``index`` is the index of the text in the request;
+    ``tokens`` are the tokens of the piece, with their ``logprobs`` if requested. The last piece of
+    a text has ``finish``, as in ``GeneratedText``."""
 
     text: str
     tokens: Sequence[int] = ()

@@ -118,17 +118,17 @@ def compare(
 ) -> Comparison:
     """Run two models, or one in two ways, on the same feeds and compare their outputs.
 
-    Inputs and outputs are matched by name, or by position where the names differ. Floats are
-    converted to the type that the second model's inputs have. Raises ``InvalidInput`` if inputs or
-    outputs do not match, ``PenstockError`` if another runtime is not installed or fails.
+    Inputs and outputs are matched by name, or by position if the names differ. Floats are converted
+    to the types of the second model's inputs. Raises ``InvalidInput`` if inputs or outputs do not
+    match, and ``PenstockError`` if another runtime is not installed or fails.
 
     Args:
         first: A ``Session``, or a model as ``penstock.compile`` takes it.
         second: The same; by default the first model.
         feeds: Inputs of the first model by name.
-        against: How the second model runs: the name of another runtime, ``"onnxruntime"``,
-            ``"openvino"`` or ``"litert"``, which reads the file of the model in a process of its
-            own; or options of ``penstock.compile``. By default as the first.
+        against: How to run the second model: with another runtime, ``"onnxruntime"``,
+            ``"openvino"`` or ``"litert"``, which reads the model's file in a process of its own; or
+            with other options of ``penstock.compile``. By default like the first.
     """
     if against is not None and not isinstance(against, str | Mapping):
         raise wrong_type("against", against, "the name of a runtime, or options of compiling")

@@ -64,45 +64,43 @@ class QuantizeOptions:
     )
     time: float | None = option(
         None,
-        "The share of the original's time that a run may take. Without ``max_error`` the choice of "
-        "least error within it is taken.",
+        "The most time of a run, as a share of the original's. Without ``max_error``, the choice "
+        "of least error within it is taken.",
     )
     size: float | None = option(
         None,
-        "The share of its bytes that the weights may have. Without ``max_error`` the choice of "
-        "least error within it is taken.",
+        "The most bytes of the weights, as a share of the original's. Without ``max_error``, the "
+        "choice of least error within it is taken.",
     )
     metric: Metric | None = option(
         None,
-        "What measures the error, in place of the outputs' differences: called with the outputs of "
-        "the float model and of a candidate, each a sequence with a mapping of names to arrays for "
-        "each sample; returns a number, 0 for no error.",
+        "A function that measures the error in place of the outputs' differences. It is called "
+        "with the outputs of the float model and of a candidate, each a sequence with a mapping "
+        "of names to arrays for each sample, and returns a number, 0 for no error.",
     )
     independent_rows: bool = option(
         False,
-        "Whether a row of a batch must not depend on others: layers with the range of each run are "
-        "left out, as is needed where requests are joined.",
+        "Whether a row of a batch must not depend on others, as is needed if requests are "
+        "joined: layers with the range of each run are then not used.",
     )
-    threads: int | None = option(None, "Threads of the runs that are timed, as of ``compile``.")
+    threads: int | None = option(None, "Threads of the timed runs, as in ``compile``.")
     timeout: float | None = option(
         None,
-        "Seconds after which the search ends with the best choice so far; ``DeadlineExceeded`` if "
-        "none that was tried meets the goal.",
+        "Seconds after which the search ends with the best choice so far; ``DeadlineExceeded`` "
+        "if no choice meets the goal by then.",
     )
     cancel: CancelToken | None = option(None, "A token that ends the search with ``Cancelled``.")
     resume: str | os.PathLike[str] | None = option(
         None,
-        "A file for what was measured: a search that was stopped goes on from there. It is "
-        "written as the search goes on.",
+        "A file for measurements, written during the search: a search that was stopped continues "
+        "from it.",
     )
     output: str | os.PathLike[str] | None = option(
         None,
         "A file to write, as ``Quantized.save`` does. A name that ends in .tflite asks for the "
-        "codes of TFLite, for which the model must be a TFLite file.",
+        "quantization of TFLite, and the model must then be a TFLite file.",
     )
-    progress: bool | Progress = option(
-        False, "Whom to tell how far it has come, as ``compile`` takes it."
-    )
+    progress: bool | Progress = option(False, "Report the progress, as in ``compile``.")
 
     def __post_init__(self) -> None:
         for name in ("max_error", "time", "size"):
@@ -202,12 +200,14 @@ class Quantized:
 
 @takes(QuantizeOptions, after=(object,))
 def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
-    """Choose a type for each layer of a model, by measured times and errors, so that it becomes as
-    fast as the stated error allows; what is no faster as codes stays as it is.
+    """Quantize a model: choose a type for each layer, by measured times and errors, so that the
+    model becomes as fast as the stated error allows. Layers that are not faster when quantized stay
+    as they are.
 
     A quarter of the samples is held out: choices whose error is too large on them are rejected.
-    Raises ``InvalidInput`` for samples that do not fit, ``Unsupported`` for models that cannot be
-    written as ONNX, ``PenstockError`` if no choice meets the goal, with what would be possible.
+    Raises ``InvalidInput`` for samples that do not fit the model, ``Unsupported`` for models that
+    cannot be written as ONNX, and ``PenstockError`` if no choice meets the goal; it says what is
+    possible.
 
     Args:
         model: What ``penstock.load`` takes, or a model that it returned.
