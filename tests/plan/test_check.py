@@ -22,7 +22,8 @@ from penstock.passes.pipeline import optimize
 from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
-from penstock.plan.check import UnsoundPlanError, check_saved, check_schedule
+from penstock.plan.check import check_saved, check_schedule
+from penstock.plan.check_places import UnsoundPlanError
 from penstock.plan.plan import Plan, SlotKind
 from penstock.plan.tasks import Grouping, Signals, Tasks
 from tests.support.onnx_text import compile_text, graph_from_text

@@ -1,0 +1,194 @@
+"""Whether tasks of a plan run in an order that is safe, for its checker (``plan.check``)."""
+
+# tests: tests/plan/test_check.py
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from penstock.core.checkpoints import with_checkpoints
+from penstock.plan.check_places import SlotPlaces, require
+from penstock.plan.plan import Plan, SlotKind, Step
+
+if TYPE_CHECKING:
+    from penstock.plan.tasks import Tasks
+
+_ALIAS, _DYNAMIC = SlotKind.ALIAS, SlotKind.DYNAMIC
+
+
+def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) -> None:
+    """Check that what tasks share has an order that is sure before the run, and is released after
+    its last reader."""
+    touched: dict[int, list[tuple[Step, bool]]] = {}
+    writers: dict[int, Step] = {}
+    for task in with_checkpoints(tasks.tasks):
+        for step in task.steps:
+            for i, writes in _accesses(step, inside=step not in tasks.expanded):
+                if i < 0:
+                    continue
+                if writes:
+                    writers.setdefault(i, step)
+                slot = plan.slots[i]
+                roots = (slot.base,) if slot.kind is _ALIAS else (i, *slot.roots)
+                for root in roots:
+                    touched.setdefault(root, []).append((step, writes))
+    if plan.remote or tasks.signals.devices:
+        return  # what runs on streams of devices is ordered there
+    _check_releases(plan, tasks, order)
+    for i, accesses in with_checkpoints(touched.items()):
+        writer = writers.get(i)
+        for step, _ in accesses if writer is not None else ():
+            sure = step is writer or order.precedes(writer, step)  # type: ignore[arg-type]
+            require(sure, "{} may run before {} is written", step, plan.slots[i])
+    among = sorted((places.begin[i], i) for i in places.end if i in touched and i in writers)
+    for number, (_, a) in enumerate(with_checkpoints(among)):
+        # They are sorted by where they begin: no later one reaches into this one.
+        for at, b in among[number + 1 :]:
+            if at >= places.end[a]:
+                break
+            if places.overlaps(a, b):
+                apart = order.all_before(touched[a], writers[b]) or order.all_before(
+                    touched[b], writers[a]
+                )
+                text = "{} and {} share memory at the same time"
+                require(apart, text, plan.slots[a], plan.slots[b])
+
+
+def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
+    """Check that values that tasks share are where all of these find them, until all have."""
+    touching: dict[int, dict[Step, int]] = {}
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
+        for step in task.steps:
+            for i, _ in _accesses(step, inside=step not in tasks.expanded):
+                if i >= 0 and plan.slots[i].kind is _DYNAMIC:
+                    touching.setdefault(i, {})[step] = t
+    shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
+    ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
+    require(tasks.shared == shared | ends, "tasks share other slots than they touch")
+    kept = {0: plan.outputs}  # by block
+    for step, numbers in tasks.expanded.items():
+        kept |= {b: block.outputs for b, block in zip(numbers, step.blocks, strict=True)}
+    until: dict[int, list[int]] = {}
+    for t in range(len(tasks.tasks)):
+        for i in (*tasks.releases[t], *tasks.counted[t]):
+            until.setdefault(i, []).append(t)
+    for i, last in with_checkpoints(until.items()):
+        fits = len(last) == tasks.readers.get(i, 1) and i in shared
+        fits = fits and not any(i in kept[tasks.tasks[t].block] for t in last)
+        require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
+        ends_of = [tasks.tasks[t].steps[-1] for t in last]
+        for step in touching.get(i, ()):
+            in_time = any(order.precedes(step, end) for end in ends_of)
+            require(in_time, "{} is released before {} has it", i, step)
+
+
+def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
+    """The slots that a step touches, and whether it writes them."""
+    yield from ((i, False) for i in step.inputs)
+    yield from ((i, True) for i in (*step.outputs, step.workspace))
+    for carry in step.carries:
+        yield from ((i, True) for i in (*(carry.buffers or ()), carry.inside))
+        yield from ((i, False) for i in (carry.initial, carry.updated))
+    for block in step.blocks:
+        yield from ((i, True) for i in block.inputs)
+        yield from ((i, False) for i in block.outputs)
+        for inner in block.steps if inside else ():
+            yield from _accesses(inner, inside=True)
+
+
+def _check_numbers(tasks: Tasks) -> None:
+    """Check what tasks say of one another by numbers."""
+    listed = [t for members in tasks.blocks for t in members]
+    require(sorted(listed) == [*range(len(tasks.tasks))], "a task is not in one block")
+    for number, members in enumerate(tasks.blocks):
+        own = all(tasks.tasks[t].block == number for t in members)
+        require(own, "block {} has tasks of others", number)
+    waits, parent = [0] * len(tasks.tasks), [-1] * len(tasks.blocks)
+    for task, consumers in with_checkpoints(zip(tasks.tasks, tasks.consumers, strict=True)):
+        for c in consumers:
+            waits[c] += 1
+            require(tasks.tasks[c].block == task.block, "tasks of several blocks wait")
+    for t, task in enumerate(with_checkpoints(tasks.tasks)):
+        inner = [b for step in task.steps for b in tasks.expanded.get(step, ())]
+        require(inner == [*task.blocks], "task {} has blocks of other steps", t)
+        for b in inner:
+            parent[b] = t
+    require(waits == [*tasks.waits], "tasks wait for other numbers of tasks than end before them")
+    require(parent == [*tasks.parent], "blocks are of other tasks than those that run them")
+    emitted = [s for emits in tasks.signals.emits.values() for s in emits]
+    require(len({*emitted}) == len(emitted), "a signal is emitted by two steps")
+    for step, waited in tasks.signals.waits.items():
+        require({*waited} <= {*emitted}, "{} waits for a signal that never comes", step)
+    require(all(0 <= s < tasks.signals.count for s in emitted), "there are less signals")
+
+
+class TaskOrder:
+    """Which of two steps surely runs before the other: by their tasks, by what these wait for, and
+    by signals. Raises ``UnsoundPlanError`` if steps wait for one another in a circle."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.expanded = tasks.expanded
+        self.sorted: list[list[Step]] = []
+        """the steps of each block, in an order that obeys all this"""
+        self.path: dict[Step, tuple[Step, ...]] = {}
+        self.block: dict[Step, int] = {}
+        self.after: dict[Step, int] = {}
+        self.number: dict[Step, int] = {}
+        _check_numbers(tasks)
+        around: dict[int, Step] = {b: step for step, of in tasks.expanded.items() for b in of}
+        for number, members in enumerate(tasks.blocks):
+            outer = around.get(number)
+            above = () if outer is None else self.path[outer]
+            for t in members:
+                for step in tasks.tasks[t].steps:
+                    self.path[step], self.block[step] = (*above, step), number
+            self._reach([tasks.tasks[t].steps for t in members], members, tasks)
+
+    def _reach(self, lanes: Sequence[Sequence[Step]], members: Sequence[int], tasks: Tasks) -> None:
+        """Find all steps that run after each of one block, as bits of an integer."""
+        steps = [step for lane in lanes for step in lane]
+        self.number.update((step, i) for i, step in enumerate(steps))
+        following: dict[Step, list[Step]] = {step: [] for step in steps}
+        for t, lane in zip(members, lanes, strict=True):
+            for a, b in pairwise(lane):
+                following[a].append(b)
+            for c in tasks.consumers[t]:
+                following[lane[-1]].append(tasks.tasks[c].steps[0])
+        emitted = {s: step for step in steps for s in tasks.signals.emits.get(step, ())}
+        for step in steps:
+            for s in tasks.signals.waits.get(step, ()):
+                require(s in emitted, "{} waits for a signal that never comes", step)
+                following[emitted[s]].append(step)
+        waits = dict.fromkeys(steps, 0)
+        for afters in following.values():
+            for step in afters:
+                waits[step] += 1
+        ready: list[Step] = [step for step in steps if not waits[step]]
+        ran: list[Step] = []
+        while ready:
+            ran.append(ready.pop())
+            for step in following[ran[-1]]:
+                waits[step] -= 1
+                ready += [] if waits[step] else [step]
+        require(len(ran) == len(steps), "steps of tasks wait for one another in a circle")
+        self.sorted.append(ran)
+        # Backwards, so that all that follows a step is known when the step is reached.
+        for step in reversed(ran):
+            bits = 0
+            for after in following[step]:
+                bits |= self.after[after] | 1 << self.number[after]
+            self.after[step] = bits
+
+    def precedes(self, a: Step, b: Step) -> bool:
+        """Whether ``a`` surely ends before ``b`` begins, or at most one of them runs."""
+        for x, y in zip(self.path[a], self.path[b], strict=False):
+            if x is not y:
+                if self.block[x] != self.block[y]:
+                    return True
+                return bool(self.after[x] >> self.number[y] & 1)
+        return True  # one of them is within the other, which runs in an order of its own
+
+    def all_before(self, accesses: Iterable[tuple[Step, bool]], writer: Step) -> bool:
+        return all(step is writer or self.precedes(step, writer) for step, _ in accesses)
