@@ -32,7 +32,7 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import BOOL, FLOAT32, TensorType
 from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
-from penstock.frontends.onnx.microsoft import RULES
+from penstock.frontends.onnx.microsoft_rules import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import value_type
 from penstock.ir.graph import Graph, Node, Value, embed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import InexpressibleError
-from penstock.frontends.onnx.microsoft import rewrites
+from penstock.frontends.onnx.microsoft_rules import rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.types import FLOAT32
-from penstock.frontends.onnx.microsoft import rewrites
+from penstock.frontends.onnx.microsoft_rules import rewrites
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict

@@ -24,7 +24,8 @@ from penstock.core.records import dataclass, field
 from penstock.core.types import FLOAT32
 from penstock.frontends.common.diagnostics import ConversionError, Diagnostics, InexpressibleError
 from penstock.frontends.common.inferred_types import InferredTypes
-from penstock.frontends.onnx.microsoft import checked_rule, fused_conv
+from penstock.frontends.onnx.microsoft import fused_conv
+from penstock.frontends.onnx.microsoft_rules import checked_rule
 from penstock.frontends.onnx.node_upgrade import NCHWC, NodeUpgrade
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
 from penstock.ir.op import Op

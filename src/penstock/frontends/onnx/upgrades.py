@@ -393,9 +393,11 @@ class Meaning:
 
 def _microsoft_rule(name: str, domain: str) -> Rule | None:
     """The rule for an operation of ONNX Runtime, if it is none of Penstock's."""
-    from penstock.frontends.onnx.microsoft import RULES
+    from penstock.frontends.onnx import microsoft, microsoft_attention
+    from penstock.frontends.onnx.microsoft_rules import RULES
 
-    # Other modules have rules for operations alone that are none of Penstock's.
+    # These two fill ``RULES``. Other modules have rules for operations that Penstock lacks only.
+    assert microsoft and microsoft_attention
     key = domain, name
     return RULES.get(key) if key in RULES or key in MODULES else microsoft_rules().get(key)
 
@@ -403,11 +405,19 @@ def _microsoft_rule(name: str, domain: str) -> Rule | None:
 @cache
 def microsoft_rules() -> Mapping[tuple[str, str], Rule]:
     """The rules for operations of ONNX Runtime, by domain and name."""
-    from penstock.frontends.onnx import generation, microsoft, microsoft_gates, microsoft_quantized
+    from penstock.frontends.onnx import (
+        generation,
+        microsoft,
+        microsoft_attention,
+        microsoft_gates,
+        microsoft_quantized,
+    )
+    from penstock.frontends.onnx.microsoft_rules import RULES
 
-    # These modules add to the rules of ``microsoft``.
+    # These modules fill ``RULES``.
+    assert microsoft and microsoft_attention
     assert generation and microsoft_quantized and microsoft_gates
-    return microsoft.RULES
+    return RULES
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,74 @@
+"""Rules for operations of ONNX Runtime: their registry and checks, and what they share."""
+
+# tests: tests/frontends/onnx/test_microsoft.py
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from penstock.frontends.common.diagnostics import ConversionError, NodeError
+from penstock.frontends.onnx.node_upgrade import NodeUpgrade, current
+from penstock.ir.graph import Value
+from penstock.ops.registry import MICROSOFT
+
+Rule = Callable[[NodeUpgrade], None]
+
+RULES: dict[tuple[str, str], Rule] = {}
+"""By domain and name."""
+
+
+def checked_rule(write: Callable[..., None]) -> Callable[..., None]:
+    """``write(b, ...)`` for operations of which the onnx package has no schemas: inputs and
+    attributes may be missing or of a wrong type, and outputs too many, which is a ``NodeError``."""
+
+    @wraps(write)
+    def checked(b: NodeUpgrade, *arguments: Any) -> None:
+        try:
+            write(b, *arguments)
+            for node in b.nodes:  # inputs, outputs and attributes are those of the file
+                schema = None if node.op.domain else current(node.op.name)[1]
+                for fault in schema.node_faults(node, node.attrs) if schema else ():
+                    raise ValueError(fault)
+            if b.nodes and not set(b.outputs) <= {None, *(v for n in b.nodes for v in n.outputs)}:
+                raise ValueError(f"{len(b.outputs)} outputs")
+        except ConversionError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise NodeError(
+                f"has inputs, outputs or attributes that are not those of {b.op}: {error!r}"
+            ) from error
+
+    return checked
+
+
+def rewrites(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
+    """A decorator that registers a rule."""
+
+    def register(write: Rule) -> Rule:
+        RULES.update(((domain, name), checked_rule(write)) for name in names)
+        return write
+
+    return register
+
+
+def as_scalar(b: NodeUpgrade, value: Value) -> Value:
+    """The element of a tensor of one."""
+    return b.emit("Reshape", [value, []])
+
+
+def sum_of(b: NodeUpgrade, *terms: Value | None) -> Value:
+    """The sum of the terms that are given."""
+    total, *rest = [term for term in terms if term is not None]
+    for term in rest:
+        total = b.emit("Add", [total, term])
+    return total
+
+
+def scaled_product(
+    b: NodeUpgrade, operands: Sequence[Value | None], scales: Sequence[Value | None]
+) -> Value:
+    """A product of integers, as real numbers."""
+    product = b.cast(b.emit("MatMulInteger", operands), "float32")
+    return b.emit("Mul", [product, b.emit("Mul", scales)])
