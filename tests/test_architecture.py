@@ -62,7 +62,7 @@ CONFINED = {
     "tensorflow": (),
     "google_crc32c": (),
     "ray": ("cluster.*", "serving.ray_serve"),
-    "starlette": ("serving.app",),
+    "starlette": ("serving.app", "serving.error_answers", "serving.request_body"),
     "prometheus_client": ("serving.metrics",),
     "uvicorn": ("cli.serve", "serving.connection"),
     "httptools": ("serving.direct",),

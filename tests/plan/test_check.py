@@ -19,62 +19,31 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ops.registry import standard
 from penstock.passes.pipeline import optimize
-from penstock.plan.arena_layout import ArenaPlan, plan_arena, plan_arena_for_tasks
+from penstock.plan.arena_layout import plan_arena, plan_arena_for_tasks
 from penstock.plan.arrangement import arrange
 from penstock.plan.builder import compile_plan
 from penstock.plan.check import check_saved, check_schedule
 from penstock.plan.check_places import UnsoundPlanError
-from penstock.plan.plan import Plan, SlotKind
-from penstock.plan.tasks import Grouping, Signals, Tasks
-from tests.support.onnx_text import compile_text, graph_from_text
+from penstock.plan.plan import SlotKind
+from penstock.plan.tasks import Grouping
+from tests.support.changed_plans import (
+    BRANCHES,
+    CHAIN,
+    FEEDS,
+    LOOP,
+    compiled,
+    in_branches,
+    refused,
+    replace_plan,
+    replaced_offset,
+    replaced_slot,
+    replaced_step,
+    slot,
+)
+from tests.support.onnx_text import compile_text
 from tests.support.random_graphs import graphs
 from tests.support.replay import replay
 from tests.support.sweeps import examples
-
-CHAIN = """
-g (float[8] x, float[8, 8] w) => (float[8] y) {
-    a = Exp(x)
-    t = MatMul(w, a)
-    b = Add(t, a)
-    c = Sin(b)
-    y = Mul(c, b)
-}
-"""
-BRANCHES = """
-g (float[8] x, float[8, 8] w, bool p) => (float[8] y) {
-    a = Exp(x)
-    s = Sin(a)
-    r = If(p) <then_branch = th () => (float[8] u) { u = MatMul(w, s) },
-               else_branch = el () => (float[8] v) { k = Cos(a) v = MatMul(w, k) }>
-    q = MatMul(w, r)
-    y = Add(q, s)
-}
-"""
-LOOP = """
-g (int64 n, bool go, float[8] x, float[8, 8] w) => (float[8] y) {
-    a = Exp(x)
-    e, o = Loop(n, go, a) <body = b (int64 i, bool c, float[8] s) =>
-        (bool d, float[8] f, float[8] z) { d = Identity(c) m = MatMul(w, s) f = Add(m, a) z = Sin(f) }>
-    y = Mul(e, a)
-}
-"""
-FEEDS = {"x": np.ones(8, np.float32), "w": np.eye(8, dtype=np.float32)}
-
-
-def compiled(text: str) -> Plan:
-    graph = clone(graph_from_text(text))
-    optimize(graph)
-    return compile_plan(graph, [NumpyBackend()])
-
-
-def slot(plan: Plan, name: str) -> int:
-    (found,) = [i for i, s in enumerate(plan.slots) if s.name == name]
-    return found
-
-
-def refused(plan: Plan, arena: ArenaPlan, reason: str, tasks: Tasks | None = None) -> None:
-    with pytest.raises(UnsoundPlanError, match=reason):
-        check_schedule(plan, arena, tasks)
 
 
 @pytest.mark.parametrize("text", [CHAIN, BRANCHES, LOOP])
@@ -85,21 +54,7 @@ def test_plans_as_compiled_are_sound_in_order_and_as_tasks(text: str) -> None:
     check_schedule(plan, plan_arena_for_tasks(plan, tasks), tasks)
 
 
-def in_branches(plan: Plan) -> tuple[Plan, ArenaPlan]:
-    return plan, plan_arena(plan, "bump")
-
-
 # One change at a time.
-
-
-def test_slot_behind_the_arena_is_refused() -> None:
-    plan, arena = in_branches(compiled(CHAIN))
-    for at in (arena.size, arena.size - 16, -64, 16):
-        refused(plan, replaced_offset(arena, slot(plan, "a"), at), "'a' .* outside of the arena")
-
-
-def replaced_offset(arena: ArenaPlan, i: int, at: int) -> ArenaPlan:
-    return changed(arena, offsets={**arena.offsets, i: at})
 
 
 def test_slot_over_one_that_is_read_later_is_refused() -> None:
@@ -183,21 +138,6 @@ def test_order_in_which_a_step_comes_too_early_is_refused() -> None:
     refused(plan, changed(arena, order=(*arena.order[:-1], 0)), "each step once")
 
 
-def test_larger_slot_than_its_place_is_refused() -> None:
-    plan, arena = in_branches(compiled(CHAIN))
-    i = slot(plan, "a")
-    large = changed(plan.slots[i], type=TensorType(FLOAT32, (1000,)))
-    slots = (*plan.slots[:i], large, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "outside of the arena|over|no value")
-    unknown = changed(plan.slots[i], type=TensorType(FLOAT32, (None,)))
-    slots = (*plan.slots[:i], unknown, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "in the arena, but is")
-
-
-def replace_plan(plan: Plan, **changes: Any) -> Plan:
-    return changed(plan, **changes)
-
-
 def test_step_with_other_slots_than_its_node_has_values_is_refused() -> None:
     plan, arena = in_branches(compiled(CHAIN))
     for place, step in enumerate(plan.steps):
@@ -216,34 +156,6 @@ def test_place_beside_its_input_is_refused_for_a_kernel_that_works_in_place() ->
         arena, offsets={**arena.offsets, b: arena.offsets[a] + 64}, size=arena.size + 64
     )
     refused(plan, shifted, "over what it reads")
-
-
-def test_view_beyond_what_it_views_is_refused() -> None:
-    text = """g (float[4, 8] x) => (float[2, 8] y) <int64[1] i = {1}, int64[1] j = {3}> {
-        a = Exp(x) b = Slice(a, i, j) y = Sin(b) }"""
-    graph = clone(graph_from_text(text))
-    optimize(graph)
-    plan = compile_plan(graph, [NumpyBackend()])
-    arena = plan_arena(plan)
-    (i,) = [i for i, s in enumerate(plan.slots) if s.kind is SlotKind.ALIAS]
-    check_schedule(plan, arena)
-    for change in ({"offset": 96}, {"offset": -32}, {"strides": (64, 8)}, {"strides": (-64, 4)}):
-        view = changed(plan.slots[i], **change)
-        slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
-        refused(replace_plan(plan, slots=slots), arena, "outside of what it views")
-    view = changed(plan.slots[i], base=i)
-    slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "views what is not in the arena")
-
-
-def replaced_step(plan: Plan, place: int, **changes: Any) -> Plan:
-    step = changed(plan.steps[place], **changes)
-    return replace_plan(plan, steps=(*plan.steps[:place], step, *plan.steps[place + 1 :]))
-
-
-def replaced_slot(plan: Plan, i: int, **changes: Any) -> Plan:
-    slots = (*plan.slots[:i], changed(plan.slots[i], **changes), *plan.slots[i + 1 :])
-    return replace_plan(plan, slots=slots)
 
 
 def test_operand_of_another_value_of_the_same_type_is_refused() -> None:
@@ -310,17 +222,6 @@ def test_steps_of_other_nodes_than_the_graph_has_are_refused() -> None:
         refused(replaced_step(plan, place, **change), arena, "does not have|other slots")
 
 
-def test_elements_that_share_bytes_are_refused() -> None:
-    text = "g (float[4, 8] x) => (float[4, 8] y) { a = Exp(x) y = Sin(a) }"
-    plan, arena = in_branches(compiled(text))
-    i = slot(plan, "a")
-    check_schedule(replaced_slot(plan, i, strides=(32, 4)), arena)
-    for strides in ((4, 4), (16, 4), (32, 8), (0, 4), (-32, 4), (4,)):
-        refused(replaced_slot(plan, i, strides=strides), arena, "share bytes")
-    refused(replaced_slot(plan, i, offset=64), arena, "share bytes")
-    refused(replaced_slot(plan, 0, strides=(4, 16)), arena, "strides that no step gives")
-
-
 @pytest.mark.parametrize("through_a_view", [False, True])
 def test_node_before_what_it_waits_for_is_refused(through_a_view: bool) -> None:
     x = Value("x", TensorType(FLOAT32, (4,)))
@@ -335,78 +236,6 @@ def test_node_before_what_it_waits_for_is_refused(through_a_view: bool) -> None:
     arena = plan_arena(plan)
     check_schedule(plan, arena)
     refused(plan, changed(arena, order=(1, 0)), "comes before what it waits for")
-
-
-# Tasks.
-
-
-def as_tasks(text: str) -> tuple[Plan, ArenaPlan, Tasks]:
-    plan = compiled(text)
-    tasks = arrange(plan, Grouping())
-    return plan, plan_arena_for_tasks(plan, tasks), tasks
-
-
-def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
-    plan, arena, tasks = as_tasks(CHAIN)
-    for t, consumers in enumerate(tasks.consumers):
-        if consumers:
-            without = (*tasks.consumers[:t], (), *tasks.consumers[t + 1 :])
-            refused(plan, arena, "before|no value", changed(tasks, consumers=without))
-
-
-def test_tasks_that_wait_for_one_another_are_refused() -> None:
-    plan, arena, tasks = as_tasks(CHAIN)
-    circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
-    refused(plan, arena, "other numbers of tasks", changed(tasks, consumers=circle))
-    waits = tuple([sum(t in consumers for consumers in circle) for t in range(len(circle))])
-    refused(plan, arena, "in a circle", changed(tasks, consumers=circle, waits=waits))
-
-
-def test_signal_that_never_comes_is_refused() -> None:
-    plan, arena, tasks = as_tasks(CHAIN)
-    signals = Signals({plan.steps[1]: (0,)}, {}, ((0, 1),))
-    refused(plan, arena, "signal that never comes", changed(tasks, signals=signals))
-
-
-def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
-    text = "g (float[8] x, float[8, 8] w) => (float[8] y) { a = MatMul(w, x) b = MatMul(a, w) c = MatMul(w, a) y = Add(b, c) }"
-    plan, arena, tasks = as_tasks(text)
-    check_schedule(plan, arena, tasks)
-    b, c = slot(plan, "b"), slot(plan, "c")
-    refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
-
-
-def replaced_entry(entries: tuple[Any, ...], at: int, entry: Any) -> tuple[Any, ...]:
-    return (*entries[:at], entry, *entries[at + 1 :])
-
-
-def test_tasks_that_say_other_than_they_do_are_refused() -> None:
-    plan, arena, tasks = as_tasks(CHAIN)
-    assert tasks.waits[1]
-    for reason, change in {
-        "other numbers of tasks": {"waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)},
-        "not in one block": {"blocks": (tasks.blocks[0][1:],)},
-        "blocks are of other tasks": {"parent": (0,)},
-        "other slots than they touch": {"shared": tasks.shared ^ {plan.inputs[0]}},
-    }.items():
-        refused(plan, arena, reason, changed(tasks, **change))
-
-
-def test_value_that_is_released_before_its_last_reader_is_refused() -> None:
-    text = """g (string[4] s) => (string[4] y, string[4] z) {
-        a = StringConcat(s, s) b = StringConcat(a, s) y = StringConcat(a, b) z = StringConcat(b, b) }"""
-    plan, arena, tasks = as_tasks(text)
-    check_schedule(plan, arena, tasks)
-    (i, count) = next(iter(tasks.readers.items()))
-    refused(plan, arena, "not released once", changed(tasks, readers={**tasks.readers, i: 1}))
-    refused(plan, arena, "not released once", changed(tasks, readers={}))
-    t = next(t for t, slots in enumerate(tasks.counted) if i in slots)
-    early = replaced_entry(tasks.counted, t, tuple([k for k in tasks.counted[t] if k != i]))
-    refused(plan, arena, "not released once|before", changed(tasks, counted=early))
-    (first, *_) = tasks.blocks[0]
-    given_back = replaced_entry(tasks.releases, first, (plan.outputs[0],))
-    refused(plan, arena, "not released once", changed(tasks, releases=given_back))
-    assert count > 1
 
 
 # All changes of places.
@@ -441,17 +270,6 @@ def test_every_plan_of_the_tests_is_checked(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("penstock.plan.check.check_schedule", lambda *_: fail())
     with pytest.raises(UnsoundPlanError, match="as a test says"):
         compile_text(CHAIN, executor="linear").run(FEEDS)
-
-
-def test_strides_of_no_elements_have_no_order() -> None:
-    text = """
-    g (float[2, 0, 1, 2] x, int64[2] s) => (float[2, 0] y) {
-        t = Transpose <perm = [3, 2, 0, 1]> (x)
-        y = Reshape <allowzero = 1> (t, s)
-    }
-    """
-    feeds = {"x": np.ones((2, 0, 1, 2), np.float32), "s": np.array([2, 0])}
-    assert compile_text(text).run(feeds)["y"].shape == (2, 0)
 
 
 def fail() -> None:

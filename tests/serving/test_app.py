@@ -121,20 +121,3 @@ def test_server_that_ends_answers_what_it_has(tmp_path):
         threading.Timer(0.05, backend.opened.set).start()
     thread.join(SOON)
     np.testing.assert_allclose(answers, [np.sin([1, 1])], rtol=1e-6)
-
-
-@pytest.mark.parametrize("options", [{}, {"max_batch": 4}])
-def test_number_that_an_operation_does_not_take_is_the_error_of_the_client(tmp_path, options):
-    text = (
-        """g (int64[N] i) => (float[N] y) <float[3] table = {1, 2, 3}> { y = Gather(table, i) }"""
-    )
-    path = save(tmp_path / "g.onnx", text)
-    with serving({"g": path}, lambda path: ps.Replicas(path, **options)) as (client, _, _):
-        for index, wanted in ((9, None), (1, [2.0]), (-4, None)):
-            inputs = [fed("i", np.array([index]), "INT64", binary=True)]
-            if wanted is None:
-                with pytest.raises(InferenceServerException, match="out of") as caught:
-                    client.infer("g", inputs)
-                assert caught.value.status() == "400"
-            else:
-                assert client.infer("g", inputs).as_numpy("y").tolist() == wanted

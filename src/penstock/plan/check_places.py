@@ -1,6 +1,6 @@
 """Where the slots of a plan are in memory, for its checker (``plan.check``)."""
 
-# tests: tests/plan/test_check.py
+# tests: tests/plan/test_check.py tests/plan/test_check_places.py
 
 from __future__ import annotations
 

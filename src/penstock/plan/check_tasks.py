@@ -1,6 +1,6 @@
 """Whether tasks of a plan run in an order that is safe, for its checker (``plan.check``)."""
 
-# tests: tests/plan/test_check.py
+# tests: tests/plan/test_check.py tests/plan/test_check_tasks.py
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import zlib
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -28,21 +26,24 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from penstock.core import VERSION
-from penstock.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidInput,
-    PenstockError,
-    QueueFull,
-    RunError,
-)
-from penstock.core.types import STRING, JsonObject, NamedValues
+from penstock.core.errors import Cancelled, InvalidInput, PenstockError
+from penstock.core.types import STRING, NamedValues
 from penstock.executors.control import CancelToken
 from penstock.host.log import is_traced
 from penstock.host.spans import TracedSpan, has_current_span, span
 from penstock.serving import openapi
 from penstock.serving.access_log import LoggedRequests
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
+from penstock.serving.error_answers import (
+    TEXTS,
+    MissingExtensionError,
+    described,
+    error_answer,
+    error_response,
+    refused,
+    text_error,
+    text_error_document,
+)
 from penstock.serving.event_stream import events
 from penstock.serving.listener import LoopErrors
 from penstock.serving.metrics import Metrics
@@ -62,9 +63,9 @@ from penstock.serving.protocol import (
 from penstock.serving.refusals import refusal
 from penstock.serving.replicas import Replicas, ReplicasClosed
 from penstock.serving.repository import PLATFORM, ModelRepository, ServedModel, UnknownModel
-from penstock.serving.sequence_table import SequenceConflict, TooManySequences
+from penstock.serving.request_body import read_body
 from penstock.serving.sequences import Sequences
-from penstock.serving.shared_memory import SharedMemory, UnknownRegion
+from penstock.serving.shared_memory import SharedMemory
 from penstock.serving.text_answers import model_entry, model_list
 from penstock.serving.text_endpoints import (
     MOST_BYTES,
@@ -75,7 +76,6 @@ from penstock.serving.text_endpoints import (
     texts_events,
 )
 from penstock.serving.text_models import TextModels
-from penstock.serving.text_protocol import FieldError, error_object
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -87,37 +87,12 @@ _UNSUPPORTED = (
     "/v2/cudasharedmemory/{rest:path}",
 )
 _SHARED = "/v2/systemsharedmemory"
-_TEXTS = "/v1/"
-# Seconds after which a client may ask again that was refused since the queue was full. Nobody knows
-# when a text will end; clients of this API wait longer each time anyway.
-_RETRY_AFTER = "1"
 _INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
 # Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
 # meanwhile. Numbers in JSON take 10 to 14 ns a byte.
 _LONG_BODY, _LONG_JSON = 1 << 20, 1 << 12
 # Of a number in JSON, about.
 _DIGITS = 16
-
-
-class MissingExtensionError(PenstockError):
-    """A request is for a part of the protocol that the server does not have."""
-
-
-class _TooLargeError(PenstockError):
-    """A request is larger than the server takes."""
-
-
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (UnknownModel, 404),
-    (UnknownRegion, 404),
-    (MissingExtensionError, 404),
-    (InvalidInput, 400),
-    (SequenceConflict, 409),
-    (TooManySequences, 429),
-    (QueueFull, 503),
-    (DeadlineExceeded, 504),
-    (_TooLargeError, 413),
-)
 
 
 class Server:
@@ -156,7 +131,7 @@ class Server:
             expose, methods = [HEADER_LENGTH, HEADER_TIMING], ["GET", "POST"]
             options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
             middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
-        failures = dict.fromkeys((404, 405), _refuse)
+        failures = dict.fromkeys((404, 405), refused)
         self.app = Starlette(
             routes=routes,
             middleware=middleware,
@@ -173,11 +148,11 @@ class Server:
             yield "POST", f"{path}/infer", self.infer
             yield "POST", f"{path}/infer_stream", self.stream
         if self.texts:
-            yield "POST", f"{_TEXTS}chat/completions", self.chat_completions
-            yield "POST", f"{_TEXTS}completions", self.completions
-            yield "POST", f"{_TEXTS}embeddings", self.embeddings
-            yield "GET", f"{_TEXTS}models", self.text_models
-            yield "GET", f"{_TEXTS}models/{{model}}", self.text_model
+            yield "POST", f"{TEXTS}chat/completions", self.chat_completions
+            yield "POST", f"{TEXTS}completions", self.completions
+            yield "POST", f"{TEXTS}embeddings", self.embeddings
+            yield "GET", f"{TEXTS}models", self.text_models
+            yield "GET", f"{TEXTS}models/{{model}}", self.text_model
         yield "GET", "/v2", self.metadata
         yield "GET", "/v2/health/live", self.live
         yield "GET", "/v2/health/ready", self.is_ready
@@ -218,9 +193,9 @@ class Server:
             try:
                 return await handler(request)
             except Exception as error:
-                if path.startswith(_TEXTS):
-                    return _text_error(error)
-                return _error(*_described(error))
+                if path.startswith(TEXTS):
+                    return text_error(error)
+                return error_response(*described(error))
 
         async def traced(request: Request) -> Response:
             # A program that has begun a span of its own for the request tells of it itself.
@@ -425,9 +400,7 @@ class Server:
         length = request.headers.get(HEADER_LENGTH)
         asked = await asyncio.to_thread(decode_request, body, length, self.shared)
         priority = priority_of(request.headers.get(HEADER_PRIORITY))
-        lines = events(
-            model, asked, self._left(asked), priority, lambda error: _described(error)[0]
-        )
+        lines = events(model, asked, self._left(asked), priority, lambda error: described(error)[0])
         try:
             first = await anext(lines)
         except Exception as error:
@@ -464,7 +437,7 @@ class Server:
                 return JSONResponse(await _unless_gone(document, request))
         # Until the first token is there, errors are answers with a status of their own.
         lines = texts_events(
-            model, asked, timeout, priority, lambda error: _text_document(error)[0]
+            model, asked, timeout, priority, lambda error: text_error_document(error)[0]
         )
         try:
             first = await _unless_gone(anext(lines), request)
@@ -538,7 +511,7 @@ class Server:
                 except ReplicasClosed:
                     continue
         except Exception as error:
-            return _error_here(error)
+            return error_answer(error)
 
     def _infer_here(
         self,
@@ -586,37 +559,7 @@ class Server:
     async def _body(self, request: Request, most: int | None = None) -> bytes:
         """The body of a request, decompressed."""
         most = self.max_bytes if most is None else min(most, self.max_bytes)
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise _too_large(most)
-            parts.append(part)
-        body = b"".join(parts)
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding == "identity":
-            return body
-        if encoding not in ("gzip", "deflate"):
-            raise InvalidInput(f"content-encoding {encoding!r:.40} is not gzip or deflate")
-        return await asyncio.to_thread(_decompressed, body, most)
-
-
-def _decompressed(body: bytes, most: int) -> bytes:
-    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
-    try:
-        # Bounded by what is made of it: few bytes may decompress to any number.
-        content = decompressor.decompress(body, most + 1)
-    except zlib.error as error:
-        raise InvalidInput(f"the body is not compressed as it says: {error}") from error
-    if len(content) > most:
-        raise _too_large(most)
-    if not decompressor.eof:
-        raise InvalidInput("the compressed body is cut off")
-    return content
-
-
-def _too_large(most: int) -> _TooLargeError:
-    return _TooLargeError(f"the request is larger than {most} bytes")
+        return await read_body(request, most)
 
 
 async def _rest(
@@ -695,41 +638,6 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     return size < _LONG_BODY and numbers * _DIGITS <= _LONG_JSON
 
 
-def _described(error: Exception) -> tuple[str, int]:
-    """The message and the status of an error."""
-    status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
-    if isinstance(error, RunError) and error.by_feeds:
-        status = 400
-    if isinstance(error, QueueFull):
-        return (
-            "as many requests for the model wait as the server lets wait: try again later",
-            status,
-        )
-    own = isinstance(error, PenstockError | OSError)
-    return str(error) if own else f"{type(error).__name__}: {error}", status
-
-
-def _error(message: str, status: int) -> Response:
-    return JSONResponse({"error": message}, status)
-
-
-def _text_document(error: Exception) -> tuple[JsonObject, int]:
-    """The object of OpenAI's API for an error, and its status."""
-    message, status = _described(error)
-    status = 429 if isinstance(error, QueueFull) else status
-    param = error.param if isinstance(error, FieldError) else None
-    code = error.code if isinstance(error, FieldError) else None
-    if isinstance(error, UnknownModel):
-        param, code = "model", "model_not_found"
-    return error_object(message, status, param, code), status
-
-
-def _text_error(error: Exception) -> Response:
-    document, status = _text_document(error)
-    headers = {"retry-after": _RETRY_AFTER} if status == 429 else None
-    return JSONResponse(document, status, headers)
-
-
 class _Told:
     """Makes answers of what replicas tell of a request, for ``late``, and keeps its times."""
 
@@ -741,17 +649,4 @@ class _Told:
         self.timing = timing(queue, run)
 
     def late(self, error: Exception) -> None:
-        self._late(_error_here(error))
-
-
-def _error_here(error: Exception) -> Answer:
-    message, status = _described(error)
-    return Answer(status, [json.dumps({"error": message}).encode()], None)
-
-
-async def _refuse(request: Request, error: Any) -> Response:
-    """The answer to a request without an endpoint, or with another method than it has."""
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    if request.url.path.startswith(_TEXTS):
-        return JSONResponse(error_object(message, error.status_code), error.status_code)
-    return _error(message, error.status_code)
+        self._late(error_answer(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,15 @@ import pytest
 import penstock as ps
 from penstock.core.errors import InvalidModel, Unsupported
 from penstock.frontends.onnx.importer import load_onnx
-from penstock.frontends.onnx.upgrades import microsoft_rules
-from penstock.ops.registry import MICROSOFT
-from tests.ops.harness import unsaturated
 from tests.support.contrib import check_contrib, contrib_model
+from tests.support.random_arrays import normal, uniform_codes, uniform_scales
+
+rng = np.random.default_rng(0)
+draw = partial(normal, rng)
+codes = partial(uniform_codes, rng)
+scales = partial(uniform_scales, rng)
 
 F32 = np.float32
-rng = np.random.default_rng(0)
-
-
-def draw(*shape: int, dtype: Any = F32) -> np.ndarray:
-    return rng.standard_normal(shape).astype(dtype)
-
-
-def codes(dtype: Any, *shape: int) -> np.ndarray:
-    info = np.iinfo(dtype)
-    return unsaturated(rng.integers(info.min, info.max, shape, endpoint=True).astype(dtype))
-
-
-def scales(*shape: int) -> np.ndarray:
-    return rng.uniform(0.01, 0.1, shape).astype(F32)
 
 
 def whole(dtype: Any, *values: Any) -> np.ndarray:
@@ -320,106 +310,7 @@ def test_qembed_layer_normalization_matches_onnx_runtime(
     check_contrib("QEmbedLayerNormalization", inputs, {"epsilon": 1e-3}, outputs=2, atol=1e-4)
 
 
-# Attention.
-
-MASKS = {
-    "none": None,
-    "2d": np.array([[1, 1, 1, 0, 0], [1, 0, 1, 1, 1]], np.int32),
-    "3d": rng.integers(0, 2, (2, 5, 5)).astype(np.int32) | np.eye(5, dtype=np.int32),
-    "ends": np.array([3, 5], np.int32),
-    "spans": np.array([3, 5, 1, 0], np.int32),
-}
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("added", [None, (2, 2, 5, 5), (1, 1, 5, 5)])
-@pytest.mark.parametrize(
-    "attrs", [{}, {"scale": 0.3}, {"qkv_hidden_sizes": [8, 8, 12]}, {"unidirectional": 1}]
-)
-def test_attention_matches_onnx_runtime(mask: str, added: Any, attrs: Mapping[str, Any]) -> None:
-    total = sum(attrs.get("qkv_hidden_sizes", (24,)))
-    inputs = [draw(2, 5, 6), draw(6, total), draw(total), MASKS[mask], None]
-    inputs += [draw(*added)] if added else []
-    while inputs[-1] is None:
-        inputs.pop()
-    check_contrib("Attention", inputs, {"num_heads": 2, **attrs}, constants=[1, 2], untyped=False)
-
-
-@pytest.mark.parametrize("mask", [None, "keys", "queries", "ends"])
-@pytest.mark.parametrize("attrs", [{}, {"unidirectional": 1, "mask_filter_value": -3.0}])
-def test_attention_over_a_past_matches_onnx_runtime(mask: Any, attrs: Mapping[str, Any]) -> None:
-    seen = rng.random((2, 3, 7)) < 0.7
-    masks = {"keys": seen[:, 0], "queries": seen, "ends": np.array([5, 7])}
-    given = None if mask is None else masks[mask].astype(np.int32)
-    past, attrs = draw(2, 2, 2, 4, 4), {"num_heads": 2, **attrs}
-    inputs = [draw(2, 3, 6), draw(6, 24), draw(24), given, past]
-    check_contrib("Attention", inputs, attrs, constants=[1, 2], untyped=False, outputs=2)
-    inputs = [*[draw(2, 3, 8) for _ in range(3)], None, given, None, *past]
-    check_contrib("MultiHeadAttention", inputs, attrs, untyped=False, outputs=3)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("mask", [False, True])
-def test_attention_over_a_buffer_matches_onnx_runtime(mask: bool, bias: bool) -> None:
-    seen = np.array([[1, 1, 0, 1], [0, 1, 1, 1]], np.int32) if mask else None
-    parts, pasts = [draw(2, 1, 8) for _ in range(3)], [draw(2, 2, 6, 4) for _ in range(2)]
-    inputs = [*parts, seen, None, *pasts, np.array([3], np.int32)]
-    inputs += [None, None, draw(24)] if bias else []
-    attrs = {"num_heads": 2, "past_present_share_buffer": 1}
-    check_contrib("DecoderMaskedMultiHeadAttention", inputs, attrs, outputs=3)
-
-
-def test_attention_of_weights_that_are_fed_matches_onnx_runtime() -> None:
-    check_contrib("Attention", [draw(2, 5, 6), draw(6, 24), draw(24)], {"num_heads": 2})
-
-
-@pytest.mark.parametrize("per_column", [False, True])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-@pytest.mark.parametrize("mask", ["none", "2d", "ends"])
-def test_qattention_matches_onnx_runtime(per_column: bool, dtype: Any, mask: str) -> None:
-    columns = (24,) if per_column else ()
-    inputs = [codes(np.uint8, 2, 5, 6), codes(dtype, 6, 24), draw(24), scales(), scales(*columns)]
-    zero = np.zeros(columns, dtype) + dtype(3)
-    inputs += [MASKS[mask], np.array(120, np.uint8), np.asarray(zero, dtype)]
-    check_contrib("QAttention", inputs, {"num_heads": 2}, constants=[1, 2, 3, 4, 6, 7],
-                  untyped=False, atol=1e-3)  # fmt: skip
-
-
-@pytest.mark.parametrize("mask", ["none", "2d", "3d", "ends"])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("added", [None, (2, 2, 5, 5), (1, 1, 5, 5)])
-def test_multi_head_attention_matches_onnx_runtime(mask: str, bias: bool, added: Any) -> None:
-    q, k, v = draw(2, 5, 8), draw(2, 5, 8), draw(2, 5, 12)
-    inputs = [q, k, v, draw(28) if bias else None, MASKS[mask], draw(*added) if added else None]
-    while inputs[-1] is None:
-        inputs.pop()
-    check_contrib("MultiHeadAttention", inputs, {"num_heads": 2}, untyped=False)
-
-
-def test_attention_of_sizes_that_are_known_leaves_no_operation_of_onnx_runtime() -> None:
-    x = draw(2, 5, 8)
-    for op, inputs in (
-        ("Attention", [x, draw(8, 24), draw(24), MASKS["ends"]]),
-        ("MultiHeadAttention", [x, x, x, draw(24), MASKS["2d"]]),
-    ):
-        nodes = load_onnx(contrib_model(op, inputs, {"num_heads": 2})).graph.nodes
-        assert all(node.op.domain == "" for node in nodes)
-
-
 # What cannot be.
-
-
-def test_rules_that_are_imported_late_are_for_no_operation_of_penstock() -> None:
-    from penstock.frontends.onnx import microsoft, microsoft_attention
-    from penstock.frontends.onnx.upgrades import _microsoft_rule
-    from penstock.ops.families import MODULES
-
-    for domain, name in MODULES:
-        rule = _microsoft_rule(name, domain)
-        assert rule is microsoft_rules().get((domain, name))
-        modules = (microsoft.__name__, microsoft_attention.__name__)
-        assert rule is None or rule.__module__ in modules
-    assert _microsoft_rule("QLinearAdd", MICROSOFT) is not None
 
 
 def test_rules_leave_no_operation_of_onnx_runtime() -> None:
@@ -427,21 +318,6 @@ def test_rules_leave_no_operation_of_onnx_runtime() -> None:
         nodes = load_onnx(contrib_model(op, inputs, attrs)).graph.nodes
         assert nodes
         assert all(node.op.domain == "" for node in nodes)
-
-
-@pytest.mark.parametrize(
-    "op", sorted(name for domain, name in microsoft_rules() if domain == MICROSOFT)
-)
-@pytest.mark.parametrize("inputs", [[], [None], [draw(2, 3)] * 20])
-@pytest.mark.parametrize("attrs", [{}, {"alpha": "x", "epsilon": [1], "num_heads": 0.5,
-                                        "kernel_shape": 3, "activation": 1, "strides": "a"}])  # fmt: skip
-def test_rule_of_a_misfit_node_refuses_it_or_gives_valid_types(
-    op: str, inputs: Any, attrs: Mapping[str, Any]
-) -> None:
-    try:
-        ps.compile(contrib_model(op, inputs, attrs))
-    except ps.PenstockError as error:
-        assert not isinstance(error, ps.InternalError)
 
 
 def test_rule_of_a_node_with_too_many_outputs_or_inputs_left_out_refuses_it() -> None:
@@ -455,14 +331,6 @@ def test_rule_of_a_node_with_too_many_outputs_or_inputs_left_out_refuses_it() ->
     with pytest.raises(InvalidModel, match="not those of QAttention"):
         inputs = [codes(np.uint8, 2, 5, 6), weights, draw(24), scales(), None]
         ps.load(contrib_model("QAttention", inputs, {"num_heads": 2}))
-
-
-@pytest.mark.parametrize(
-    "attrs", [{"num_heads": 5}, {"num_heads": 0}, {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 9]}]
-)
-def test_attention_of_heads_that_do_not_fit_is_refused(attrs: Mapping[str, Any]) -> None:
-    with pytest.raises(InvalidModel, match="which are not those of"):
-        ps.load(contrib_model("Attention", [draw(2, 5, 6), draw(6, 24), draw(24)], attrs))
 
 
 @pytest.mark.parametrize(

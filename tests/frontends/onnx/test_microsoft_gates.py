@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -11,13 +12,11 @@ import pytest
 import penstock as ps
 from penstock.core.errors import Unsupported
 from tests.support.contrib import check_contrib, contrib_model
+from tests.support.random_arrays import normal
 
 F32, F16 = np.float32, np.float16
 rng = np.random.default_rng(0)
-
-
-def draw(*shape: int, dtype: Any = F32) -> np.ndarray:
-    return rng.standard_normal(shape).astype(dtype)
+draw = partial(normal, rng)
 
 
 def loose(dtype: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,11 @@ from penstock.core.errors import PenstockError
 from penstock.frontends.onnx.importer import load_onnx
 from tests.ops.harness import run_ort
 from tests.support.contrib import check_contrib, contrib_model
+from tests.support.random_arrays import normal
 
 F32 = np.float32
 rng = np.random.default_rng(0)
-
-
-def draw(*shape: int, dtype: Any = F32) -> np.ndarray:
-    return rng.standard_normal(shape).astype(dtype)
+draw = partial(normal, rng)
 
 
 def refused(op: str, inputs: Any, attrs: Mapping[str, Any] | None = None) -> None:

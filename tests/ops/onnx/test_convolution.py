@@ -1,5 +1,7 @@
 """Conv and its relatives, in every strategy."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,13 +10,11 @@ from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx import convolution as family
 from tests.ops.harness import check_node, convolve, node_model, run_ort
+from tests.support.random_arrays import normal
 
 rng = np.random.default_rng(0)
+draw = partial(normal, rng)
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def draw(*shape, dtype=np.float32):
-    return rng.standard_normal(shape).astype(dtype)
 
 
 @pytest.fixture(params=["chosen", "shifted", "unfolded"])

@@ -1,5 +1,7 @@
 """Normalizations by batch, instance, group, layer, channels and norms."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,16 +10,14 @@ from penstock.core.errors import PenstockError
 from penstock.core.types import FLOAT32, ShapeError, TensorType
 from penstock.ops import find
 from tests.ops.harness import check_node
+from tests.support.random_arrays import normal
 
 rng = np.random.default_rng(0)
+draw = partial(normal, rng)
 NARROW = [np.float16, ml_dtypes.bfloat16]
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 LOOSE = {"rtol": 2e-2, "atol": 2e-2}
 MS = {"expected": "ort", "domain": "com.microsoft", "opset": 1, **TOLERANCE}
-
-
-def draw(*shape, dtype=np.float32):
-    return rng.standard_normal(shape).astype(dtype)
 
 
 def statistics(c, dtype=np.float32):

@@ -1,5 +1,7 @@
 """RoiAlign, MaxRoiPool and DeformConv."""
 
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,12 +10,10 @@ from penstock.core.types import FLOAT32, INT64, ShapeError, TensorType
 from penstock.ops import find
 from penstock.ops.onnx import regions
 from tests.ops.harness import check_node, convolve
+from tests.support.random_arrays import normal
 
 rng = np.random.default_rng(0)
-
-
-def draw(*shape, dtype=np.float32):
-    return rng.standard_normal(shape).astype(dtype)
+draw = partial(normal, rng)
 
 
 def boxes(count, extent=20.0):

@@ -4,8 +4,6 @@ Without a cache it is written out as products and a Softmax, with a cache as one
 masks or features of other kinds stay as they are: their operations have kernels.
 """
 
-# tests: tests/frontends/onnx/test_microsoft.py
-
 from __future__ import annotations
 
 import math

@@ -1,6 +1,6 @@
 """Rules for operations of ONNX Runtime: their registry and checks, and what they share."""
 
-# tests: tests/frontends/onnx/test_microsoft.py
+# tests: tests/frontends/onnx/test_microsoft.py tests/frontends/onnx/test_microsoft_rules.py
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""Bodies of requests, of bounded size, which may be compressed."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from starlette.requests import Request
+
+from penstock.core.errors import InvalidInput
+from penstock.serving.error_answers import TooLargeError
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body of a request, decompressed. Raises ``TooLargeError`` for more than ``most`` bytes,
+    and ``InvalidInput`` for a body that is not compressed as its header says."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _too_large(most)
+        parts.append(part)
+    body = b"".join(parts)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise InvalidInput(f"content-encoding {encoding!r:.40} is not gzip or deflate")
+    return await asyncio.to_thread(_decompressed, body, most)
+
+
+def _decompressed(body: bytes, most: int) -> bytes:
+    decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
+    try:
+        # Bounded by what is made of it: few bytes may decompress to any number.
+        content = decompressor.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InvalidInput(f"the body is not compressed as it says: {error}") from error
+    if len(content) > most:
+        raise _too_large(most)
+    if not decompressor.eof:
+        raise InvalidInput("the compressed body is cut off")
+    return content
+
+
+def _too_large(most: int) -> TooLargeError:
+    return TooLargeError(f"the request is larger than {most} bytes")

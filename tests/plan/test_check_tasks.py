@@ -1,0 +1,74 @@
+"""Orders and releases of tasks that the checker of plans refuses."""
+
+from __future__ import annotations
+
+from penstock.core.records import replace as changed
+from penstock.plan.check import check_schedule
+from penstock.plan.tasks import Signals
+from tests.support.changed_plans import (
+    CHAIN,
+    as_tasks,
+    refused,
+    replaced_entry,
+    replaced_offset,
+    slot,
+)
+
+
+def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    for t, consumers in enumerate(tasks.consumers):
+        if consumers:
+            without = (*tasks.consumers[:t], (), *tasks.consumers[t + 1 :])
+            refused(plan, arena, "before|no value", changed(tasks, consumers=without))
+
+
+def test_tasks_that_wait_for_one_another_are_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
+    refused(plan, arena, "other numbers of tasks", changed(tasks, consumers=circle))
+    waits = tuple([sum(t in consumers for consumers in circle) for t in range(len(circle))])
+    refused(plan, arena, "in a circle", changed(tasks, consumers=circle, waits=waits))
+
+
+def test_signal_that_never_comes_is_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    signals = Signals({plan.steps[1]: (0,)}, {}, ((0, 1),))
+    refused(plan, arena, "signal that never comes", changed(tasks, signals=signals))
+
+
+def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
+    text = "g (float[8] x, float[8, 8] w) => (float[8] y) { a = MatMul(w, x) b = MatMul(a, w) c = MatMul(w, a) y = Add(b, c) }"
+    plan, arena, tasks = as_tasks(text)
+    check_schedule(plan, arena, tasks)
+    b, c = slot(plan, "b"), slot(plan, "c")
+    refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
+
+
+def test_tasks_that_say_other_than_they_do_are_refused() -> None:
+    plan, arena, tasks = as_tasks(CHAIN)
+    assert tasks.waits[1]
+    for reason, change in {
+        "other numbers of tasks": {"waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)},
+        "not in one block": {"blocks": (tasks.blocks[0][1:],)},
+        "blocks are of other tasks": {"parent": (0,)},
+        "other slots than they touch": {"shared": tasks.shared ^ {plan.inputs[0]}},
+    }.items():
+        refused(plan, arena, reason, changed(tasks, **change))
+
+
+def test_value_that_is_released_before_its_last_reader_is_refused() -> None:
+    text = """g (string[4] s) => (string[4] y, string[4] z) {
+        a = StringConcat(s, s) b = StringConcat(a, s) y = StringConcat(a, b) z = StringConcat(b, b) }"""
+    plan, arena, tasks = as_tasks(text)
+    check_schedule(plan, arena, tasks)
+    (i, count) = next(iter(tasks.readers.items()))
+    refused(plan, arena, "not released once", changed(tasks, readers={**tasks.readers, i: 1}))
+    refused(plan, arena, "not released once", changed(tasks, readers={}))
+    t = next(t for t, slots in enumerate(tasks.counted) if i in slots)
+    early = replaced_entry(tasks.counted, t, tuple([k for k in tasks.counted[t] if k != i]))
+    refused(plan, arena, "not released once|before", changed(tasks, counted=early))
+    (first, *_) = tasks.blocks[0]
+    given_back = replaced_entry(tasks.releases, first, (plan.outputs[0],))
+    refused(plan, arena, "not released once", changed(tasks, releases=given_back))
+    assert count > 1
