@@ -21,8 +21,8 @@ from penstock.serving.text_protocol import FieldError, error_object
 TEXTS = "/v1/"
 """where the paths of OpenAI's API begin"""
 _RETRY_AFTER = "1"
-"""seconds after which a client may ask again if the queue was full: when a text ends is unknown, and
-clients of this API wait longer each time anyway"""
+"""seconds after which a client may ask again if the queue was full: when a text ends is not known,
+and clients of this API wait longer each time anyway"""
 
 
 class MissingExtensionError(PenstockError):
