@@ -16,7 +16,8 @@ from penstock.core.types import ShapeError, TensorType
 from penstock.host.native import NativeLibrary
 from penstock.ir.graph import Node, Value
 from penstock.ops.internal.fused import is_fused
-from tests.support.kernel_draws import DRAWS, Draw, Source
+from tests.support.draws import Draw, Source
+from tests.support.kernel_draws import DRAWS
 from tests.support.native_kernels import LIBRARIES, expected, forms, kernel_of, threads_of
 
 EXEMPT = {
