@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -95,12 +96,18 @@ def test_attribute_of_a_node_without_effect_is_refused_by_every_executor(node, e
         compile_text(text, opset=24, executor=executor).explain()
 
 
-@pytest.mark.parametrize("flag", [0, 1])
-def test_flags_of_zero_and_one_are_taken(flag):
-    compile_text(_UNARY % f"ReduceSum<keepdims = {flag}>")
+@pytest.mark.parametrize(("flag", "shape"), [(0, ()), (1, (1, 1))])
+def test_flags_of_zero_and_one_are_taken(flag, shape):
+    y = "float" if flag == 0 else "float[1, 1]"
+    session = compile_text(
+        f"g (float[2, 3] x) => ({y} y) {{ y = ReduceSum<keepdims = {flag}>(x) }}"
+    )
+    assert session(np.ones((2, 3), np.float32)).shape == shape
 
 
 def test_empty_auto_pad_means_none():
-    compile_text(
-        'g (float[1, 1, 4] x) => (float[A] y) { y = MaxPool<kernel_shape = [2], auto_pad = "">(x) }'
+    session = compile_text(
+        "g (float[1, 1, 4] x) => (float[1, 1, 3] y)"
+        ' { y = MaxPool<kernel_shape = [2], auto_pad = "">(x) }'
     )
+    assert session([[[1, 2, 4, 3]]]).tolist() == [[[2, 4, 4]]]

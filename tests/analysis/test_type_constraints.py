@@ -55,19 +55,35 @@ def test_inputs_that_must_be_of_one_type_are_refused_with_both_types():
 
 
 @pytest.mark.parametrize(
-    ("text", "opset"),
+    ("text", "opset", "feeds", "y"),
     [
         # Allowed by later versions only.
-        ("g (int8[2] x) => (int8[2] y) { y = Relu(x) }", 13),
-        ("g (uint8[2] x) => (uint8[2] y) { y = Add(x, x) }", 7),
+        ("g (int8[2] x) => (int8[2] y) { y = Relu(x) }", 13, {"x": [-1, 2]}, [0, 2]),
+        ("g (uint8[2] x) => (uint8[2] y) { y = Add(x, x) }", 7, {"x": [1, 2]}, [2, 4]),
         # Allowed by former versions only: T of DequantizeLinear's scale.
-        ("g (int32[2] x, float s) => (float[2] y) { y = DequantizeLinear(x, s) }", 10),
-        ("g (float[2] x, int32[2] z) => (float[2] y) { y = Pow(x, z) }", 15),
-        ("g (float[2] x) => (int64[2] y) { h = Shape(x) y = Gather(h, h) }", 20),
+        (
+            "g (int32[2] x, float s) => (float[2] y) { y = DequantizeLinear(x, s) }",
+            10,
+            {"x": [1, 2], "s": 0.5},
+            [0.5, 1],
+        ),
+        (
+            "g (float[2] x, int32[2] z) => (float[2] y) { y = Pow(x, z) }",
+            15,
+            {"x": [2, 3], "z": [3, 2]},
+            [8, 9],
+        ),
+        (
+            "g (float[1] x) => (int64[1] y) { h = Shape(x) i = Sub(h, h) y = Gather(h, i) }",
+            20,
+            {"x": [7]},
+            [1],
+        ),
     ],
 )
-def test_type_that_some_version_allows_is_loaded(text, opset):
-    ps.load(model_from_text(text, opset=opset))
+def test_type_that_some_version_allows_is_run(text, opset, feeds, y):
+    session = ps.compile(model_from_text(text, opset=opset))
+    assert session.run(feeds)["y"].tolist() == y
 
 
 def test_types_are_followed_through_nested_graphs_and_functions():

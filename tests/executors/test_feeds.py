@@ -11,7 +11,7 @@ import pytest
 from penstock.compiler.options import EXECUTORS
 from penstock.core.errors import InvalidInput
 from penstock.core.types import ANY, STRING, MapType, OptionalType, SequenceType, TensorType
-from penstock.executors.feeds import check_dims, checked, convert
+from penstock.executors.feeds import check_dims, checked, convert, feeds_fit
 from penstock.ir.graph import Value
 from tests.support.onnx_text import compile_text
 
@@ -172,7 +172,9 @@ def test_convert_undeclared_type_keeps_the_values_own():
 
 def test_check_dims_equal_dims_of_one_name_pass():
     values = [Value("a", FLOAT), Value("b", FLOAT), Value("s", SequenceType(FLOAT))]
-    check_dims(values, [np.ones(3), np.ones(3), [np.ones(1)]])
+    arrays = [np.ones(3), np.ones(3), [np.ones(1)]]
+    check_dims(values, arrays)
+    assert feeds_fit(values, arrays)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +185,10 @@ def test_check_dims_equal_dims_of_one_name_pass():
     ],
 )
 def test_check_dims_that_contradict_are_refused_with_their_place(shapes, message):
+    values, arrays = [Value("a", FLOAT), Value("b", FLOAT)], [np.ones(s) for s in shapes]
     with pytest.raises(InvalidInput, match=message):
-        check_dims([Value("a", FLOAT), Value("b", FLOAT)], [np.ones(s) for s in shapes])
+        check_dims(values, arrays)
+    assert not feeds_fit(values, arrays)
 
 
 def test_checked_type_drops_names_of_dims_inside_sequences():

@@ -34,6 +34,8 @@ def test_budget_counts_an_array_and_its_views_once():
     for part in (array, array[:5], array.reshape(10, 100)[2:]):
         budget.keep(part)
     budget.reserve(1_500)
+    with pytest.raises(BudgetError):
+        budget.reserve(2_500)
 
 
 def test_budget_forgets_freed_arrays_as_it_goes():

@@ -23,8 +23,9 @@ CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b
 SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
 
 
-def observe(observer: Observer, *outputs: object) -> None:
-    """Let ``observer`` see ``outputs`` as values of y, one run after the other."""
+def observe(observer: Observer, *outputs: object) -> int:
+    """Let ``observer`` see ``outputs`` as values of y, one run after the other. Returns the number
+    of steps that it let pass."""
     plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
     (step,) = plan.steps
     for output in outputs:
@@ -33,6 +34,7 @@ def observe(observer: Observer, *outputs: object) -> None:
         observer.step_begin(run, step, [np.zeros(1, np.float32)])
         observer.step_end(run, step, [output])
         observer.run_end(run, None)
+    return len(outputs)
 
 
 def guarded(plan: Plan, *feeds: object, infinities: bool = False) -> str:
@@ -172,7 +174,7 @@ def test_nan_guard_finds_nan_of_every_dtype(dtype):
 @pytest.mark.parametrize("dtype", sorted(dtypes()))
 def test_nan_guard_accepts_values_without_nan(dtype):
     values = np.array(["a"], object) if dtype == "string" else np.ones(3).astype(dtypes()[dtype])
-    observe(NanGuard(infinities=True), values, values[:0], None, [values])
+    assert observe(NanGuard(infinities=True), values, values[:0], None, [values]) == 4
 
 
 def test_nan_guard_keeps_concurrent_runs_apart():

@@ -49,4 +49,7 @@ def test_check_after_a_pass_with_a_bug_names_the_pass(corrupt, message, tells):
 
 def test_check_is_off_without_the_environment_variable(monkeypatch):
     monkeypatch.delenv(CHECK_PASSES)
-    run_passes([Corruption(reverse)], add_chain(3), PassContext())
+    graph = add_chain(3)
+    names = [node.name for node in graph.nodes]
+    run_passes([Corruption(reverse)], graph, PassContext())
+    assert [node.name for node in graph.nodes] == names[::-1]

@@ -52,6 +52,7 @@ def test_plans_as_compiled_are_sound_in_order_and_as_tasks(text: str) -> None:
     check_schedule(plan, plan_arena(plan))
     tasks = arrange(plan, Grouping())
     check_schedule(plan, plan_arena_for_tasks(plan, tasks), tasks)
+    assert len(tasks.tasks) > 1
 
 
 # One change at a time.

@@ -1,6 +1,5 @@
 """The report, as data and as a page."""
 
-import json
 import re
 from xml.etree import ElementTree
 
@@ -63,7 +62,3 @@ def test_curve_has_a_mark_for_each_point_and_the_bound():
     endless = {**DOCUMENT, "points": [{**POINT, "error_limit": None, "chosen": False}]}
     assert "infinite" in report_of_layers(endless)
     assert ElementTree.fromstring(curve(endless)).findall("circle") == []
-
-
-def test_document_is_json():
-    json.dumps(DOCUMENT, allow_nan=False)

@@ -19,8 +19,11 @@ def diagnostics() -> Diagnostics:
     return Diagnostics("net.json", DEFAULT_LIMITS)
 
 
-def test_raise_collected_without_problems_does_nothing(diagnostics: Diagnostics) -> None:
+def test_raise_collected_raises_from_the_first_problem_on(diagnostics: Diagnostics) -> None:
     diagnostics.raise_collected()
+    diagnostics.problem("it is odd")
+    with pytest.raises(InvalidModel, match="it is odd"):
+        diagnostics.raise_collected()
 
 
 def test_problems_are_raised_before_unsupported_operations(diagnostics: Diagnostics) -> None:

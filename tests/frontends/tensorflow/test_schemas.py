@@ -46,7 +46,10 @@ def test_times_of_a_wrong_number_of_values_is_refused(count: object) -> None:
     [("T", "float32"), ("ksize", [1, 2, 2, 1]), ("explicit_paddings", []), ("padding", "SAME")],
 )
 def test_attribute_of_its_type_is_accepted(name: str, value: object) -> None:
-    schemas()["MaxPool"].attributes[name].check(value)
+    attribute = schemas()["MaxPool"].attributes[name]
+    attribute.check(value)
+    with pytest.raises(ValueError, match="of another type"):
+        attribute.check([[value]])
 
 
 @pytest.mark.parametrize(

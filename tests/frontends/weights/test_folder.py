@@ -140,12 +140,15 @@ WRONG: tuple[object, ...] = (None, 0, -1, 1, 7, 1 << 40, 0.5, 1e300, 1e-300, "x"
 def test_changed_configuration_gives_a_model_or_a_refusal(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     folder = case.write(tmp_path)
-    rng = np.random.default_rng(2)
+    rng, outcomes = np.random.default_rng(2), []
     groups = [case.config, *[x for x in case.config.values() if isinstance(x, dict)]]
     for group in groups:
         for key, value in [*group.items()]:
             group[key] = WRONG[rng.integers(len(WRONG))]
             (folder / "config.json").write_text(json.dumps(case.config))
             group[key] = value
+            outcomes.append(False)
             with suppress(ps.InvalidModel, ps.Unsupported):
                 ps.load(folder)
+                outcomes[-1] = True
+    assert {*outcomes} == {False, True}

@@ -36,6 +36,18 @@ def check(session: ps.Session) -> None:
     session._check_rows({"ids": np.ones((2, 16), np.int64), "mask": np.ones((2, 16), np.int64)})
 
 
+def assert_apart(session: ps.Session, feeds: dict[str, np.ndarray], lengths: list[int]) -> None:
+    """Samples of a padded batch have the answers that they have alone."""
+    together = session.run(feeds)
+    for i, length in enumerate(lengths):
+        alone = session.run({name: x[i : i + 1, :length] for name, x in feeds.items()})
+        for name, y in together.items():
+            own = y[i : i + 1]
+            if own.shape != alone[name].shape:
+                own = own[:, :length]
+            np.testing.assert_allclose(own, alone[name], rtol=1e-4, atol=1e-5)
+
+
 def of_lengths(b: GraphBuilder, parts: dict[str, Any]) -> None:
     length = b.op("ReduceSum", parts["kept"], ROWS, keepdims=1)
     parts["kept"] = parts["kept"] * b.op("Sign", length)
@@ -85,7 +97,11 @@ def of_the_next(b: GraphBuilder, parts: dict[str, Any]) -> None:
     "change", [lambda b, parts: None, of_lengths, of_sums_before, of_conditions]
 )
 def test_rows_that_pad_with_zeros_are_known_to_change_nothing(change):
-    check(encoder(change))
+    session = encoder(change)
+    check(session)
+    mask = padded(16, 9, rows=16).astype(np.int64)
+    ids = np.random.default_rng(1).integers(1, 100, mask.shape)
+    assert_apart(session, {"ids": ids * mask, "mask": mask}, [16, 9])
 
 
 @pytest.mark.parametrize(
@@ -117,4 +133,6 @@ def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
 @pytest.mark.parametrize("name", sorted({*NAMES} - PADDED))
 def test_encoders_of_exporters_are_proven(name):
     session = ps.compile(model_of(name), cache=False, dead_rows="any")
-    session._check_rows(feeds_of(session, padded(16, 5, rows=16)))
+    feeds = feeds_of(session, padded(16, 5, rows=16))
+    session._check_rows(feeds)
+    assert_apart(session, feeds, [16, 5])
