@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ from tests.support.timing import SOON
 from tests.support.word_texts import likeliest, word_tokenizer
 
 LSTM = {"h0": "hn", "c0": "cn"}
+COUNTING = """g (int64 n) => (int64 y) <bool yes = {1}, int64 zero = {0}> {
+    y = Loop (n, yes, zero) <body = b (int64 i, bool c, int64 v) => (bool d, int64 w) {
+        d = Identity (c) w = Add (v, i) }> }"""
 MODEL = "affine (float[N, 2] x) => (float[N, 2] y) { y = Add(x, x) }"
 
 
@@ -305,8 +309,11 @@ def test_serve_answers_for_texts_until_it_is_told_to_end(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "a MODEL is needed, --generate, --embed or --stateful"),
-        (["m.onnx", "--max-rows", "3"], "--max-rows is for --generate and --stateful"),
+        ([], "a MODEL is needed, --generate, --embed, --share-loops or --st"),
+        (["m.onnx", "--max-rows", "3"], "--max-rows is for --generate, --share-loops and --st"),
+        (["--share-loops", "m.onnx", "--max-sequences", "3"], "--max-sequences is for --generate"),
+        (["--share-loops", "m.onnx", "--max-batch", "2"], "--max-batch is not for models whose"),
+        (["--share-loops", "m.onnx", "--warm-up"], "--warm-up is not for --share-loops"),
         (["m.onnx", "--draft", "prompt"], "--draft is for --generate"),
         (["m.onnx", "--tokenizer", "t"], "--tokenizer is for one model"),
         (["--generate", "m.onnx", "--replicas", "2"], "--replicas is not for --generate"),
@@ -353,6 +360,42 @@ def test_serve_keeps_the_state_of_models(model, tmp_path):
                 of = json.loads(response.read())["sequence_batching"]
             assert of["max_sequence_idle_microseconds"] == 90_000_000
             assert of["oldest"] == {"max_candidate_sequences": 1}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SOON) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_serve_shares_the_iterations_of_loops(tmp_path):
+    path = tmp_path / "loop.onnx"
+    onnx.save(model_from_text(COUNTING), path)
+    options = [
+        "--share-loops",
+        f"m={path}",
+        "--port",
+        "0",
+        "--max-rows",
+        "8",
+        "--cache-bytes",
+        "1MB",
+    ]
+    command = [sys.executable, "-m", "penstock.cli", "serve", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            _, _, url = process.stderr.readline().strip().rpartition(" at ")
+
+            def answer(number):
+                x = {"name": "n", "datatype": "INT64", "shape": [], "data": [number]}
+                body = json.dumps({"inputs": [x]}).encode()
+                with urllib.request.urlopen(f"{url}/v2/models/m/infer", body, SOON) as response:
+                    return json.loads(response.read())["outputs"][0]["data"]
+
+            with ThreadPoolExecutor(8) as threads:
+                assert [*threads.map(answer, range(16))] == [[n * (n - 1) // 2] for n in range(16)]
+            with urllib.request.urlopen(f"{url}/v2/models/m/config", timeout=SOON) as response:
+                assert json.loads(response.read())["instance_group"][0]["count"] == 8
             process.send_signal(signal.SIGTERM)
             assert process.wait(SOON) in (0, -signal.SIGTERM)
             assert process.stderr.read() == ""

@@ -99,6 +99,32 @@ def test_replicas_answer_many_threads_as_a_session_does(n, max_batch):
         assert counts.batches <= 200
 
 
+SUM = """g (int64 n) => (int64 y, int64 z) <bool yes = {1}, int64 zero = {0}> {
+    y = Loop (n, yes, zero) <body = b (int64 i, bool c, int64 v) => (bool d, int64 w) {
+        d = Identity (c) w = Add (v, i) }>
+    z = Neg (y) }"""
+
+
+def test_replicas_of_shared_loops_compute_iterations_of_requests_together():
+    loops = ps.SharedLoops(model_from_text(SUM))
+    with ps.Replicas(loops, 8) as replicas:
+        futures = [replicas.submit({"n": n}, ["y"]) for n in range(32)]
+        results = [future.result(SOON) for future in futures]
+        assert results == [{"y": n * (n - 1) // 2} for n in range(32)]
+        assert replicas.run_here({"n": 3}) == {"y": 3, "z": -3}
+        with pytest.raises(ps.InvalidInput, match=r"\['v'\] are no outputs"):
+            replicas.run({"n": 1}, ["v"])
+        with pytest.raises(ps.InvalidInput, match="'n' is missing"):
+            replicas.run({})
+        with pytest.raises(ps.DeadlineExceeded):
+            replicas.run({"n": 10**9}, timeout=0.2)
+    assert loops.stats.iterations > loops.stats.steps
+    with pytest.raises(ValueError, match="share iterations"):
+        ps.Replicas(loops, max_batch=2)
+    with pytest.raises(TypeError, match="has its options"):
+        ps.Replicas(loops, threads=2)
+
+
 def test_full_queue_refuses_a_request_and_runs_the_others():
     replicas, backend = held(n=2, queue=3)
     futures = [replicas.submit(row(k)) for k in range(5)]

@@ -22,16 +22,16 @@ from penstock.core.types import JsonObject, TensorType, Type
 from penstock.frontends.load import load
 from penstock.host.threads import core_budget
 from penstock.serving.replicas import Replicas
-from penstock.serving.repository import ModelRepository
+from penstock.serving.repository import ModelRepository, Served
 from penstock.serving.sequence_table import IDLE, MOST
 from penstock.serving.sequences import Sequences
 from penstock.serving.text_models import TextModel, TextModels
 from penstock.stepping.stepper import Stepper
 
-# As ``Stepper`` has it.
+# As ``Stepper`` and ``SharedLoops`` have it.
 _SEQUENCES = 64
 _MAX_ERROR = 0.01  # as ``Session.quantize_after`` has it
-_OF_REPLICAS = "replicas max_batch max_batch_tokens max_delay cluster retries"
+_OF_BATCHES = "max_batch max_batch_tokens max_delay cluster retries"
 _OF_TENSORS = "shapes no_compile_in_run shared_memory"
 
 
@@ -87,6 +87,7 @@ class _StepOptions:
     embed: Sequence[str]
     tokenizer: str | None
     draft: str | None
+    share_loops: Sequence[str]
     stateful: Sequence[str]
     state: Mapping[str, str]
     max_idle: float
@@ -96,12 +97,16 @@ class _StepOptions:
 
     def check(self, models: Sequence[str]) -> None:
         """Refuse a server without models, and options that would do nothing."""
-        if not (models or self.generate or self.embed or self.stateful):
-            raise click.UsageError("a MODEL is needed, --generate, --embed or --stateful")
+        if not (models or self.generate or self.embed or self.share_loops or self.stateful):
+            raise click.UsageError(
+                "a MODEL is needed, --generate, --embed, --share-loops or --stateful"
+            )
         if not self.generate:
             refuse_given("draft", "for --generate")
         if not (self.generate or self.stateful):
-            refuse_given("max_rows max_sequences cache_bytes", "for --generate and --stateful")
+            refuse_given("max_sequences", "for --generate and --stateful")
+        if not (self.generate or self.stateful or self.share_loops):
+            refuse_given("max_rows cache_bytes", "for --generate, --share-loops and --stateful")
         if not self.stateful:
             refuse_given("state max_idle", "for --stateful")
         if self.state and len(self.stateful) != 1:
@@ -113,11 +118,26 @@ class _StepOptions:
 
     def _check_alone(self) -> None:
         """Refuse options of replicas, where there are none."""
-        refuse_given(_OF_REPLICAS, "not for --generate and --stateful, whose requests share steps")
+        refuse_given(_OF_BATCHES, "not for models whose requests share steps or iterations")
+        if self.share_loops:
+            if not (self.generate or self.stateful):
+                refuse_given("shapes no_compile_in_run warm_up", "not for --share-loops")
+            return
+        refuse_given("replicas", "not for --generate and --stateful, whose requests share steps")
         if not self.stateful:
             refuse_given(_OF_TENSORS, "not for --generate, whose texts share steps")
         elif not self.generate:
             refuse_given("queue", "not for --stateful: a sequence has one request at a time")
+
+    def sharing(self, path: Path, pool: _ReplicaOptions, options: CompileArguments) -> Replicas:
+        """The runs of the model at a path that share the iterations of its loops."""
+        from penstock.stepping.shared_loops import SharedLoops
+
+        most = self.max_rows or _SEQUENCES
+        if self.cache_bytes is not None:
+            options = {**options, "cache_bytes": self.cache_bytes}
+        loops = SharedLoops(path, max_runs=most, **options)
+        return Replicas(loops, pool.replicas or most, queue=pool.queue)
 
     def stepper(self, path: Path, options: CompileArguments) -> Stepper:
         """The stepper of the model with state at a path."""
@@ -230,7 +250,7 @@ class _Plans:
         self,
         paths: Mapping[str, Path],
         options: CompileArguments,
-        own: Mapping[str, Callable[[Path], Sequences]],
+        own: Mapping[str, Callable[[Path], Served]],
     ) -> ModelRepository:
         """The models at paths, by name, of which ``own`` makes some. Refuses a shape that is for
         none of them."""
@@ -282,6 +302,13 @@ def _origins(
 @TOKENIZER
 @DRAFT
 @click.option(
+    "--share-loops",
+    multiple=True,
+    metavar="[NAME=]MODEL",
+    help="Serve a model with loops, and compute the next iteration of all requests that are in the "
+    "same loop together. May be repeated.",
+)
+@click.option(
     "--stateful",
     multiple=True,
     metavar="[NAME=]MODEL",
@@ -305,8 +332,8 @@ def _origins(
 )
 @count_option(
     "--max-rows",
-    help="Rows of a step at most: tokens of --generate, frames or rows of --stateful. Default: "
-    "512, and 64 frames.",
+    help="Rows of a step at most: tokens of --generate, requests of --share-loops, frames or rows "
+    "of --stateful. Default: 512 tokens, or 64.",
 )
 @count_option(
     "--max-sequences",
@@ -316,15 +343,15 @@ def _origins(
 @click.option(
     "--cache-bytes",
     metavar="BYTES",
-    help="With --generate and --stateful: memory of all caches, or states, of a model at most, as "
-    "4GB. Default: 1 GiB.",
+    help="With --generate, --share-loops and --stateful: memory of all caches, or states, of a "
+    "model at most, as 4GB. Default: 1 GiB.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @count_option(
     "--replicas",
     help="Requests of a model, or batches, that run at once. Default: one more than cores, or 1 "
-    "with --cluster.",
+    "with --cluster; with --share-loops --max-rows.",
 )
 @count_option(
     "--queue", default=128, help="Requests of a model that may wait; further ones are refused."
@@ -424,7 +451,8 @@ def serve(
     options: CompileArguments,
 ) -> JsonObject:
     """Answer requests for models over HTTP, by the Open Inference Protocol (version 2), also for
-    models with state (--stateful), and for texts by OpenAI's API (--generate, --embed).
+    models with loops or state (--share-loops, --stateful), and for texts by OpenAI's API
+    (--generate, --embed).
 
     A MODEL is a model in any format, a saved session, or a folder of versions: MODEL/1/FILE,
     MODEL/2/FILE and so on. Its name is that of the file, without its ending, or NAME. SIGTERM ends
@@ -441,11 +469,13 @@ def serve(
         raise PenstockError(f"serving needs penstock-runtime[serve]: {error}") from error
     steps.check(models)
     plans.check(pool.cluster, models or steps.embed)
-    paths = _named([*models, *steps.embed, *steps.stateful])
-    names = [*_named([*models, *steps.embed, *steps.stateful, *steps.generate])]
+    protocol = [*models, *steps.embed, *steps.share_loops, *steps.stateful]
+    paths, names = _named(protocol), [*_named([*protocol, *steps.generate])]
     freezes = pool.no_compile_in_run
     make = partial(plans.sequences, steps=steps, options=options, freezes=freezes)
-    own = dict.fromkeys(_named(steps.stateful), make)
+    share = partial(steps.sharing, pool=pool, options=options)
+    own: dict[str, Callable[[Path], Served]] = dict.fromkeys(_named(steps.stateful), make)
+    own |= dict.fromkeys(_named(steps.share_loops), share)
     of_replicas = pool.of(options)
     as_json = bool(click.get_current_context().params.get("as_json"))
     with logging_to(http.access_log), of_replicas.get("cluster", nullcontext()):

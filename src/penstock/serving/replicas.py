@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -52,7 +52,10 @@ from penstock.session.session import RunDone, Session, compile
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from numpy.typing import ArrayLike
+
     from penstock.session.value_stream import ValueStream
+    from penstock.stepping.shared_loops import SharedLoops
     from penstock.tuning.worker_placement import WorkerPool
 
 # Batches that a replica on a worker may have been given: the next is there when one has ended, so
@@ -96,6 +99,9 @@ class SessionReplica:
     on threads of ``workers``; on a cluster one whose graphs are on one worker. ``most``: how many
     batches it may have been given at once."""
 
+    runs_here = True
+    """whether a thread that has a request may run it itself"""
+
     def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
         self.session = session
         self.most = most
@@ -107,6 +113,34 @@ class SessionReplica:
         """Begin a run; call ``done`` when it has ended, on any thread. ``check`` is called before,
         and ends it if it raises."""
         self.session._begin(done, options, self._workers, check)
+
+
+class LoopsReplica(SessionReplica):
+    """Runs a model whose runs share the iterations of its loops, on threads of ``workers``."""
+
+    runs_here = False
+
+    def __init__(self, loops: SharedLoops, workers: Workers) -> None:
+        super().__init__(loops.session, 1, workers)
+        self._loops, self._threads = loops, workers
+
+    def begin(
+        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
+    ) -> None:
+        """As ``SessionReplica.begin``, without ``check``: no requests are joined to a batch."""
+        feeds = cast("Mapping[str, ArrayLike]", options.feeds)
+
+        # A thread for each run, which waits in its loop for steps that another one may compute.
+        def run() -> None:
+            try:
+                outputs = self._loops.run(feeds, options.fetches, cancel=options.cancel)
+            except BaseException as error:
+                # Whatever ends a run is the request's: this thread goes on to the next one.
+                done(None, error)
+            else:
+                done(outputs, None)
+
+        self._threads.submit(run, options.priority or 0)
 
 
 @dataclass(slots=True)
@@ -221,6 +255,30 @@ def _worker_sessions(
     return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
 
 
+def _shared_loops(model: object, max_batch: int) -> SharedLoops | None:
+    """The model, if its runs share the iterations of its loops. Raises ``ValueError`` if they are
+    to be joined to batches as well."""
+    # By what it has: the module of SharedLoops is imported by those who use it.
+    if not isinstance(getattr(model, "session", None), Session):
+        return None
+    if max_batch > 1:
+        raise ValueError("max_batch= is not for SharedLoops, whose runs share iterations")
+    return cast("SharedLoops", model)
+
+
+def _replicas(
+    sessions: Sequence[Session],
+    loops: SharedLoops | None,
+    n: int,
+    most: int,
+    workers: Workers | None,
+) -> list[SessionReplica]:
+    """``n`` replicas, which divide the sessions or share the loops."""
+    if loops is not None and workers is not None:
+        return [LoopsReplica(loops, workers)] * n
+    return [SessionReplica(own, most, workers) for own in [*sessions] * (n // len(sessions))]
+
+
 def _close_later(workers: Workers) -> None:
     """End the threads of replicas that were dropped without ``close``, on whatever thread."""
     # Garbage may be collected on one of these threads, which cannot wait for itself: another one,
@@ -240,6 +298,13 @@ def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay:
             raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
     if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
         raise wrong_type("max_delay", max_delay, "a number of seconds")
+
+
+def _check_options(own: bool, options: Mapping[str, object], cluster: object) -> None:
+    """Raise ``TypeError`` if options are given with a session, which has its own."""
+    names = [*options, *(["cluster"] if cluster is not None else [])]
+    if names and not own:
+        raise TypeError(f"a session has its options: {', '.join(names)} cannot be given")
 
 
 def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
@@ -333,10 +398,10 @@ class Replicas:
             n = 1 if cluster is None else cluster.workers
         # Before anything is compiled or started, which would have to be undone.
         _check_sizes([n, queue, max_batch], max_batch_tokens, max_delay)
+        loops = _shared_loops(model, max_batch)
+        model = model if loops is None else loops.session
         self._own = not isinstance(model, Session)
-        if not self._own and (options or cluster is not None):
-            names = ", ".join([*options, *(["cluster"] if cluster is not None else [])])
-            raise TypeError(f"a session has its options: {names} cannot be given")
+        _check_options(self._own, options, cluster)
         freezes = _freezes(options, max_batch_tokens)
         self._sessions: list[Session] = [model]
         most = 1
@@ -362,8 +427,7 @@ class Replicas:
         self.max_batch = max_batch
         self.max_batch_tokens = max_batch_tokens or 0
         self.max_delay = max_delay
-        sessions = self._sessions * (n // len(self._sessions))
-        self._replicas = [SessionReplica(session, most, workers) for session in sessions]
+        self._replicas = _replicas(self._sessions, loops, n, most, workers)
         self._workers = workers
         self._load = [0] * n
         self._lock = threading.RLock()
@@ -512,7 +576,8 @@ class Replicas:
     @property
     def runs_here(self) -> bool:
         """Whether a thread that calls ``run_here`` runs the request itself."""
-        return self._workers is not None and self.max_batch == 1
+        alone = self._workers is not None and self.max_batch == 1
+        return alone and self._replicas[0].runs_here
 
     def _wait_for_turn(self, control: Control) -> int:
         """The number of the replica that the calling thread may run a request on."""

@@ -13,7 +13,7 @@ Batching, EuroSys 2018. A run is a sequence of a step engine, whose state is wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,7 +82,7 @@ class SharedLoops:
         # The whole is compiled when a run needs it, which most do not.
         split = loop_parts(model)
         self._outputs = split.outputs
-        self._alone = Session(model, settings)
+        self.session = Session(model, settings)
         self._parts = [
             (
                 None if part is None else Session(part, settings),
@@ -90,7 +90,7 @@ class SharedLoops:
             )
             for part, bodies in split.parts
         ]
-        self.inputs, self.outputs = self._alone.inputs, self._alone.outputs
+        self.inputs, self.outputs = self.session.inputs, self.session.outputs
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -108,6 +108,7 @@ class SharedLoops:
     def run(
         self,
         feeds: Mapping[str, ArrayLike],
+        fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
@@ -116,10 +117,14 @@ class SharedLoops:
 
         Args:
             feeds: The inputs by name.
+            fetches: Names of the outputs to return; by default all.
             timeout: Seconds after which the call ends with ``DeadlineExceeded``.
             cancel: A ``CancelToken`` that ends the call with ``Cancelled``.
         """
         stop = StopCondition(timeout, cancel)
+        names = [*self._outputs] if fetches is None else [*fetches]
+        if absent := [name for name in names if name not in self._outputs]:
+            raise InvalidInput(f"{absent} are no outputs: these are {[*self._outputs]}")
         values: dict[str, RunValue] = {}
         for port in self.inputs:
             if port.name not in feeds:
@@ -134,13 +139,14 @@ class SharedLoops:
             for loop in loops:
                 if not loop.begins(values):
                     # Rows of no iteration have dims that only a plan of the whole knows.
-                    return self._alone.run(feeds, timeout=stop.seconds_left, cancel=cancel)
+                    return self.session.run(feeds, names, timeout=stop.seconds_left, cancel=cancel)
                 values |= loop.results(values, stop)
-        return {name: values[value] for name, value in self._outputs.items()}
+        return {name: values[self._outputs[name]] for name in names}
 
     async def arun(
         self,
         feeds: Mapping[str, ArrayLike],
+        fetches: Sequence[str] | None = None,
         *,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
@@ -153,7 +159,7 @@ class SharedLoops:
 
         token = CancelToken(cancel)
         try:
-            return await asyncio.to_thread(self.run, feeds, timeout=timeout, cancel=token)
+            return await asyncio.to_thread(self.run, feeds, fetches, timeout=timeout, cancel=token)
         except asyncio.CancelledError:
             token.cancel()
             raise
@@ -199,7 +205,8 @@ class _SharedLoop:
         if run.error is not None:
             raise run.error
         rows = [np.stack(run.rows[name]) for name in body.rows]
-        results = [*run.final.values(), *rows]
+        # Of a batch of scalars, a sample is no array.
+        results = [*map(np.asarray, run.final.values()), *rows]
         return {n: x for n, x in zip(body.results, results, strict=True) if n is not None}
 
 
