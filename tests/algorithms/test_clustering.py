@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.algorithms.clustering import cluster
 from penstock.algorithms.dag import Dag
+from tests.support.random_dags import random_edges
 from tests.support.sweeps import examples, scaled, sweep
 
 # What an example takes says more about the machine than about the code.
@@ -63,13 +64,7 @@ def drawn(seed: int, most: int = 120) -> Problem:
     """Larger graphs, of a shape that depends on the seed: near edges, far ones, few or many."""
     choose = random.Random(seed)
     n = choose.randint(1, most)
-    reach = choose.choice([2, 4, 10, n])
-    many = choose.choice([0.7, 1.2, 2, 4])
-    edges = [
-        (choose.randrange(max(0, b - reach), b), b)
-        for b in range(1, n)
-        for _ in range(int(many + choose.random()))
-    ]
+    edges = random_edges(choose, n)
     costs = choose.choice([COSTS, [0.1], [0.4, 5.0], [0.9, 0.1], [0.0, 2.0]])
     kinds = choose.choice([None, [choose.choice([0, 0, 0, 1, -2]) for _ in range(n)]])
     return Problem(Dag(n, edges), [choose.choice(costs) for _ in range(n)], kinds)

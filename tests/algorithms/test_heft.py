@@ -27,6 +27,7 @@ from tests.support.placement_problems import (
     times,
 )
 from tests.support.placement_replay import replay_makespan, timelines
+from tests.support.random_dags import node_times
 
 # heft, by hand
 
@@ -382,11 +383,7 @@ def problems(draw: st.DrawFn) -> Problem:
     edges = draw(st.lists(st.sampled_from(pairs), max_size=16)) if pairs else []
     dag = Dag(n, [(number[a], number[b]) for a, b in edges])
     width = draw(st.integers(1, 3))
-    time = st.one_of(
-        st.integers(0, 4),
-        st.floats(0, 10, allow_subnormal=False),
-        st.floats(0, 1e-6, allow_subnormal=False),
-    )
+    time = node_times()
     row = st.lists(st.one_of(time, time, st.none()), min_size=width, max_size=width)
     cost = [draw(row.filter(lambda r: r != [None] * width)) for _ in range(n)]
     workers = draw(st.lists(st.integers(1, 3), min_size=width, max_size=width))

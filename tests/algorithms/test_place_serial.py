@@ -27,6 +27,7 @@ from tests.algorithms.test_heft_large_graphs import (
 )
 from tests.support.placement_problems import on_one
 from tests.support.placement_replay import serial_time
+from tests.support.random_dags import node_times
 from tests.support.sweeps import scaled
 
 # What an example takes says more about the machine than about the code.
@@ -165,11 +166,7 @@ def problems(draw: st.DrawFn) -> Problem:
     number = draw(st.permutations(range(n)))
     dag = Dag(n, [(number[a], number[b]) for a, b in edges])
     width = draw(st.integers(1, 7))
-    time = st.one_of(
-        st.integers(0, 4),
-        st.floats(0, 10, allow_subnormal=False),
-        st.floats(0, 1e-6, allow_subnormal=False),
-    )
+    time = node_times()
     row = st.lists(st.one_of(time, time, st.none()), min_size=width, max_size=width)
     cost = [draw(row.filter(lambda r: r != [None] * width)) for _ in range(n)]
     table = draw(st.lists(time, min_size=7, max_size=7))

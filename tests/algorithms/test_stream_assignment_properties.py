@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.algorithms import stream_assignment
 from penstock.algorithms.dag import Dag
 from penstock.algorithms.stream_assignment import StreamSchedule, assign_streams, simulate_streams
+from tests.support.random_dags import random_edges
 from tests.support.stream_replay import END, Replay, certain, with_less
 from tests.support.sweeps import examples, sweep
 
@@ -88,13 +89,7 @@ def drawn(seed: int, most: int = 60) -> Problem:
     """Larger graphs, of a shape that depends on the seed: near edges, far ones, few or many."""
     choose = random.Random(seed)
     n = choose.randint(1, most)
-    reach = choose.choice([2, 4, 10, n])
-    many = choose.choice([0.7, 1.2, 2, 4])
-    edges = [
-        (choose.randrange(max(0, b - reach), b), b)
-        for b in range(1, n)
-        for _ in range(int(many + choose.random()))
-    ]
+    edges = random_edges(choose, n)
     several = choose.choice([1, 1, 2, 3])
     arguments: dict[str, Any] = {
         "devices": [choose.randrange(several) for _ in range(n)],

@@ -7,27 +7,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.executors.control import CancelToken, Control, Watchdog, begin_run, end_run
-from tests.support.onnx_text import compile_text
+from tests.support.long_loop import feeds, loop
 from tests.support.timing import SOON
-
-LOOP = """g (float[4] x, int64 n) => (float[4] y) {
-    y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
-        d = Identity (c) w = Add (v, v) }>
-}"""
-
-
-def loop() -> ps.Session:
-    return compile_text(LOOP)
-
-
-def feeds(n: int) -> dict[str, np.ndarray]:
-    return {"x": np.ones(4, np.float32), "n": np.array(n)}
-
 
 # Deadlines.
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import numpy as np
 import pytest
 
 import penstock as ps
@@ -19,23 +18,9 @@ from penstock.executors.control import WATCHDOG
 from penstock.host import threads
 from penstock.host.threads import OVERHEADS, Workers, pool
 from tests.support.futures import run_on
-from tests.support.onnx_text import compile_text
+from tests.support.long_loop import feeds, loop
 from tests.support.processes import end_of, in_child
 from tests.support.timing import SOON, slow, wait_until
-
-LOOP = """g (float[4] x, int64 n) => (float[4] y) {
-        y = Loop (n, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {
-            d = Identity (c) w = Add (v, v) }>
-    }"""
-
-
-def loop() -> ps.Session:
-    return compile_text(LOOP)
-
-
-def feeds(n: int) -> dict[str, np.ndarray]:
-    return {"x": np.ones(4, np.float32), "n": np.array(n)}
-
 
 # The core budget.
 

@@ -12,29 +12,13 @@ import pytest
 import penstock as ps
 from penstock.core.errors import RunError
 from penstock.core.types import dtypes
-from penstock.observers.base import ObservedRun, Observer
+from penstock.observers.base import ObservedRun
 from penstock.observers.nan_guard import NanGuard
 from penstock.ops.internal.fused import fused
 from penstock.plan.plan import Plan
 from tests.observers.test_trace import drive, planned
 from tests.support.onnx_text import compile_text
-
-CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"
-SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
-
-
-def observe(observer: Observer, *outputs: object) -> int:
-    """Let ``observer`` see ``outputs`` as values of y, one run after the other. Returns the number
-    of steps that it let pass."""
-    plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
-    (step,) = plan.steps
-    for output in outputs:
-        run = ObservedRun(plan, "driven")
-        observer.run_begin(run)
-        observer.step_begin(run, step, [np.zeros(1, np.float32)])
-        observer.step_end(run, step, [output])
-        observer.run_end(run, None)
-    return len(outputs)
+from tests.support.traces import ROOTS, SQUARES, observe
 
 
 def guarded(plan: Plan, *feeds: object, infinities: bool = False) -> str:
@@ -81,7 +65,7 @@ def test_nan_guard_names_nan_from_infinities():
 
 
 def test_nan_guard_names_fed_input_as_source():
-    plan = planned(CHAIN)
+    plan = planned(ROOTS)
     x = SQUARES.copy()
     x[1, 2] = np.nan
     message = guarded(plan, x)
@@ -127,7 +111,7 @@ def test_nan_guard_traces_nan_in_loop_to_fed_input():
 
 
 def test_nan_guard_names_value_of_unknown_source():
-    plan = planned(CHAIN)
+    plan = planned(ROOTS)
     sqrt = plan.steps[1]
     bad = np.array([np.nan], np.float32)
     run = ObservedRun(plan, "driven")
@@ -178,7 +162,7 @@ def test_nan_guard_accepts_values_without_nan(dtype):
 
 
 def test_nan_guard_keeps_concurrent_runs_apart():
-    plan = planned(CHAIN)
+    plan = planned(ROOTS)
     guard = NanGuard()
     start = threading.Barrier(4)
     failed: list[str] = []

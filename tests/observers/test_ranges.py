@@ -13,26 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock.core.types import dtypes
-from penstock.observers.base import ObservedRun, Observer, Observers
+from penstock.observers.base import ObservedRun, Observers
 from penstock.observers.nan_guard import NanGuard
 from penstock.observers.ranges import Range, Ranges
 from tests.observers.test_trace import drive, planned
 from tests.support.sweeps import examples
-
-CHAIN = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"
-SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
-
-
-def observe(observer: Observer, *outputs: object) -> None:
-    """Let ``observer`` see ``outputs`` as values of y, one run after the other."""
-    plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
-    (step,) = plan.steps
-    for output in outputs:
-        run = ObservedRun(plan, "driven")
-        observer.run_begin(run)
-        observer.step_begin(run, step, [np.zeros(1, np.float32)])
-        observer.step_end(run, step, [output])
-        observer.run_end(run, None)
+from tests.support.traces import ROOTS, SQUARES, observe
 
 
 def seen(*outputs: object) -> Range | None:
@@ -46,7 +32,7 @@ def seen(*outputs: object) -> Range | None:
 
 def test_ranges_cover_every_value():
     ranges = Ranges()
-    drive(planned(CHAIN), ranges, -SQUARES)
+    drive(planned(ROOTS), ranges, -SQUARES)
     assert ranges.ranges == {
         "x": Range(-25, 0, 1),
         "a": Range(0, 25, 1),
@@ -54,7 +40,7 @@ def test_ranges_cover_every_value():
         "y": Range(-5, 0, 1),
     }
     assert list(ranges.ranges) == ["x", "a", "b", "y"]
-    drive(planned(CHAIN), ranges, 4 * SQUARES)
+    drive(planned(ROOTS), ranges, 4 * SQUARES)
     assert ranges.ranges["x"] == Range(-25, 100, 2)
     assert ranges.ranges["y"] == Range(-10, 0, 2)
     assert repr(ranges) == "Ranges(4 values)"
@@ -137,7 +123,7 @@ def test_range_is_that_of_finite_elements(values):
 
 
 def test_ranges_count_concurrent_runs():
-    plan = planned(CHAIN)
+    plan = planned(ROOTS)
     ranges = Ranges()
     start = threading.Barrier(4)
 

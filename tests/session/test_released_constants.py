@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,20 +9,12 @@ import penstock as ps
 from penstock.ir.graph import Contents, Value
 from tests.backends.native.test_weights import CASES, model_of, normal
 from tests.support.native_kernels import pytestmark  # noqa: F401
+from tests.support.released import constants_read
 
 
 @pytest.fixture
 def given_back(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of constants that are given back from now on."""
-    names: list[str] = []
-    plain = Value.__getattr__
-
-    def read(self: Value, name: str) -> Any:
-        names.append(self.name)
-        return plain(self, name)
-
-    monkeypatch.setattr(Value, "__getattr__", read)
-    return names
+    return constants_read(monkeypatch)
 
 
 def test_weights_that_were_let_go_are_read_by_other_backends_and_fetches(given_back):

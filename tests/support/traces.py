@@ -22,6 +22,9 @@ from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan, SlotKind, Step
 from tests.support.onnx_text import OPSET, graph_from_text
 
+ROOTS = "g (float[2, 3] x) => (float[2, 3] y) { a = Abs(x) b = Sqrt(a) y = Neg(b) }"
+SQUARES = np.array([[0, 1, 4], [9, 16, 25]], np.float32)
+
 
 def planned(text: str, opset: int = OPSET) -> Plan:
     graph = clone(graph_from_text(text, opset=opset))
@@ -240,3 +243,17 @@ def arrows(events: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
         elif event["ph"] in "sf":
             tied.setdefault(event["id"], []).append(stack[-1][1])
     return [(start, end) for start, end in tied.values()]
+
+
+def observe(observer: Observer, *outputs: object) -> int:
+    """Let ``observer`` see ``outputs`` as values of y, one run after the other. Returns the number
+    of steps that it let pass."""
+    plan = planned("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    (step,) = plan.steps
+    for output in outputs:
+        run = ObservedRun(plan, "driven")
+        observer.run_begin(run)
+        observer.step_begin(run, step, [np.zeros(1, np.float32)])
+        observer.step_end(run, step, [output])
+        observer.run_end(run, None)
+    return len(outputs)

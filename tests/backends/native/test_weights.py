@@ -16,6 +16,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Value
 from penstock.ops.common.constant_cache import ConstantRef, reordered
 from tests.support.native_kernels import pytestmark  # noqa: F401
+from tests.support.released import constants_read
 
 RNG = np.random.default_rng(3)
 
@@ -59,16 +60,7 @@ def model_of(case: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def given_back(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of constants that are given back from now on."""
-    names: list[str] = []
-    plain = Value.__getattr__
-
-    def read(self: Value, name: str) -> Any:
-        names.append(self.name)
-        return plain(self, name)
-
-    monkeypatch.setattr(Value, "__getattr__", read)
-    return names
+    return constants_read(monkeypatch)
 
 
 @pytest.mark.parametrize("executor", ["linear", "dataflow"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from random import Random
 
@@ -18,6 +17,7 @@ from penstock.ir.graph import Model
 from tests.executors.frames import test_executor
 from tests.executors.frames.test_segments import BACKENDS
 from tests.support.far_backend import FarBackend
+from tests.support.meeting_backend import MeetingBackend
 from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.random_frames import RandomGraph
 from tests.support.sweeps import drawn
@@ -386,29 +386,11 @@ def endless(body: str = "Neg") -> tuple[bytes, str]:
 
 def test_long_kernels_of_two_devices_run_in_parallel():
     """Each waits until the other has begun, once they are known to be long."""
-    together = threading.Barrier(2)
-    met: list[bool] = []
-
-    class Slow(NumpyBackend):
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-            if node.op.name not in ("Sin", "Cos"):
-                return kernel
-
-            def function(x):
-                try:
-                    together.wait(0.02)
-                    met.append(True)
-                except threading.BrokenBarrierError:
-                    together.reset()
-                return kernel.function(x)
-
-            return type(kernel)(function)
-
+    backend = MeetingBackend()
     loaded = ps.load(model_from_text("g (float x) => (float y, float z) { y = Sin(x) z = Cos(x) }"))
     for i, node in enumerate(loaded.graph.nodes):
         node.device = f"/cpu:{i}"
-    session = ps.compile(loaded, "frames", [Slow()], devices=2)
+    session = ps.compile(loaded, "frames", [backend], devices=2)
     for _ in range(60):
         session(np.float32(1))
-    assert met
+    assert backend.met

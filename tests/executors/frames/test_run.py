@@ -7,7 +7,6 @@ In the drawings ``─>`` is a value and ``..>`` a control edge, T and F are the 
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.executors.frames import run
 from penstock.executors.frames.frame_graph import FrameNode, StaticFrame, TokenRule
 from penstock.host.threads import core_budget
 from tests.support.frame_runs import EXECUTORS, inputs, loop_counts, ran, refused
+from tests.support.meeting_backend import MeetingBackend
 from tests.support.tf_graphs import Flow, Func, Shape, Type
 
 
@@ -342,25 +342,7 @@ def test_unwritten_tensor_array_element_of_unknown_shape_is_an_error() -> None:
 @pytest.mark.parametrize("kind", ["branch", "loop"])
 def test_slow_kernels_in_a_branch_or_a_loop_overlap(kind):
     """Each waits until the other has begun, once they are known to be long."""
-    together = threading.Barrier(2)
-    met: list[bool] = []
-
-    class Slow(NumpyBackend):
-        def kernel(self, node, types):
-            kernel = super().kernel(node, types)
-            if node.op.name not in ("Sin", "Cos"):
-                return kernel
-
-            def function(x):
-                try:
-                    together.wait(0.02)
-                    met.append(True)
-                except threading.BrokenBarrierError:
-                    together.reset()
-                return kernel.function(x)
-
-            return type(kernel)(function)
-
+    backend = MeetingBackend()
     b = GraphBuilder()
     x, p = b.input("x", np.float32, []), b.input("p", np.bool_, [])
 
@@ -371,13 +353,13 @@ def test_slow_kernels_in_a_branch_or_a_loop_overlap(kind):
         b.output("y", b.cond(p, lambda: both(x), lambda: x))
     else:
         b.output("y", b.loop(lambda i, value: both(value), x, times=1, condition=lambda _: p))
-    session = ps.compile(b.model(), executor="frames", backends=[Slow()])
+    session = ps.compile(b.model(), executor="frames", backends=[backend])
     for _ in range(60):
         result = session.run({"x": 1, "p": True})["y"]
         np.testing.assert_allclose(result, np.sin(1) + np.cos(1), rtol=1e-6)
-        if met:
+        if backend.met:
             break
-    assert met or core_budget() == 1
+    assert backend.met or core_budget() == 1
 
 
 def test_kernel_is_measured_again_though_two_runs_counted_it_down_at_once(monkeypatch):

@@ -3,8 +3,6 @@ there."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnxruntime
 import pytest
@@ -17,6 +15,7 @@ from penstock.passes.context import PassContext
 from penstock.passes.lowering.recognize_attention import RecognizeAttention
 from penstock.passes.pipeline import optimize
 from tests.support.onnx_text import graph_from_text, model_from_text
+from tests.support.passes import count_operations as ops
 
 INPUTS = "float[1, 4, 2, 8] q, float[1, 4, t, 8] k, float[1, 4, t, 8] v, float[1, 1, 2, t] m"
 SHARED = "float[1, 4, 2, 8] q, float[1, 2, t, 8] k, float[1, 2, t, 8] v, float[1, 1, 2, t] m"
@@ -39,10 +38,6 @@ def optimized(text: str) -> Graph:
     optimize(graph)
     RecognizeAttention().run(graph, PassContext())
     return graph
-
-
-def ops(graph: Graph) -> Counter[str]:
-    return Counter(node.op.name for node in graph.walk())
 
 
 FORMS = {

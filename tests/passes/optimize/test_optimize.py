@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -33,10 +32,6 @@ def optimized(text: str, limits: Limits = DEFAULT_LIMITS) -> Graph:
 
 def value(name: str, *dims: int) -> Value:
     return Value(name, TensorType(np.dtype(np.float32), dims or (2,)))
-
-
-def ops(graph: Graph) -> Counter[str]:
-    return Counter(node.op.name for node in graph.walk())
 
 
 IF = """g (float[2] x) => (float[2] y) <bool c = {CONDITION}> {

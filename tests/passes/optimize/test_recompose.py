@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import penstock as ps
-from penstock.ir.graph import Graph
-from penstock.passes.pipeline import optimize
-from tests.support.onnx_text import graph_from_text, model_from_text
+from tests.support.onnx_text import model_from_text
+from tests.support.passes import count_operations as ops
+from tests.support.passes import optimized_text as optimized
 
 rng = np.random.default_rng(3)
-
-
-def optimized(text: str, opset: int = 20) -> Graph:
-    graph = graph_from_text(text, opset=opset)
-    optimize(graph)
-    return graph
-
-
-def ops(graph: Graph) -> Counter[str]:
-    return Counter(node.op.name for node in graph.walk())
 
 
 EXPANDED = {

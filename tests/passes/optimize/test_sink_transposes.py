@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 import pytest
@@ -19,6 +17,7 @@ from penstock.passes.optimize.sink_transposes import SinkTransposes
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
 from tests.support.onnx_text import model_from_text
+from tests.support.passes import count_operations as ops
 from tests.support.sweeps import examples
 
 FIRST, LAST = [0, 3, 1, 2], [0, 2, 3, 1]
@@ -71,10 +70,6 @@ def check(model: onnx.ModelProto, x: np.ndarray) -> Graph:
     graph = ps.load(model).graph
     optimize(graph)
     return graph
-
-
-def ops(graph: Graph) -> Counter[str]:
-    return Counter(node.op.name for node in graph.walk())
 
 
 def image(*shape: int) -> np.ndarray:
