@@ -27,10 +27,8 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import io
 import json
 import os
-import random
 import re
 import secrets
 import select
@@ -42,259 +40,27 @@ import threading
 import time
 import traceback
 import warnings
-import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from itertools import count
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-from bench.zoo.sample import samples
-from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
-from tests.support import differential, mutants, tf_cases, tflite_cases
-from tests.support.kernel_draws import DRAWS
-from tests.support.random_graphs import seeded
+from tests.support import differential
 
-import penstock as ps
-from penstock.analysis.type_inference import infer_types
-from penstock.frontends.load import load_text
-from penstock.frontends.nnpackage.package import MANIFEST
-from penstock.frontends.tensorflow.file import read_graph
-from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef, SavedModel
+from penstock.frontends.tensorflow.proto.graphdef_pb2 import SavedModel
 from penstock.host.threads import usable_cores
-from penstock.ir.graph import Model
-from penstock.ops.registry import registered
-from penstock.textual.printer import format_model
-from tools.mutations import (
-    change_message,
-    changed_bytes,
-    changed_json,
-    changed_numbers,
-    changed_text,
-    shrunk,
-)
+from tools.fuzz_answers import EXECUTORS, MAX_BYTES, disagreements, outcome
+from tools.fuzz_cases import CASES, MESSAGES, Case, drawn
+from tools.mutations import shrunk
 
-MAX_BYTES = 2**26
-LIMITS = ps.Limits(
-    max_bytes=MAX_BYTES, max_constant_bytes=MAX_BYTES, max_iterations=1000, max_nodes=10_000
-)
-EXECUTORS = ("linear", "dataflow", "parallel", "streams", "frames", "interpret", "auto")
-TIMEOUT_S = 1.0
 HANG_S = 10.0
 MEMORY = MAX_BYTES + 2**30
 CASES_PER_WORKER = 500
 SHRINKING_S = 20.0
-
-SAVED_MODELS = tf_cases.FOLDER.parent / "tf_saved"
-MESSAGES: Mapping[str, type[Message]] = {"onnx": onnx.ModelProto, "pb": GraphDef}
-
-# Operations whose answers differ between runs, or whose order other than data decides.
-UNDEFINED = re.compile(
-    rb"Random|Multinomial|Bernoulli|Dropout|Truncated|Variable|VarHandle|Assign|Stack|TensorArray"
-)
-
-
-# Cases.
-
-
-@dataclass(frozen=True)
-class Case:
-    """A file, or the files of a folder: ``content`` by the path below ``name``, "" for a file."""
-
-    name: str
-    content: Mapping[str, bytes]
-
-    def write(self, folder: Path) -> Path:
-        path = folder / self.name
-        for below, data in self.content.items():
-            file = path / below if below else path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        return path
-
-
-@cache
-def words() -> Mapping[str, Sequence[str]]:
-    """Values worth trying, by the field's name: operations that there are."""
-    names = sorted({op.name for op in registered()})
-    return {"op_type": names, "op": names, "method": names}
-
-
-@cache
-def graph_defs() -> Mapping[str, GraphDef]:
-    return {case.name: read_graph(case.path) for case in tf_cases.cases()}
-
-
-@cache
-def saved_models() -> Mapping[str, Mapping[str, bytes]]:
-    return files_of_folders(SAVED_MODELS)
-
-
-def files_of_folders(parent: Path) -> Mapping[str, Mapping[str, bytes]]:
-    """By the name of each folder in ``parent``, its files by their path below it."""
-    return {
-        folder.name: {
-            str(path.relative_to(folder)): path.read_bytes()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        }
-        for folder in sorted(parent.iterdir())
-        if folder.is_dir()
-    }
-
-
-@cache
-def suite() -> Sequence[bytes]:
-    """The models of the official ONNX suite, of which there is one or more for each operation."""
-    from onnx.backend.test.loader import load_model_tests
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [case.model.SerializeToString() for case in load_model_tests(kind="node")]
-
-
-@cache
-def exported() -> Sequence[bytes]:
-    """Small models as exporters wrote them, with the operations of classical models."""
-    models = [model for _, model, _ in samples()]
-    return [model for model in models if len(model) < 30_000]
-
-
-def onnx_case(draw: random.Random, with_suite: bool) -> Case:
-    seeds = [*mutants.models().values()] if draw.random() < 0.7 else exported()
-    data = draw.choice(suite()) if with_suite and draw.random() < 0.6 else draw.choice(seeds)
-    chance = draw.random()
-    if chance < 0.4:
-        return Case("model.onnx", {"": mutants.mutant(data, str(draw.random()))})
-    if chance < 0.5:
-        return Case("model.onnx", {"": changed_bytes(data, draw)})
-    proto = onnx.ModelProto.FromString(data)
-    change_message(proto, draw, words())
-    return Case("model.onnx", {"": proto.SerializeToString()})
-
-
-def graph_def_case(draw: random.Random, _: bool) -> Case:
-    name = draw.choice(sorted(graph_defs()))
-    graph = GraphDef()
-    graph.CopyFrom(graph_defs()[name])
-    chance = draw.random()
-    if chance < 0.15:
-        return Case(f"{name}.pb", {"": changed_bytes(graph.SerializeToString(), draw)})
-    if chance < 0.3:
-        text = text_format.MessageToString(graph)
-        return Case(f"{name}.pbtxt", {"": changed_text(text, draw).encode(errors="replace")})
-    change_message(graph, draw, words())
-    return Case(f"{name}.pb", {"": graph.SerializeToString()})
-
-
-def saved_model_case(draw: random.Random, _: bool) -> Case:
-    name = draw.choice(sorted(saved_models()))
-    files = dict(saved_models()[name])
-    if draw.random() < 0.3:
-        below = draw.choice(sorted(files))
-        files[below] = changed_bytes(files[below], draw)
-    else:
-        proto = SavedModel.FromString(files["saved_model.pb"])
-        change_message(proto, draw, words())
-        files["saved_model.pb"] = proto.SerializeToString()
-    return Case(name, files)
-
-
-@cache
-def flat_buffers() -> Sequence[bytes]:
-    """The TFLite and Circle models of the corpus, those that must be refused left out."""
-    folders = ("op", "control", "dynamic", "net", "circle")
-    return [case.path.read_bytes() for case in tflite_cases.cases(*folders)]
-
-
-def tflite_case(draw: random.Random, _: bool) -> Case:
-    change = draw.choice([changed_bytes, changed_numbers, changed_numbers])
-    return Case("model.tflite", {"": change(draw.choice(flat_buffers()), draw)})
-
-
-@cache
-def packages() -> Mapping[str, Mapping[str, bytes]]:
-    return {
-        name: files
-        for name, files in files_of_folders(tflite_cases.FOLDER / "nnpkg").items()
-        if "error" not in name
-    }
-
-
-# Values worth trying in a manifest: places of inputs and outputs, types and files.
-_MANIFEST_WORDS = (
-    *("0:0:0", "1:0:0", "0:0:1", "0:1:0", "9:0:0", "-1:0:0", "0:0", "00:00:00"),
-    *("tflite", "circle", "a.tflite", "../a.tflite", "/dev/zero", MANIFEST, "metadata", "."),
-    *([], {}, None, True, [["0:0:0"]], {"from": "0:0:0", "to": ["1:0:0"]}),
-)
-
-
-def package_case(draw: random.Random, _: bool) -> Case:
-    name = draw.choice(sorted(packages()))
-    files = dict(packages()[name])
-    chance = draw.random()
-    if chance < 0.5:
-        files[MANIFEST] = changed_json(files[MANIFEST], draw, _MANIFEST_WORDS)
-    elif chance < 0.6:
-        files[MANIFEST] = changed_bytes(files[MANIFEST], draw)
-    elif chance < 0.9:
-        below = draw.choice(sorted(files.keys() - {MANIFEST}))
-        files[below] = draw.choice([changed_bytes, changed_numbers])(files[below], draw)
-    if draw.random() < 0.5:
-        return Case(name, files)
-    data = packed(files, draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
-    if chance >= 0.9 or draw.random() < 0.2:
-        data = draw.choice([changed_bytes, changed_numbers])(data, draw)
-    return Case("package.zip", {"": data})
-
-
-def packed(files: Mapping[str, bytes], compression: int) -> bytes:
-    """A zip file of ``files`` by name, of which each is written at a fixed date."""
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", compression) as archive:
-        for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name), data, compression)
-    return memory.getvalue()
-
-
-def text_case(draw: random.Random, _: bool) -> Case:
-    graph = seeded(draw.randrange(1000), 6)
-    text = format_model(Model({graph.name: graph}, graph.name))
-    return Case("model.txt", {"": changed_text(text, draw).encode(errors="replace")})
-
-
-def kernel_case(draw: random.Random, _: bool) -> Case:
-    operation = draw.choice([name for name in differential.operations() if name in DRAWS])
-    number = draw.randrange(2**32)
-    return Case("node.kernel", {"": json.dumps([operation, number]).encode()})
-
-
-_CASES = {
-    "onnx": (onnx_case, 5),
-    "graphdef": (graph_def_case, 4),
-    "tflite": (tflite_case, 3),
-    "package": (package_case, 2),
-    "savedmodel": (saved_model_case, 1),
-    "text": (text_case, 1),
-    "kernel": (kernel_case, 4),
-}
-"""how cases of each format are drawn, and their part of all"""
-
-
-def drawn(seed: str, number: int, with_suite: bool, only: str = "") -> Case:
-    """A case of the format ``only``, or of any."""
-    draw = random.Random(f"{seed} {number}")
-    cases, weights = zip(*([_CASES[only]] if only else _CASES.values()), strict=True)
-    (case,) = draw.choices(cases, weights)
-    return case(draw, with_suite)
 
 
 # In the worker.
@@ -341,196 +107,6 @@ def kernel_differences(path: Path) -> list[tuple[str, str]]:
     print(json.dumps({"executor": operation}), flush=True)
     text = differential.difference(operation, number)
     return [("difference", f"{operation} {number}: {text}")] if text else []
-
-
-def outcome(
-    path: Path, executor: str, precision: str = "float32", nudged: Bits | None = None
-) -> Any:
-    """The outputs of all runs, or the ``PenstockError`` that there was. Where ``nudged`` has the
-    size of floats, those in the feeds differ by what it has for it."""
-    rng = np.random.default_rng(0)
-    backends = None if executor == "auto" else ["numpy"]
-    try:
-        session = session_of(path, executor=executor, backends=backends, precision=precision)
-        outputs = []
-        for feeds, fetches, targets in runs_of(path, session, rng):
-            if nudged is not None:
-                feeds = {name: _nudged(x, rng, nudged) for name, x in feeds.items()}
-            outputs.append(session.run(feeds, fetches, targets, timeout=TIMEOUT_S))
-        return outputs
-    except ps.InternalError:
-        raise
-    except ps.PenstockError as error:
-        return error
-
-
-def session_of(path: Path, **options: Any) -> ps.Session:
-    source: Any = path
-    if path.suffix == ".txt":
-        source = load_text(path.read_text(errors="replace"), LIMITS)
-    return ps.compile(source, limits=LIMITS, **options)
-
-
-def runs_of(path: Path, session: ps.Session, rng: np.random.Generator) -> list[Any]:
-    """Feeds, fetches and targets: those of the case that a GraphDef is of, or of all types."""
-    description = tf_cases.FOLDER / f"{path.stem}.json"
-    if description.exists():
-        runs = json.loads(description.read_text())["runs"][:2]
-        return [(tf_cases.feeds(run), run["fetches"], run["targets"]) for run in runs]
-    feeds = {port.name: mutants.feed(port.type, rng) for port in session.inputs}
-    return [(feeds, None, None)]
-
-
-def disagreements(path: Path, outcomes: Mapping[str, Any]) -> list[tuple[str, str]]:
-    # How much memory and time there is, and what control flow can be structured, are no matters of
-    # the model's meaning.
-    excused = (ps.LimitExceeded, ps.DeadlineExceeded, ps.Unsupported)
-    counted = {
-        e: o
-        for e, o in outcomes.items()
-        if not isinstance(o, excused)
-        and not isinstance(getattr(o, "__cause__", None), MemoryError)  # of the machine
-    }
-    refused = {e: o for e, o in counted.items() if isinstance(o, ps.PenstockError)}
-    ran = {e: o for e, o in counted.items() if e not in refused}
-    if not ran or (path.is_file() and UNDEFINED.search(path.read_bytes())):
-        return []
-    if refused:
-        error, *_ = refused.values()
-        # Control edges to nodes without effects are dropped where structured control flow is run:
-        # what only they need, and fails, then does not run. Calls of functions by their names have
-        # such edges to all nodes of the bodies.
-        graph = ps.load(path, limits=LIMITS).graph if path.suffix in (".pb", ".pbtxt") else None
-        edges = graph is not None and any(node.control_inputs for node in graph.walk())
-        if edges and refused.keys() == {"frames"} and type(error) is ps.RunError:
-            return []
-        text = f"{', '.join(ran)} ran; {', '.join(refused)} did not: {type(error).__name__}: "
-        return [("disagreement", f"{text}{str(error)[:300]}")]
-    first, *others = [executor for executor in ran if executor != "auto"] or ["auto"]
-    for other in others:
-        if not alike(ran[first], ran[other]):
-            if other == "interpret" and is_of_rounding(path, first, ran[other]):
-                continue
-            if not stays_finite(path) or is_of_last_bits(path, first, ran[first], ran[other]):
-                continue
-            return [("disagreement", f"{first} answers {ran[first]}, {other} {ran[other]}"[:600])]
-    return []
-
-
-def is_of_rounding(path: Path, executor: str, answer: Any) -> bool:
-    """Whether the interpreter's answer is what an executor gives that rounds each value, and is so
-    for certain: it has overflowed, or differs as much where the last bits of the feeds do."""
-    if not alike(outcome(path, executor, "strict"), answer):
-        return False
-    return not are_finite(answer) or not alike(outcome(path, "interpret", nudged=HALVES), answer)
-
-
-def is_of_last_bits(path: Path, executor: str, answer: Any, other: Any) -> bool:
-    """Whether answers differ in integers alone, and in no more of these than the last bits of the
-    feeds decide: integers that are made of floats differ by one, or from 0 to 255, where rounding
-    takes a float across a whole number."""
-    try:
-        graph = ps.load(path, limits=LIMITS).graph
-        infer_types(graph)
-    except ps.PenstockError:
-        return False
-    values = [v for node in graph.walk() for v in node.inputs if v]
-    dtypes = {v.dtype for v in values if v.dtype is not None}
-    halves = any(dtype.kind in "fV" and dtype.itemsize == 2 for dtype in dtypes)
-    bits = {**HALVES, 4: HALVES[2]} if halves else {**HALVES, 4: 2.0**-23, 8: 2.0**-52}
-    nudged = outcome(path, executor, nudged=bits)
-    apart, by_last_bits = integers_apart(answer, other), integers_apart(answer, nudged)
-    return apart is not None and by_last_bits is not None and apart <= by_last_bits
-
-
-def integers_apart(a: Any, b: Any) -> int | None:
-    """The number of integers that differ; None if there are other differences."""
-    if isinstance(a, list | tuple | dict) and type(a) is type(b) and len(a) == len(b):
-        keys = a.keys() if isinstance(a, dict) else range(len(a))
-        if isinstance(b, dict) and keys != b.keys():
-            return None
-        found = [integers_apart(a[key], b[key]) for key in keys]
-        return None if None in found else sum([n for n in found if n is not None])
-    arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.shape == b.shape
-    if arrays and a.dtype == b.dtype and a.dtype.kind in "iub":
-        return int((a != b).sum())
-    return 0 if alike(a, b) else None
-
-
-def stays_finite(path: Path) -> bool:
-    """Whether all values within the runs are finite: of sums that overflow, or have infinite terms,
-    the order decides what they are (``docs/guarantees.md``)."""
-    try:
-        session = session_of(path, executor="linear", backends=["numpy"])
-        for feeds, fetches, targets in runs_of(path, session, np.random.default_rng(0)):
-            session.run(
-                feeds, fetches, targets, timeout=TIMEOUT_S, observers=[ps.NanGuard(infinities=True)]
-            )
-    except ps.RunError:
-        return False
-    except ps.PenstockError:  # which the executors that are compared have met or not
-        return True
-    return True
-
-
-Bits = Mapping[int, float]
-"""by the size of floats in bytes, a part of a number"""
-HALVES: Bits = {2: 2.0**-10}
-"""the last bit of float16; that of bfloat16 is 8 times as much"""
-
-
-def _nudged(x: Any, rng: np.random.Generator, bits: Bits) -> Any:
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "fV" or x.dtype.itemsize not in bits:
-        return x
-    bit = bits[x.dtype.itemsize] * (8 if x.dtype.kind == "V" else 1)
-    return (x.astype(np.float64) * (1 + bit * rng.choice([-1, 1], x.shape))).astype(x.dtype)
-
-
-# Values in 16 bits are rounded once, or after each operation (decision 45). Of the official suite,
-# attention as a function of 80 to 100 nodes differs most: from the input to the output lie nine
-# roundings (both scales, two products, mask, differences, Exp, sum and quotient), and Exp makes the
-# absolute error of a score a relative one, three to five roundings for scores of that size. By the
-# measure of ``alike``, answers differ by 8.5 roundings in bfloat16 and 7.3 in float16. This is a
-# little more than twice as much; wider types get what float16 needs.
-ROUNDINGS = 20
-
-
-def are_finite(values: Any) -> bool:
-    """Whether all numbers in an answer are finite."""
-    if isinstance(values, np.ndarray):
-        is_bfloat16 = values.dtype.itemsize == 2 and values.dtype.kind == "V"
-        array = values.astype(np.float32) if is_bfloat16 else values
-        return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
-    if isinstance(values, list | tuple | dict):
-        return all(map(are_finite, values.values() if isinstance(values, dict) else values))
-    return not isinstance(values, float) or isfinite(values)
-
-
-def alike(a: Any, b: Any, roundings: float = ROUNDINGS) -> bool:
-    """Whether two answers are the same but for rounding: they differ by at most ``roundings`` units
-    of each element, and a fifth of that of the largest."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        if a.dtype.kind not in "fcV":
-            return bool(np.array_equal(a, b))
-        is_bfloat16 = a.dtype.itemsize == 2 and a.dtype.kind == "V"
-        most = roundings * (2.0**-8 if is_bfloat16 else 2.0**-11)
-        wide = np.complex128 if a.dtype.kind == "c" else np.float64
-        a, b = a.astype(wide), b.astype(wide)
-        with np.errstate(all="ignore"):
-            size = np.abs(a[np.isfinite(a)]).max(initial=0)
-            return bool(np.allclose(a, b, rtol=most, atol=most / 5 * size, equal_nan=True))
-    if isinstance(a, list | tuple):
-        pairs = zip(a, b, strict=False)
-        return len(a) == len(b) and all(alike(x, y, roundings) for x, y in pairs)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[key], b[key], roundings) for key in a)
-    if isinstance(a, float):
-        return alike(np.array(a), np.array(b), roundings)
-    return bool(a == b)
 
 
 # The watchdog.
@@ -697,7 +273,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="a file or folder to try")
     parser.add_argument("--out", type=Path, help="a folder for files with findings")
     parser.add_argument("--suite", action="store_true", help="seeds of the official ONNX suite too")
-    parser.add_argument("--format", default="", choices=[*_CASES], help="of all cases")
+    parser.add_argument("--format", default="", choices=[*CASES], help="of all cases")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -56,7 +56,7 @@ from penstock.host.native import library
 from penstock.host.threads import usable_cores
 from penstock.plan.check import check_schedule
 from penstock.plan.check_places import UnsoundPlanError
-from tools.fuzz import UNDEFINED, alike
+from tools.fuzz_answers import UNDEFINED, alike
 from tools.mutations import changed_artifact, changed_bytes, changed_plan
 from tools.schedule_mutations import changed_schedule
 

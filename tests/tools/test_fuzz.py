@@ -20,25 +20,26 @@ from penstock.core.types import dtypes
 from penstock.frontends.tensorflow.proto.graphdef_pb2 import GraphDef
 from tests.support import tf_cases
 from tests.support.onnx_text import model_from_text
-from tools.fuzz import (
+from tools.fuzz import Worker, tried
+from tools.fuzz_answers import (
     ROUNDINGS,
-    Case,
-    Worker,
     alike,
     are_finite,
     disagreements,
-    drawn,
-    graph_def_case,
     integers_apart,
     is_of_last_bits,
+    outcome,
+)
+from tools.fuzz_cases import (
+    Case,
+    drawn,
+    graph_def_case,
     kernel_case,
     onnx_case,
-    outcome,
     package_case,
     saved_model_case,
     text_case,
     tflite_case,
-    tried,
 )
 from tools.mutations import changed_bytes, changed_json, changed_text, shrunk
 
