@@ -80,6 +80,12 @@ def shared_flags() -> set[str]:
     return flags_of(all_options) - {"--import"}
 
 
+def test_help_of_options_does_not_speak_of_python() -> None:
+    texts = {p.name: p.help for p in all_options.params if isinstance(p, click.Option)}
+    spoken = re.compile(r"\b\w+=(?![\w/])|\bobjects?\b|\bmapping\b|\barrays?\b")
+    assert {name for name, text in texts.items() if text and spoken.search(text)} == set()
+
+
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)

@@ -102,12 +102,13 @@ MODEL = click.argument("model", type=click.Path())
 
 
 def compile_option(name: str, **settings: Any) -> Decorator:
-    """The option of the command line for one of ``CompileOptions`` or of ``ExpertOptions``."""
+    """The option of the command line for one of ``CompileOptions`` or of ``ExpertOptions``. Its
+    help is that of the field, unless ``settings`` have one: that of a field may speak of Python."""
     flag = "--" + name.replace("_", "-")
     record, cls = (
         (ExpertOptions, ExpertOption) if name in EXPERT else (CompileOptions, click.Option)
     )
-    return click.option(flag, name, cls=cls, help=help_of(record, name), **settings)
+    return click.option(flag, name, cls=cls, **{"help": help_of(record, name), **settings})
 
 
 SIGNATURE = compile_option("signature", metavar="NAME")

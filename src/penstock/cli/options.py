@@ -109,7 +109,13 @@ _OPTIONS: Mapping[str, Decorator] = {
     "executor": EXECUTOR,
     "memory_planner": PLANNER,
     "threads": compile_option("threads", type=click.IntRange(min=1)),
-    "backends": compile_option("backends", metavar="NAME,NAME", callback=_backends),
+    "backends": compile_option(
+        "backends",
+        metavar="NAME,NAME",
+        callback=_backends,
+        help="Backends by name, the preferred first; by default native (compiled kernels), if "
+        "available, and numpy. If several can run a node, costs decide.",
+    ),
     "precision": compile_option("precision", type=click.Choice(PRECISIONS)),
     "dead_rows": compile_option("dead_rows", type=click.Choice(get_args(DeadRows))),
     "memory": compile_option("memory", metavar="BYTES"),
@@ -120,9 +126,26 @@ _OPTIONS: Mapping[str, Decorator] = {
         multiple=True,
         metavar="WHAT=BACKEND",
         callback=lambda context, parameter, texts: pairs(texts) or None,
+        help="The backend of an operation, as in --place Conv=numpy, or of a node, as in --place "
+        "node:add_3=numpy; overrides costs. May be repeated.",
     ),
-    "limits": compile_option("limits", multiple=True, metavar="NAME=VALUE", callback=_limits),
-    "devices": compile_option("devices", metavar="N or NAMES", callback=_devices),
+    "limits": compile_option(
+        "limits",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_limits,
+        help="A bound on the resources of the model, as in --limits max_bytes=1000000000, or none; "
+        f"of {', '.join(limit.name for limit in fields(Limits))}. May be repeated.",
+    ),
+    "devices": compile_option(
+        "devices",
+        metavar="N or NAMES",
+        callback=_devices,
+        help="Virtual devices of this process, by number or by names apart by commas: the frames "
+        "executor runs each node on the device that it names. By default all nodes run on one. "
+        "CUDA devices, as in --devices cuda:0,cuda:1, have a backend each, called torch, torch:1 "
+        "and so on in --place, with any executor.",
+    ),
     "max_streams": MAX_STREAMS,
     # A flag that is not given must not override what a model's file or the environment says.
     "autotune": compile_option("autotune", is_flag=True, default=None),
