@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.core.errors import OptionError
 from penstock.serving import sequence_table
-from penstock.serving.replicas import ReplicasClosed
+from penstock.serving.request_records import ReplicasClosed
 from penstock.serving.sequence_table import (
     SequenceConflict,
     SequenceTable,

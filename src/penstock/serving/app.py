@@ -61,9 +61,10 @@ from penstock.serving.protocol import (
     timing,
 )
 from penstock.serving.refusals import refusal
-from penstock.serving.replicas import Replicas, ReplicasClosed
+from penstock.serving.replicas import Replicas
 from penstock.serving.repository import PLATFORM, ModelRepository, ServedModel, UnknownModel
 from penstock.serving.request_body import read_body
+from penstock.serving.request_records import ReplicasClosed
 from penstock.serving.sequences import Sequences
 from penstock.serving.shared_memory import SharedMemory
 from penstock.serving.text_answers import model_entry, model_list

@@ -17,11 +17,11 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -35,16 +35,24 @@ from penstock.core.errors import (
     check_count,
     wrong_type,
 )
-from penstock.core.records import dataclass, field, replace
+from penstock.core.records import replace
 from penstock.core.types import NamedValues, RunValue, RunValues
-from penstock.executors.control import NEVER, CancelToken, Control, begin_run, end_run
+from penstock.executors.control import CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
-from penstock.host.spans import TracedSpan, span
 from penstock.host.threads import Line, Workers, pool
 from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.serving.batching import warm_up as run_ahead
-from penstock.serving.histogram import ROWS, Histogram
+from penstock.serving.request_records import (
+    QueuedRequest,
+    QueueTurn,
+    ReplicaCounts,
+    ReplicaHistograms,
+    ReplicasClosed,
+    RequestBatch,
+    Timed,
+    Told,
+)
 from penstock.serving.unequal import UnequalRequests, tried_lengths
 from penstock.session.artifact import has_state
 from penstock.session.session import RunDone, Session, compile
@@ -63,25 +71,7 @@ if TYPE_CHECKING:
 _MOST_ON_WORKERS = 2
 
 
-Timed: TypeAlias = "Callable[[float, float], object]"
-"""Takes the seconds of a request in the queue, and of its run."""
-
-
 _BY_CALLER = Cancelled("the request was cancelled by its caller")
-
-
-class Told(Protocol):
-    """Is told of a request that runs on the thread of its caller."""
-
-    def timed(self, queue: float, run: float) -> None:
-        """Take the seconds in the queue, and of the run."""
-
-    def late(self, error: Exception) -> None:
-        """Take the error of a request that has met its deadline, or was cancelled."""
-
-
-class ReplicasClosed(PenstockError):  # noqa: N818
-    """A request came after ``Replicas.close``."""
 
 
 class ReplicaCluster(Protocol):
@@ -141,103 +131,6 @@ class LoopsReplica(SessionReplica):
                 done(outputs, None)
 
         self._threads.submit(run, options.priority or 0)
-
-
-@dataclass(slots=True)
-class ReplicaCounts:
-    """Requests of ``Replicas``: ``queued`` and ``running`` now; ``succeeded``, ``failed`` and
-    ``refused`` so far; and the ``batches`` that were run, with ``rows`` in all,
-    of which a request has one without ``max_batch``."""
-
-    queued: int = 0
-    running: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    refused: int = 0
-    batches: int = 0
-    rows: int = 0
-
-
-@dataclass(slots=True)
-class ReplicaHistograms:
-    """Of each request so far the seconds in the queue and in a replica, and of each batch its rows.
-    A request of a batch that failed, which runs again, counts twice."""
-
-    queue_seconds: Histogram = field(default_factory=Histogram)
-    compute_seconds: Histogram = field(default_factory=Histogram)
-    batch_rows: Histogram = field(default_factory=partial(Histogram, ROWS))
-
-
-class _Request:
-    """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
-    ends then, whether the request is queued or runs. ``future`` is None once the request has ended.
-    ``key`` is None if it is not joined; ``tokens`` are counted where lengths may differ."""
-
-    __slots__ = (
-        *("batch", "control", "feeds", "fetches", "future", "key", "priority", "rows", "since"),
-        *("span", "timed", "tokens"),
-    )
-
-    def __init__(
-        self,
-        feeds: NamedValues,
-        fetches: tuple[str, ...] | None,
-        future: Future[Any],
-        priority: int,
-        timed: Timed | None,
-    ) -> None:
-        self.priority = priority
-        self.timed = timed
-        self.feeds = feeds
-        self.fetches = fetches
-        self.future: Future[Any] | None = future
-        self.batch: _Batch | None = None
-        self.control = NEVER
-        self.key: object = None
-        self.rows, self.tokens = 1, 0
-        self.since = monotonic()
-        self.span = span("penstock.request", {"penstock.priority": priority})
-
-
-# A lock and not a Condition or an Event: there is one waiter, which is woken once, and these have a
-# lock, a list and a second lock for each waiter.
-
-
-class _Turn:
-    """The place in the queue of a thread that runs its request itself: ``come`` is a lock that is
-    released when replica ``number`` is free for it, or it need not wait any longer, because of an
-    ``error``."""
-
-    __slots__ = ("come", "error", "number", "since")
-
-    def __init__(self) -> None:
-        self.come = threading.Lock()
-        self.come.acquire()
-        self.since = monotonic()
-        self.number: int | None = None
-        self.error: BaseException | None = None
-
-
-class _Batch:
-    """Requests that run together, and the token that stops the run."""
-
-    def __init__(self, requests: list[_Request]) -> None:
-        self.requests = requests
-        self.left = len(requests)
-        self.cancel = CancelToken()
-        self.since = 0.0
-        """when a replica was given the batch"""
-        self.span: TracedSpan | None = None
-
-    def begin_span(self) -> AbstractContextManager[None]:
-        """What begins meanwhile on this thread is part of the batch, in traces of OpenTelemetry: of
-        its request, if there is one."""
-        causes = [request.span for request in self.requests if request.span is not None]
-        if len(causes) > 1:
-            rows = sum([request.rows for request in self.requests])
-            self.span = span("penstock.batch", {"penstock.rows": rows}, causes)
-        own = self.span or next(iter(causes), None)
-        return nullcontext() if own is None else own.current()
 
 
 def _worker_sessions(
@@ -432,7 +325,7 @@ class Replicas:
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
-        self._queue: Line[_Request | _Turn] = Line()
+        self._queue: Line[QueuedRequest | QueueTurn] = Line()
         self._counts = ReplicaCounts()
         self._histograms = ReplicaHistograms()
         self._waits = self._closed = False
@@ -465,7 +358,7 @@ class Replicas:
         future: Future[dict[str, RunValue]] = RunFuture()
         own = self.session.options.priority if priority is None else priority
         names = None if fetches is None else tuple(fetches)
-        request = _Request(feeds or {}, names, future, own, timed)
+        request = QueuedRequest(feeds or {}, names, future, own, timed)
         try:
             # On the caller's thread, before the queue: wrong feeds are the caller's error at once,
             # and are in no batch with requests of others.
@@ -587,7 +480,7 @@ class Replicas:
             # wait, which would starve some of them for seconds (decision 64).
             if not self._queue and self._free():
                 return self._replica_for([0.0])
-            turn = _Turn()
+            turn = QueueTurn()
             self._queue.append(turn, control.priority)
         # After the lock: the listener is called at once for a run that was stopped, and releases
         # ``come``, so that the acquire below does not wait.
@@ -607,7 +500,7 @@ class Replicas:
             raise turn.error
         return turn.number
 
-    def _leave_queue(self, turn: _Turn, error: BaseException) -> None:
+    def _leave_queue(self, turn: QueueTurn, error: BaseException) -> None:
         """Let a thread wait no longer, unless its turn has come."""
         with self._lock:
             # Either ``_dispatch`` or this takes the turn out of the queue, so that exactly one of
@@ -639,7 +532,7 @@ class Replicas:
 
     def _enqueue(
         self,
-        request: _Request,
+        request: QueuedRequest,
         future: Future[dict[str, RunValue]],
         timeout: float | None,
         cancel: CancelToken | None,
@@ -711,7 +604,10 @@ class Replicas:
             queued = [] if wait else [*self._queue]
         error = Cancelled("the replicas were closed")
         for one in queued:  # outside of the lock: to end a request runs callbacks of the user
-            self._leave_queue(one, error) if isinstance(one, _Turn) else self._end(one, None, error)
+            if isinstance(one, QueueTurn):
+                self._leave_queue(one, error)
+            else:
+                self._end(one, None, error)
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
@@ -730,7 +626,7 @@ class Replicas:
 
     # Requests.
 
-    def _prepare(self, request: _Request) -> None:
+    def _prepare(self, request: QueuedRequest) -> None:
         """Convert the feeds of a request that may be joined with others."""
         ports = self.session.inputs
         if request.feeds.keys() != {port.name for port in ports}:
@@ -751,7 +647,7 @@ class Replicas:
         if request.key is not None and self._unequal is not None:
             request.tokens = request.rows * next(iter(feeds.values())).shape[1]
 
-    def _end(self, request: _Request, outputs: RunValue, error: BaseException | None) -> None:
+    def _end(self, request: QueuedRequest, outputs: RunValue, error: BaseException | None) -> None:
         """End a request, unless it has ended."""
         # On any thread; counted before a thread that waits for the future goes on.
         from concurrent.futures import InvalidStateError
@@ -761,7 +657,9 @@ class Replicas:
             with suppress(InvalidStateError):  # the user has just cancelled it
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
-    def _mark_ended(self, request: _Request, error: BaseException | None) -> Future[Any] | None:
+    def _mark_ended(
+        self, request: QueuedRequest, error: BaseException | None
+    ) -> Future[Any] | None:
         """Count a request as ended. Returns its future, None if it has ended before."""
         with self._lock:
             future, request.future = request.future, None
@@ -806,7 +704,7 @@ class Replicas:
                         begin_run(seconds, None).add_listener(self._waited)
                     return
                 first = self._queue.popleft()
-                if isinstance(first, _Turn):
+                if isinstance(first, QueueTurn):
                     first.number = self._replica_for([monotonic() - first.since])
                     first.come.release()
                     continue
@@ -835,7 +733,7 @@ class Replicas:
     def _seconds_to_wait(self) -> float:
         """The time that the first request waits yet for others to be joined with."""
         first = self._queue.first
-        if isinstance(first, _Turn) or first.key is None or not self.max_delay or self._closed:
+        if isinstance(first, QueueTurn) or first.key is None or not self.max_delay or self._closed:
             return 0.0
         joinable = self._joinable(first)
         full = sum([request.rows for request in joinable]) >= self.max_batch
@@ -847,12 +745,12 @@ class Replicas:
             self._waits = False
         self._dispatch()
 
-    def _joinable(self, first: _Request) -> list[_Request]:
+    def _joinable(self, first: QueuedRequest) -> list[QueuedRequest]:
         """The requests in the queue of the same key."""
         # A walk through the queue, which is bounded. Queues by key would lose the order of arrival.
-        return [r for r in self._queue if isinstance(r, _Request) and r.key == first.key]
+        return [r for r in self._queue if isinstance(r, QueuedRequest) and r.key == first.key]
 
-    def _take(self, first: _Request) -> _Batch:
+    def _take(self, first: QueuedRequest) -> RequestBatch:
         """Take from the queue what is joined with a request."""
         requests, rows, tokens = [first], first.rows, first.tokens
         if first.key is not None:
@@ -863,12 +761,12 @@ class Replicas:
                     rows, tokens = rows + request.rows, tokens + request.tokens
                     self._queue.remove(request)
                 # One that is too large stays, and later, smaller ones may fill the batch.
-        batch = _Batch(requests)
+        batch = RequestBatch(requests)
         for request in requests:
             request.batch = batch
         return batch
 
-    def _begin(self, number: int, batch: _Batch) -> None:
+    def _begin(self, number: int, batch: RequestBatch) -> None:
         requests, first = batch.requests, batch.requests[0]
         done = partial(self._finished, number, batch)
         try:
@@ -887,7 +785,7 @@ class Replicas:
     def _finished(
         self,
         number: int,
-        batch: _Batch,
+        batch: RequestBatch,
         outputs: dict[str, RunValue] | None,
         error: BaseException | None,
     ) -> None:

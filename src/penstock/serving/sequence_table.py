@@ -19,7 +19,7 @@ from typing import TypeAlias
 from penstock.core.errors import InvalidInput, PenstockError, check_count, wrong_type
 from penstock.core.records import dataclass
 from penstock.executors.control import Control, begin_run, end_run
-from penstock.serving.replicas import ReplicasClosed
+from penstock.serving.request_records import ReplicasClosed
 from penstock.stepping.stepper import StepSequence
 
 Key: TypeAlias = "int | str"

@@ -28,7 +28,7 @@ from penstock.host.stop_condition import StopCondition
 from penstock.ops.common.shape_rules import fits
 from penstock.serving.batching import made_up
 from penstock.serving.protocol import SequenceControl, datatype_of
-from penstock.serving.replicas import ReplicaCounts, ReplicaHistograms, Timed, Told
+from penstock.serving.request_records import ReplicaCounts, ReplicaHistograms, Timed, Told
 from penstock.serving.sequence_table import (
     IDLE,
     MOST,
