@@ -177,7 +177,8 @@ class _StepOptions:
 
 
 class _Plans:
-    """What is compiled, and run, before the server is ready, and what is made of it later."""
+    """Makes the replicas of models: with plans that are compiled, and run, before the server is
+    ready, and perhaps quantized later."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
 
 @dataclass(frozen=True)
 class ProgramForm:
-    """What a program of a plan is written for.
+    """The form of a program of a plan.
 
     If ``observed``, it calls the control's observer for each step, with its inputs if they are
     ``inputs_observed``, else with none. The outputs ``given``, by number, are written into arrays

@@ -91,7 +91,7 @@ def _run_sampler(programmed: stages.Programmed, context: CompileContext) -> Samp
 
 
 def progress_of(option: bool | Progress) -> Progress | None:
-    """What an option ``progress`` says to tell of long work: True stands for a line on stderr."""
+    """The callback for an option ``progress``; True stands for a line on stderr."""
     if option is False or (option is not True and callable(option)):
         return option or None
     if option is not True:
@@ -199,7 +199,7 @@ class Compiler:
         return Compiler(replace(self.context, options=replace(options, limits=limits)))
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: RunValues) -> ClusterForecast:
-        """What runs of ``subgraph`` on the workers of ``cluster=`` are expected to take."""
+        """The expected time of runs of ``subgraph`` on the workers of ``cluster=``."""
         from penstock.compiler.cluster import forecast_on_cluster
 
         framed = self.context.executor == "frames" or subgraph.framed

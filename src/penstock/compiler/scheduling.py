@@ -294,7 +294,7 @@ def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
 
 
 def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
-    """What learns from runs whether a plan in one order is faster as tasks, if it may be."""
+    """The sampler that learns from runs whether a plan is faster as tasks; None if it cannot be."""
     plan, program = programmed.schedule.plan, programmed.program
     # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
     several = not is_chain(plan) or _may_overlap(plan, context)

@@ -78,7 +78,7 @@ class NamedWorkers:
 
 @dataclass(frozen=True)
 class CompileContext:
-    """What all stages may read: the session's options, backends, limits and functions."""
+    """The context of all stages: the session's options, backends, limits and functions."""
 
     options: CompileOptions
     backends: tuple[Backend, ...]
@@ -90,7 +90,7 @@ class CompileContext:
 
     @property
     def limits(self) -> Limits:
-        """Those of the options, or the default ones."""
+        """The limits of the options, or the default ones."""
         return self.options.limits or DEFAULT_LIMITS
 
     @cached_property

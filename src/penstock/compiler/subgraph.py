@@ -174,7 +174,7 @@ class Subgraph:
         return values
 
     def key(self, values: RunValues) -> tuple[Hashable, ...]:
-        """What a plan depends on of the fed values: their shapes, and dtypes left open."""
+        """The key of a plan, from the fed values: their shapes, and dtypes left open."""
         if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
             return (values[0].shape,)  # of most models
         if self.depends_on_dtypes:
@@ -182,7 +182,8 @@ class Subgraph:
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
     def placeholders(self, values: RunValues) -> RunValues:
-        """What stands for fed values where a plan is compiled: themselves, if they are arrays."""
+        """Stand-ins for fed values while a plan is compiled: the values themselves, if they are
+        arrays."""
         return values
 
     def use(self, key: Hashable, executor: Executor) -> None:

@@ -264,7 +264,7 @@ class Subgraphs:
         return subgraph
 
     def extracted(self, extract: Extract, compiler: Compiler) -> Subgraph:
-        """What ``extract`` names of the model, simplified by ``compiler``."""
+        """The part of the model that ``extract`` names, simplified by ``compiler``."""
         with compile_guard():
             graph = self._cut(extract)
             subgraph = Subgraph(graph, extract.fetches, compiler.structure(graph))
@@ -310,7 +310,7 @@ class Subgraphs:
             return [*self._subgraphs.values(), self.main]
 
     def counterpart(self, subgraph: Subgraph) -> Subgraph:
-        """What has the inputs and outputs of a subgraph of another model."""
+        """The subgraph with the inputs and outputs of a subgraph of another model."""
         return self._subgraph(subgraph.names, subgraph.outputs, ())
 
     def retire(self) -> None:

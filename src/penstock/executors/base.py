@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class OnWorkers(Protocol):
-    """What an executor has whose steps are on workers, which plan and measure them."""
+    """An executor whose steps run on workers, which plan and measure them."""
 
     @property
     def backends(self) -> Collection[str]:

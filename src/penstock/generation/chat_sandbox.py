@@ -46,7 +46,7 @@ _MOST_BITS = 10_000
 
 
 class TemplateBudget:
-    """What a run of a template may still do."""
+    """The budget that is left for the run of a template."""
 
     def __init__(self) -> None:
         self._steps = MOST_STEPS

@@ -40,7 +40,7 @@ class DecoderStart(NamedTuple):
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> DecoderStart:
-        """That of the first of some folders with such files."""
+        """The start by the files of some folders; earlier folders go first."""
         settings: dict[str, object] = {}
         for path in [folder / name for folder in folders for name in _FILES]:
             settings = {**read_json(path), **settings}

@@ -36,7 +36,8 @@ class MelSpectrogram(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> MelSpectrogram:
-        """That of a ``preprocessor_config.json``. Raises ``InvalidModel`` for a wrong number."""
+        """The features that a ``preprocessor_config.json`` describes. Raises ``InvalidModel`` for a
+        wrong number."""
         names = "feature_size", "n_fft", "hop_length", "sampling_rate", "chunk_length"
         known = [settings.get(name, default) for name, default in zip(names, cls(), strict=True)]
         numbers = [n for n in known if isinstance(n, int) and 0 < n < 1 << 20]

@@ -49,11 +49,11 @@ class TextSource(NamedTuple):
     suppressed: Sequence[int] = ()
 
     def rows_of(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
-        """What is fed of some tokens."""
+        """The feeds of some tokens."""
         return {self.rows: np.array([tokens], self.dtype)}
 
     def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
-        """What chooses tokens from logits of some ``size``."""
+        """The sampler of tokens for logits of a ``size``."""
         ends = sorted(self.end_ids)
         # Files may name more tokens than the model has.
         never = {token: -inf for token in self.suppressed if token < size}

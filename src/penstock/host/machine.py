@@ -31,7 +31,7 @@ def cache_folder() -> str:
 
 @cache
 def machine_name() -> str:
-    """What costs depend on beside the model: processor, cores, and versions of libraries."""
+    """The machine as costs depend on it: processor, cores, and versions of libraries."""
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     python = sys.version.partition(" ")[0]
     return (

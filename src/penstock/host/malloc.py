@@ -43,7 +43,7 @@ _kept: list[mmap.mmap] = []
 
 
 class Bounded(Protocol):
-    """What bounds the memory of a part of the process."""
+    """A bound of the memory of a part of the process."""
 
     @property
     def unused(self) -> int:

@@ -82,7 +82,7 @@ def span(
 
 
 def during(name: str, function: Callable[[], R]) -> R:
-    """What a function returns, during whose call there is a span."""
+    """Call a function within a span, and return its result."""
     own, error = TracedSpan(name, {}), None
     try:
         with own.current():

@@ -67,7 +67,7 @@ def worth_threads(nodes: Iterable[Node]) -> bool:
 
 
 class Rates(NamedTuple):
-    """What one core does, by kind of work."""
+    """The rates of one core, by kind of work."""
 
     call_s: float = 0.0
     """seconds of a call that does nothing"""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Property(Enum):
-    """What holds for a graph, and stays true once a pass has established it."""
+    """A property of a graph, which holds once a pass has established it."""
 
     STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
     TYPED = "every value has the most precise type that its inputs imply"
@@ -188,7 +188,7 @@ class Numerics(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PassContext:
-    """What passes need to know beside the graph."""
+    """The context of passes: all that they read beside the graph."""
 
     limits: Limits = DEFAULT_LIMITS
     fusion: FusionPolicy | None = None

@@ -36,7 +36,8 @@ class EngineJob:
 
 
 class Engine(Protocol):
-    """What importing ``package`` gives; raises ``ImportError`` where it is not installed."""
+    """A runtime. Its constructor imports ``package``, and raises ``ImportError`` if that is not
+    installed."""
 
     package: str
     version: str

@@ -45,7 +45,7 @@ Message: TypeAlias = object
 
 
 class Loaded(NamedTuple):
-    """What a process says of its engine once the model is loaded."""
+    """The description of an engine that its process sends once the model is loaded."""
 
     version: str
     import_seconds: float
@@ -93,7 +93,7 @@ class EngineProcess:
         return self._answer(("time", (clients, seconds)))
 
     def describe(self) -> str | None:
-        """What the engine says of its runs."""
+        """The answer of the engine about its runs."""
         return self._answer(("describe", ()))
 
     def _answer(self, message: Message) -> RunValue:

@@ -22,7 +22,7 @@ _ALIGNMENT = 64
 
 
 class UnsoundPlanError(Exception):
-    """What is wrong with a plan."""
+    """A plan is unsound; the message says why."""
 
 
 def require(holds: bool, problem: str, *places: Step | Slot | int) -> None:

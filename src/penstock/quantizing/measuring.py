@@ -97,7 +97,7 @@ class FloatReference:
         return sum(own**2 for own in self.rms(session)) / len(self.outputs)
 
     def measured(self, session: Session) -> float:
-        """What the metric returns. Raises ``InvalidInput`` if that is not a number."""
+        """Call the metric. Raises ``InvalidInput`` if it does not return a number."""
         assert self.metric is not None
         result = self.metric(self.outputs, ArrayStore(map(session.run, self.samples)))
         try:

@@ -51,7 +51,7 @@ _SESSION, _TFLITE = ".penstock", ".tflite"
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """What ``quantize`` takes beside the model and the samples."""
+    """The options of ``quantize``."""
 
     _: KW_ONLY
     max_error: float | None = option(
@@ -128,14 +128,14 @@ class QuantizeOptions:
 
     @property
     def goal(self) -> Goal:
-        """What is wanted."""
+        """The goal of the search."""
         # A bound that most users of classifiers do not notice.
         no_goal = self.max_error is self.time is self.size is None
         return Goal(DEFAULT_ERROR if no_goal else self.max_error, self.time, self.size)
 
 
 class Quantized:
-    """What ``quantize`` returns.
+    """The result of ``quantize``.
 
     Args:
         model: The quantized model.

@@ -54,7 +54,7 @@ class ChosenRanges(NamedTuple):
 
 @dataclass(eq=False)
 class Record:
-    """What was measured so far.
+    """The measurements so far.
 
     These are the ``ranges`` of values that codes cover, the ``sizes`` of these values, the way to
     clip them (``clipping``), chosen by the errors of each way (``clippings``), the corrections of

@@ -596,7 +596,7 @@ class Search:
         return share * self.base - self.others
 
     def size_weight(self) -> float:
-        """What a byte counts: as much as makes the choice meet the size, if one is wanted."""
+        """The weight of a byte: as much as makes the choice meet the size, if one is wanted."""
         if self.goal.size is None:
             return _SIZE_WEIGHT
         weight, costs = _SIZE_WEIGHT, self.costs()

@@ -65,7 +65,7 @@ class Int8Operator(NamedTuple):
 
 @cache
 def int8_operators() -> Mapping[str, Int8Operator]:
-    """Those of ``tflite_operators.txt`` by name."""
+    """The kernels of ``tflite_operators.txt`` by name."""
     entries = {}
     path = os.path.join(os.path.dirname(__file__), "tflite_operators.txt")
     with open(path, encoding="ascii") as file:

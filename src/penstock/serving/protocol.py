@@ -168,7 +168,7 @@ def priority_of(header: str | None) -> int | None:
 
 
 def timing(queue: float, run: float) -> str:
-    """What the header Server-Timing says of the seconds of a request."""
+    """The header Server-Timing for the seconds of a request."""
     return f"queue;dur={1e3 * queue:.3f}, run;dur={1e3 * run:.3f}"
 
 

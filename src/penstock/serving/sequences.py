@@ -75,7 +75,7 @@ class Sequences:
 
     @property
     def values(self) -> list[Port]:
-        """What requests may feed and fetch."""
+        """The values that requests may feed and fetch."""
         return [*self.inputs, *self.fixed, *self.states, *self.outputs]
 
     @property
@@ -93,7 +93,7 @@ class Sequences:
         return ReplicaHistograms(*copies)
 
     def configuration(self) -> JsonObject:
-        """What clients of Triton ask for about sequences."""
+        """The configuration of sequences for clients of Triton."""
         states = [
             {
                 "input_name": port.name,
@@ -112,7 +112,8 @@ class Sequences:
         }
 
     def of(self, control: SequenceControl | None) -> SequenceRun:
-        """What runs a request of a sequence. Raises ``InvalidInput`` for one of none."""
+        """The runner of a sequence's request. Raises ``InvalidInput`` for a request without a
+        sequence."""
         if control is None:
             raise InvalidInput(
                 'the model has state: a request has the parameter "sequence_id", and the first one '

@@ -73,7 +73,7 @@ class EmbeddingsAsked:
 def error_object(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> JsonObject:
-    """What a response with an error has."""
+    """The document of a response with an error."""
     # Clients raise an error of theirs by the status, and show the message.
     kinds = {429: ("rate_limit_error", "rate_limit_exceeded"), 504: ("timeout_error", "timeout")}
     kind, usual = kinds.get(

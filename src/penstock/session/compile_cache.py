@@ -199,7 +199,7 @@ class CacheEntry:
 
     @cached_property
     def key(self) -> str:
-        """All that the session depends on, as JSON."""
+        """Everything that the session depends on, as JSON."""
         keyed = {
             "files": self._files,
             "form": self.form,
@@ -352,7 +352,7 @@ class CacheEntry:
             os.unlink(self.path)
 
     def writer(self) -> ArtifactWriter:
-        """What a session is written with that is kept here."""
+        """The writer of a session that is cached here."""
         from penstock.artifact.container import ArtifactWriter
 
         base = None if isinstance(self.source, bytes) else self._base

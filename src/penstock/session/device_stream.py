@@ -74,7 +74,8 @@ class DeviceLine:
     def run(
         self, session: Session, options: RunOptions, future: Future[dict[str, RunValue]]
     ) -> tuple[Callable[[], None], Callable[[Exception], object]]:
-        """What puts a run on the stream, and what ends it with an error if that never comes."""
+        """A callback that puts a run on the stream, and one that ends it with an error if that
+        never happens."""
         backend = self.backend_of(session)
         launched: Future[dict[str, RunValue]] = Future()
         # Results are brought to the host on the stream, so that no thread waits for them here.

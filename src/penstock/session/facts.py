@@ -113,7 +113,7 @@ def _asked(asked: str, effective: str) -> str:
 
 
 def effective_options(context: CompileContext, executor: Executor) -> EffectiveOptions:
-    """What the plan of ``executor`` runs with."""
+    """The effective options of the plan of ``executor``."""
     used = {step.backend for step in executor.table.walk() if step.backend}
     on_workers = capability(executor, OnWorkers)
     used.update(() if on_workers is None else on_workers.backends)

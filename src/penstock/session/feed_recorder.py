@@ -183,4 +183,4 @@ class FeedRecorder:
 
 
 def _nobody() -> None:
-    """What ``installed`` calls as long as no session uses the recorder."""
+    """The callback of ``installed`` while no session uses the recorder."""

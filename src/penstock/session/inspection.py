@@ -49,7 +49,7 @@ class SessionParts(NamedTuple):
 
     @property
     def effective(self) -> EffectiveOptions:
-        """What the plan that was used last runs with."""
+        """The effective options of the plan that was used last."""
         return effective_options(self.compiler.context, self.executors.latest)
 
     @property
@@ -73,7 +73,8 @@ class SessionParts(NamedTuple):
         return rows_text(self.compiler, main, values, packs)
 
     def memory_text(self, executor: Executor) -> str:
-        """What the session may hold (``memory=``), and what a run of a plan takes of it."""
+        """A text of the bound of the session's memory (``memory=``), and what a run of a plan needs
+        of it."""
         assert self.plans.memory is not None
         limit, held = self.plans.memory.limit, self.plans.memory.held
         needs: int = getattr(executor, "needs_bytes", executor.run_bytes)
@@ -149,7 +150,7 @@ class Inspection:
 
     @property
     def effective(self) -> EffectiveOptions:
-        """What the last plan runs with, whatever the options ask for."""
+        """The executor, precision, threads and backends that the last plan really uses."""
         return self._parts.effective
 
     @property
@@ -177,7 +178,7 @@ class Inspection:
 
     @property
     def stats(self) -> Stats:
-        """What the session has done so far."""
+        """Counters of the session."""
         plans, opened = self._parts.plans, self._parts.executors.opened
         kept, runs = len(plans.executors()), counter_value(plans.runs)
         made = max(0, plans.made - opened)  # less while one is opened

@@ -38,7 +38,7 @@ class DerivedModel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a session is made of.
+    """The parts of a session.
 
     ``graph`` gives the main graph, which is decoded then if it was saved; ``stores`` has the
     session's variables by the stores of the model; ``entry`` is its place in the cache.

@@ -77,7 +77,7 @@ class Quantizable(Protocol):
 
 
 class BackgroundQuantization:
-    """What ``Session.quantize_after`` returns: how far it has come, and what came of it.
+    """The result of ``Session.quantize_after``: its progress and its outcome.
 
     ``state`` is "recording" until enough runs were recorded; "searching" until the model was made;
     "swapped" once runs use it; or "kept" if the session keeps its model, for the ``reason``.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ReportedSession(Protocol):
-    """What a report asks of a session."""
+    """The members of a session that a report reads."""
 
     @property
     def model(self) -> Model: ...

@@ -92,7 +92,7 @@ class BatchedRunner:
             return {}, str(reason)
 
     def history(self) -> FrameQueue:
-        """What holds the frames of a new sequence."""
+        """The history of frames for a new sequence."""
         axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
         return FrameQueue(axes, self._stacked is not None)
 

@@ -26,7 +26,7 @@ class FedState(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, given: Mapping[str, str] | None) -> FedState:
-        """That of a model, whose variables become states."""
+        """The fed-back state of a model; its variables become states."""
         if not assigns_variables(model.graph):
             return cls(model, given)
         carried = carry_variables(model)

@@ -58,7 +58,7 @@ class RowHistory:
         return self._arrays[name][begin:end]
 
     def content(self, begin: int, end: int) -> bytes:
-        """What tells some rows from others."""
+        """The contents of some rows, for comparisons with other rows."""
         return b"".join([array[begin:end].tobytes() for _, array in sorted(self._arrays.items())])
 
     def cut(self, count: int) -> None:

@@ -187,7 +187,7 @@ class _SharedLoop:
         return None if trips is None else max(int(np.asarray(trips).reshape(())), 0)
 
     def results(self, values: Mapping[str, RunValue], stop: StopCondition) -> dict[str, RunValue]:
-        """What the loop returns, by the names of values."""
+        """The results of the loop, by the names of values."""
         body = self.body
         state = self.engine.sequence(0)
         run = _LoopRun(self, state, self._trips(values), self._most)

@@ -86,7 +86,7 @@ def _joined(model: Model) -> Model:
 
 
 def joined_steps_of(model: Model) -> JoinedSteps:
-    """What the steps of a model of joined steps take and return. Raises ``InvalidModel``."""
+    """The inputs and outputs of a model of joined steps. Raises ``InvalidModel``."""
     try:
         steps = JoinedSteps(**json.loads(model.metadata[_STEPS]))
         rows, fed = (

@@ -12,7 +12,7 @@ _LONGEST = 400
 
 @dataclass(frozen=True, slots=True)
 class NodeSignature:
-    """What the cost of a node depends on.
+    """The properties of a node on which its cost depends.
 
     Among nodes of the same ``operation`` and ``dtypes`` costs are interpolated by ``bytes``, the
     sum over all inputs and outputs; ``exact`` has the shapes too, and a digest of the attributes:

@@ -65,7 +65,7 @@ class MeasuredRuns:
 
 
 class PlanOwner(Protocol):
-    """What executors belong to: a session."""
+    """The owner of executors: a session."""
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Use another executor of the same plan from now on."""
@@ -147,7 +147,7 @@ class RunSampler:
         return used.recipe() if isinstance(used, CompiledExecutor) else None
 
     def reschedule(self, measured: MeasuredRuns) -> Executor | None:
-        """What the owner makes of the measurements; None if the session is gone."""
+        """The callback of the owner for measurements; None if the session is gone."""
         used, owner = None if self._used is None else self._used(), self.owner()
         return None if used is None or owner is None else owner.reschedule(used, measured)
 

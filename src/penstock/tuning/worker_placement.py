@@ -70,7 +70,7 @@ class WorkerPool(Protocol):
 
     @property
     def link_cost(self) -> LinkCost:
-        """What messages between workers take."""
+        """The cost of messages between workers."""
 
     def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> Executor:
         """Register the parts of a graph with the workers that they name."""

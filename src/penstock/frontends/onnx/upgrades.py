@@ -339,7 +339,7 @@ def softmax_cross_entropy_loss(old: NodeUpgrade) -> None:
 
 @upgrade(22, "LpNormalization")
 def lp_normalization(old: NodeUpgrade) -> None:
-    """What has no norm becomes 0."""
+    """Rows with a norm of 0 become 0."""
     x, p, axis = old.input(0), old.attrs.get("p", 2), old.constant([old.attrs.get("axis", -1)])
     if p not in (1, 2):
         raise NodeError(f"p must be 1 or 2, not {p}")

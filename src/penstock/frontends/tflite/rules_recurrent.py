@@ -72,7 +72,7 @@ def _lstm(
     gates = [gate for gate in (0, 3, 1, 2) if gate or given[1] is not None]
 
     def stacked(first: int) -> Value | None:
-        """What there is for each gate, as one."""
+        """The tensors of all gates, concatenated."""
         parts = [given[first + gate] for gate in gates]
         return None if None in parts else c.emit("Concat", parts, axis=0)
 

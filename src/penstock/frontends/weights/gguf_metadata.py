@@ -25,7 +25,7 @@ def parsed_metadata(texts: Mapping[str, str]) -> dict[str, object]:
 
 
 def _parsed(text: str) -> object:
-    """What a text is in JSON; the text itself, if it is none."""
+    """The value of a text in JSON; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

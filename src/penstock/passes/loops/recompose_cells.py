@@ -96,7 +96,7 @@ def _lstm(node: Node) -> tuple[Node, Node] | None:
 
 
 class LstmParts(NamedTuple):
-    """What the gates of an LSTM are functions of, its cell, and the next one."""
+    """The arguments of the gates of an LSTM, its cell state, and the next one."""
 
     input: Value
     forget: Value

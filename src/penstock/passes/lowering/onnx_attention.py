@@ -39,7 +39,7 @@ Biases = dict[tuple[object, ...], Value]
 def attention_nodes(
     node: Node, policy: FusionPolicy | None, biases: Biases
 ) -> Sequence[Node] | None:
-    """What an Attention of known shapes in float32 without a past becomes; None for others."""
+    """The replacement of an Attention in float32, of known shapes and without a past; else None."""
     if policy is None or not _is_simple(node):
         return None
     types: Any = [None if value is None else value.type for value in node.inputs]

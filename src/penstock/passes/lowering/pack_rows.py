@@ -29,7 +29,7 @@ from penstock.passes.lowering.row_packing import RowPacking
 
 
 def packing_of(graph: Graph, context: PassContext) -> RowPacking:
-    """What is to be found of a graph, with attention as one node wherever that can be."""
+    """The row packing of a graph, in which attention is one node wherever possible."""
     lift_all_heads(graph)
     # Whatever attention as one node costs: rows that are left out save more.
     RecognizeAttention(always=True).run(graph, context)

@@ -128,7 +128,7 @@ def has_rows(axes: Axes) -> bool:
 
 
 def _plain(value: Value | None) -> Padded:
-    """What has no rows."""
+    """A value without rows."""
     return Padded(tuple(map(features, static_dims(value))))
 
 

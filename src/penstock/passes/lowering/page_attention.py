@@ -323,7 +323,7 @@ def stays(node: Node, reason: str) -> RowsStay:
 
 
 def _source_of(node: Node, value: Value | None) -> _Source:
-    """What keys or values of attention are made of."""
+    """The source of keys or values of attention."""
     moves: list[Node] = []
     scale = 1.0
     while value is not None and (source := value.producer) is not None:

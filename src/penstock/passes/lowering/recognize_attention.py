@@ -134,7 +134,7 @@ class _Search:
     biases: dict[tuple[object, ...], Value] = field(default_factory=dict)
 
     def replacement(self, node: Node) -> Sequence[Node] | None:
-        """What takes the place of ``node``: the second product, or ONNX's Attention."""
+        """The replacement of ``node``, the second product or ONNX's Attention."""
         if node.op.name not in ("Attention", "MatMul") or node.control_inputs:
             return None
         if node.outputs[0] is None:

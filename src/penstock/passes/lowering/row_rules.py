@@ -65,7 +65,7 @@ def packed_form(node: Node, inputs: _Inputs) -> Packed:
 
 
 def axes_rule(node: Node, inputs: _Inputs) -> Packed:
-    """What the rule of an operation says, of whatever axes."""
+    """The result of the rule of an operation, whatever the axes."""
     check_pure(node)
     name = node.op.full_name
     rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
@@ -96,7 +96,7 @@ def features(size: int) -> Axis:
 
 
 def axis_names(axes: Iterable[Axis]) -> list[str]:
-    """What axes have, in order: samples, rows, and "" for features."""
+    """The names of the factors of axes, in order: samples, rows, and "" for features."""
     return [name for axis in axes for name, _ in axis]
 
 

@@ -62,7 +62,7 @@ class Roles(NamedTuple):
 
 
 def roles_of(graph: Graph) -> Roles:
-    """What the inputs of a graph are. Raises ``RowsStay`` if one is unknown."""
+    """The roles of the inputs of a graph. Raises ``RowsStay`` if one is unknown."""
     roles: dict[str, list[str]] = {name: [] for name in Roles._fields}
     words = {v: frozenset(_WORD.findall(v.name.lower())) for v in graph.inputs}
     # A model with both halves has names such as input_ids and decoder_input_ids.
@@ -89,7 +89,7 @@ def present_of(name: str) -> str:
 
 
 def _role_of(value: Value) -> str:
-    """What an input is, a field of ``Roles``."""
+    """The role of an input, a field of ``Roles``."""
     shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
     if "position" in name and len(shape) == 1 and dtype is not None and dtype.kind == "i":
         return "positions"
