@@ -8,9 +8,10 @@ import pytest
 from penstock.ir.graph import Graph, Value, captures
 from penstock.passes.dead_code import cut
 from penstock.passes.pipeline import optimize
-from tests.passes.optimize.test_optimize import node, ops, optimized, value, waits
+from tests.passes.optimize.test_optimize import node, optimized, value, waits
 from tests.support.graphs import interpret
 from tests.support.onnx_text import graph_from_text
+from tests.support.passes import count_operations as ops
 
 
 def test_dead_code_is_dropped_in_bodies_too():

@@ -374,7 +374,9 @@ def test_model_of_one_frame_a_call_takes_no_other_shapes() -> None:
     with stepper_of("static") as stepper:
         with pytest.raises(ps.PenstockError):
             stepper.sequence().step(frame_of("static", np.random.default_rng(0), 2))
-        with pytest.raises(ps.InvalidInput, match="needed"):
+        with pytest.raises(
+            ps.InvalidInput, match=r"cannot step .audio.: the model has no such value"
+        ):
             stepper.sequence().step({"audio": np.zeros(3)})
 
 

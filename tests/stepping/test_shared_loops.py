@@ -174,10 +174,12 @@ def test_runs_go_on_beside_those_that_fail() -> None:
 
 def test_inputs_that_do_not_fit_are_named() -> None:
     shared = ps.SharedLoops(model_from_text(GROWING))
-    with pytest.raises(ps.InvalidInput, match="'n' is missing"):
+    with pytest.raises(ps.InvalidInput, match=r"needed that were not given: 'n' .int64"):
         shared.run({"x": np.zeros((1, 2), np.float32)})
-    with pytest.raises(ps.InvalidInput, match="no inputs"):
-        shared.run({**feeds_of(GROWING, 0), "q": np.zeros(1)})
+    with pytest.raises(ps.InvalidInput, match=r"cannot feed 'N': .* did you mean 'n'"):
+        shared.run({**feeds_of(GROWING, 0), "N": np.zeros(1)})
+    with pytest.raises(ps.InvalidInput, match=r"cannot fetch 'q': .* outputs of the model alone"):
+        shared.run(feeds_of(GROWING, 0), ["q"])
 
 
 def test_models_without_loops_are_refused() -> None:

@@ -81,7 +81,7 @@ def test_second_stepper_has_the_interface_of_the_first(path: Path) -> None:
         second = ps.Stepper(str(path))
         again = second.rows, second.fixed, second.outputs, second.metadata, second.path
         assert (*again, second.reason) == facts
-        with pytest.raises(ps.InvalidInput, match="rows of"):
+        with pytest.raises(ps.InvalidInput, match="cannot step 'other'"):
             second.sequence().step({"other": [[1]]})
     assert second.model.graph.inputs[0].name == "ids"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import InvalidInput
+from penstock.core.errors import InvalidInput, quoted, suggest
 from penstock.core.types import (
     STRING,
     AnyType,
@@ -24,6 +24,17 @@ from penstock.core.types import (
 )
 from penstock.host.native import are_strings
 from penstock.ir.graph import Value
+
+
+def check_names(verb: str, names: Iterable[str], inputs: Mapping[str, Type]) -> None:
+    """Raise ``InvalidInput`` unless ``names`` are those of all ``inputs``. ``verb`` is what is done
+    with them, as in "cannot feed"."""
+    given = [*names]
+    for name in given:
+        if name not in inputs:
+            raise InvalidInput(f"cannot {verb} {quoted(name)}: {suggest(name, inputs)}")
+    if missing := [f"{quoted(n)} ({type_})" for n, type_ in inputs.items() if n not in given]:
+        raise InvalidInput(f"inputs are needed that were not given: {', '.join(missing)}")
 
 
 def convert(name: str, value: RunValue, input_type: Type) -> RunValue:

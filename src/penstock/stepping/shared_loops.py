@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.compiler.options import CompileOptions, make
-from penstock.core.errors import InvalidInput, LimitExceeded, check_count
+from penstock.core.errors import InvalidInput, LimitExceeded, check_count, quoted
 from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue
-from penstock.executors.feeds import convert
+from penstock.executors.feeds import check_names, convert
 from penstock.frontends.load import load
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
@@ -124,14 +124,14 @@ class SharedLoops:
         stop = StopCondition(timeout, cancel)
         names = [*self._outputs] if fetches is None else [*fetches]
         if absent := [name for name in names if name not in self._outputs]:
-            raise InvalidInput(f"{absent} are no outputs: these are {[*self._outputs]}")
-        values: dict[str, RunValue] = {}
-        for port in self.inputs:
-            if port.name not in feeds:
-                raise InvalidInput(f"input {port.name!r} is missing: {[*feeds]} were given")
-            values[port.name] = convert(port.name, feeds[port.name], port.type)
-        if unknown := feeds.keys() - values:
-            raise InvalidInput(f"{sorted(unknown)} are no inputs: these are {[*values]}")
+            raise InvalidInput(
+                f"cannot fetch {quoted(absent[0])}: runs that share loops return outputs of the "
+                f"model alone, which are {', '.join(map(quoted, self._outputs))}"
+            )
+        check_names("feed", feeds, {port.name: port.type for port in self.inputs})
+        values: dict[str, RunValue] = {
+            port.name: convert(port.name, feeds[port.name], port.type) for port in self.inputs
+        }
         for session, loops in self._parts:
             if session is not None:
                 own = {name: values[name] for name in session._subgraphs.main.names}

@@ -21,7 +21,7 @@ from penstock.core.errors import InvalidInput, RowsStay, check_count
 from penstock.core.limits import parse_bytes
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType, Type
-from penstock.executors.feeds import convert
+from penstock.executors.feeds import check_names, convert
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
 from penstock.stepping.engine import Runner, StepEngine
@@ -397,8 +397,7 @@ class Stepper:
 
     def _checked(self, rows: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
         """Rows as arrays of the inputs' types. Raises ``InvalidInput``."""
-        if {*rows} != {*self._inputs}:
-            raise InvalidInput(f"rows of {[*rows]} were given, of {[*self._inputs]} needed")
+        check_names("step", rows, self._inputs)
         checked = {}
         for name, given in rows.items():
             type_ = self._inputs[name]

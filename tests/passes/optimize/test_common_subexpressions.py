@@ -6,7 +6,8 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
 from penstock.textual.parser import parse_graph
-from tests.passes.optimize.test_optimize import node, ops, optimized, value, waits
+from tests.passes.optimize.test_optimize import node, optimized, value, waits
+from tests.support.passes import count_operations as ops
 
 
 def test_equal_nodes_run_once():

@@ -19,8 +19,9 @@ from penstock.ops.common.shape_rules import same_type
 from penstock.passes.context import PassContext
 from penstock.passes.optimize.fold_constants import FoldConstants, owned_bytes
 from penstock.passes.pipeline import optimize
-from tests.passes.optimize.test_optimize import node, ops, optimized, value, waits
+from tests.passes.optimize.test_optimize import node, optimized, value, waits
 from tests.support.onnx_text import compile_text, graph_from_text
+from tests.support.passes import count_operations as ops
 
 
 def test_operations_of_constants_become_constants():

@@ -7,9 +7,10 @@ import pytest
 
 from penstock.ir.graph import Graph, Value
 from penstock.passes.pipeline import optimize
-from tests.passes.optimize.test_optimize import node, ops, optimized, value, waits
+from tests.passes.optimize.test_optimize import node, optimized, value, waits
 from tests.support.graphs import interpret
 from tests.support.onnx_text import compile_text, graph_from_text
+from tests.support.passes import count_operations as ops
 
 
 @pytest.mark.parametrize(

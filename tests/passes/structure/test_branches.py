@@ -9,9 +9,10 @@ import penstock as ps
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops import find
 from penstock.passes.pipeline import optimize
-from tests.passes.optimize.test_optimize import IF, node, ops, optimized, value, waits
+from tests.passes.optimize.test_optimize import IF, node, optimized, value, waits
 from tests.support.graphs import interpret
 from tests.support.onnx_text import compile_text
+from tests.support.passes import count_operations as ops
 
 
 @pytest.mark.parametrize(
