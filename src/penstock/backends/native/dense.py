@@ -22,7 +22,7 @@ from penstock.backends.native import (
     rows_ns,
     str_,
 )
-from penstock.backends.native.elementwise import program_behind
+from penstock.backends.native.elementwise import bounds_of, program_behind
 from penstock.backends.native.kernel import (
     ROUNDED,
     WORKSPACE,
@@ -48,14 +48,16 @@ _MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zero
 
 
 class _Layer(NamedTuple):
-    """A product, and the tensors that it reads; ``bias`` and ``addend`` are added to it, and the
-    parts from ``first`` on follow."""
+    """A product, and the tensors that it reads; ``bias`` and ``addend`` are added to it, sums are
+    bounded by ``low`` and ``high``, and the parts from ``first`` on follow."""
 
     x: int
     w: int
     transposed: bool
     bias: np.ndarray | None
     addend: int | None
+    low: float
+    high: float
     first: int
 
 
@@ -119,7 +121,7 @@ def dense_call(site: Site) -> NativeCall | None:
         (
             *(Tensor(layer.x), *weights.arrays, bias),
             *(None if layer.addend is None else Tensor(layer.addend), site.result()),
-            *(rows, inner, columns, block, pairs, items, int(layer.first < count), *words),
+            *(rows, inner, columns, block, pairs, items, layer.low, layer.high, int(layer.first < count), *words),
         ),
         items=items,
         item_ns=read_inner * columns / panels * element_ns + block * PANEL * program_ns,
@@ -252,7 +254,9 @@ def _layer(site: Site) -> _Layer | None:
         result, first = part.outputs[0], first + 1
     transposed = bool(product.attrs.get("transB", 0))
     x, w = place[product.inputs[0]], place[product.inputs[1]]
-    return _Layer(x, w, transposed, bias, addend, first)
+    bounds = bounds_of(site, place, parts(node)[first:])
+    low, high = bounds or (-math.inf, math.inf)
+    return _Layer(x, w, transposed, bias, addend, low, high, len(parts(node)) if bounds else first)
 
 
 def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:

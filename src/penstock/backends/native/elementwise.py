@@ -154,6 +154,46 @@ def program_behind(
     return replace(call, words=tuple(words))
 
 
+def bounds_of(
+    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
+) -> tuple[float, float] | None:
+    """The bounds of the result, in real numbers; None if they are no constants."""
+    low, high = -math.inf, math.inf
+    for node in nodes:
+        least, most = -math.inf, math.inf
+        if node.op.name == "Relu":
+            least = 0.0
+        elif node.op.name in ("Max", "Min"):
+            bound = number_of(site, place, node)
+            if bound is None or math.isnan(bound):
+                return None
+            least, most = (bound, most) if node.op.name == "Max" else (least, bound)
+        elif node.op.name == "Clip":
+            ends = [
+                None if v is None else site.constant(place[v])
+                for v in [*node.inputs, None, None][1:3]
+            ]
+            for value, end in zip([*node.inputs, None, None][1:3], ends, strict=True):
+                if value is not None and (end is None or end.size != 1 or np.isnan(end).any()):
+                    return None
+            least, most = [
+                default if end is None else float(end.item())
+                for end, default in zip(ends, (least, most), strict=True)
+            ]
+        else:
+            return None
+        low, high = min(max(low, least), most), min(max(high, least), most)
+    return low, high
+
+
+def number_of(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
+    """The number that an operation of two operands has as one; None if it has none."""
+    ends = [site.constant(place[v]) for v in node.inputs if v in place]
+    if len(node.inputs) != 2 or len(ends) != 1 or ends[0] is None or ends[0].size != 1:
+        return None
+    return float(ends[0].item())
+
+
 def additions_of(node: Node) -> float | None:
     """Roughly how many additions take as long as an element of the result of ``node``, which may be
     fused; None if it is not elementwise."""

@@ -22,7 +22,12 @@ from penstock.backends.native.dense import (
     pairs_of,
     unpacked_panels,
 )
-from penstock.backends.native.elementwise import additions_of, program_behind
+from penstock.backends.native.elementwise import (
+    additions_of,
+    bounds_of,
+    number_of,
+    program_behind,
+)
 from penstock.backends.native.kernel import (
     WORKSPACE,
     NativeCall,
@@ -268,18 +273,10 @@ def _activated(
         return None, _NO_GATE, nodes
     gate, nodes = [1 / 6, 0.5, 1.0, 0.0], nodes[1:]
     for name, i in (("Mul", 2), ("Add", 3)):
-        number = _number(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
+        number = number_of(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
         if number is not None:
             gate[i], nodes = number, nodes[1:]
     return None, tuple(gate), nodes
-
-
-def _number(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
-    """The number that an operation of two operands has as one; None if it has none."""
-    ends = [site.constant(place[v]) for v in node.inputs if v in place]
-    if len(node.inputs) != 2 or len(ends) != 1 or ends[0] is None or ends[0].size != 1:
-        return None
-    return float(ends[0].item())
 
 
 def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
@@ -678,38 +675,6 @@ def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -
     *slices, rows, columns = [inner] * (_AXES - len(spatial)) + list(spatial)
     rows, columns = (columns, rows) if turned else (rows, columns)
     return np.array([image, channel, rows, columns, *slices], np.int64)
-
-
-def bounds_of(
-    site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
-) -> tuple[float, float] | None:
-    """The bounds of the result, in real numbers; None if they are no constants."""
-    low, high = -math.inf, math.inf
-    for node in nodes:
-        least, most = -math.inf, math.inf
-        if node.op.name == "Relu":
-            least = 0.0
-        elif node.op.name in ("Max", "Min"):
-            bound = _number(site, place, node)
-            if bound is None or math.isnan(bound):
-                return None
-            least, most = (bound, most) if node.op.name == "Max" else (least, bound)
-        elif node.op.name == "Clip":
-            ends = [
-                None if v is None else site.constant(place[v])
-                for v in [*node.inputs, None, None][1:3]
-            ]
-            for value, end in zip([*node.inputs, None, None][1:3], ends, strict=True):
-                if value is not None and (end is None or end.size != 1 or np.isnan(end).any()):
-                    return None
-            least, most = [
-                default if end is None else float(end.item())
-                for end, default in zip(ends, (least, most), strict=True)
-            ]
-        else:
-            return None
-        low, high = min(max(low, least), most), min(max(high, least), most)
-    return low, high
 
 
 def axis_words(axis: Window) -> np.ndarray:

@@ -29,7 +29,8 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
-from penstock.backends.native.image_convolution import axis_words, bounds_of, of_any_strides
+from penstock.backends.native.elementwise import bounds_of
+from penstock.backends.native.image_convolution import axis_words, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, TensorType

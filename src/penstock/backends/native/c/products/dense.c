@@ -1,5 +1,6 @@
 /* Dense layers: a product with a constant matrix, and what follows it. An item is a panel, for a block of
-   rows. Compiled with contraction to fused multiply-add. */
+   rows. A single row needs nothing of what tiles of rows do, and takes less time than that for small matrices: it has
+   a loop of its own. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "panels.h"
@@ -13,15 +14,86 @@ struct dense {
     int64_t rows, inner, columns, block; /* rows of an item: at most BLOCK */
     float *pairs;                        /* of bfloat16, that x is rounded to; or NULL */
     int64_t items;
+    double low, high;                    /* that bound the sums */
     int64_t follows;                     /* whether there is a program */
     struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
 };
 
+/* Columns that are multiplied at once, each with two sums, since one would wait for the multiplication before; and
+   products in a row that are added up before others: many short sums are closer to the product than a long one. */
+enum { AT_ONCE = BY_WIDTH(4, 4, 2), PIECE = 512 };
+
+/* The product of a row with `vectors` vectors of columns, a constant, of a panel. */
+INLINED void multiply_row(const struct dense *a, const float *w, int64_t width, int64_t column, int vectors)
+{
+    vector total[AT_ONCE];
+    UNROLLED(j, vectors)
+        total[j] = a->bias ? loaded(a->bias + column + j * LANES) : (vector){0};
+    const float *x = a->x, *const end = x + a->inner;
+    while (x < end) {
+        const float *const stop = x + smaller(PIECE, end - x);
+        vector even[AT_ONCE], odd[AT_ONCE];
+        UNROLLED(j, vectors)
+            even[j] = odd[j] = (vector){0};
+        for (; x + 2 <= stop; x += 2, w += 2 * width)
+            UNROLLED(j, vectors) {
+                even[j] += x[0] * loaded(w + j * LANES);
+                odd[j] += x[1] * loaded(w + width + j * LANES);
+            }
+        if (x < stop) {
+            UNROLLED(j, vectors)
+                even[j] += x[0] * loaded(w + j * LANES);
+            x++, w += width;
+        }
+        UNROLLED(j, vectors)
+            total[j] += even[j] + odd[j];
+    }
+    const vector low = (vector){0} + (float)a->low, high = (vector){0} + (float)a->high;
+    UNROLLED(j, vectors) {
+        const int64_t at = column + j * LANES, count = a->columns - at;
+        if (a->addend)
+            total[j] += load_some(a->addend + at, count);
+        total[j] = LESSER(high, LARGER(low, total[j])); /* NaN stays */
+        store_some(a->y + at, total[j], count);
+    }
+}
+
+/* The panels from `begin` up to `end`, of a single row. */
+static void multiply_one_row(const struct dense *a, int64_t begin, int64_t end)
+{
+    const int64_t last = smaller(end * PANEL, a->columns);
+    for (int64_t column = begin * PANEL, vectors; column < last; column += vectors * LANES) {
+        const int64_t panel = column / PANEL * PANEL;
+        const int64_t width = smaller(PANEL, (a->columns - panel + GRAIN - 1) / GRAIN * GRAIN);
+        const float *w = a->weights + panel * a->inner + (column - panel);
+        vectors = smaller(AT_ONCE, (smaller(panel + PANEL, a->columns) - column + LANES - 1) / LANES);
+#define VECTORS(number)                                                                            \
+    if (vectors == number)                                                                         \
+        multiply_row(a, w, width, column, number);
+        VECTORS(1) VECTORS(2) VECTORS(3) VECTORS(4)
+#undef VECTORS
+    }
+}
+
 ITEMS_OF(dense, dense)
 {
+    if (a->rows == 1 && !a->pairs) {
+        multiply_one_row(a, begin, end);
+        if (a->follows) {
+            struct elementwise program = a->program;
+            program.inputs[0] = program.output = a->y;
+            for (int64_t column = begin * PANEL, last = smaller(end * PANEL, a->columns), next; column < last; column = next) {
+                next = smaller(column + a->program.tile, last);
+                run_in_rows(&program, 0, 1, column, next);
+            }
+        }
+        return;
+    }
     const int64_t panels = (a->columns + PANEL - 1) / PANEL;
     const int64_t rest = (a->columns - (panels - 1) * PANEL + GRAIN - 1) / GRAIN * GRAIN;
     const float *from[BLOCK];
+    activation bounds = NO_ACTIVATION;
+    bounds.low = (float)a->low, bounds.high = (float)a->high;
     struct elementwise program = a->program;
     program.inputs[0] = program.output = a->y;
     int64_t seen = begin % panels * PANEL; /* by the program: columns before it */
@@ -35,7 +107,7 @@ ITEMS_OF(dense, dense)
         const float *next = panel + 1 < panels ? w + width * a->inner : a->weights;
         next = a->inner * a->columns > NEAR ? next : NULL;
         const target y = {a->y + at, a->columns, bias, moved(a->addend, at), a->columns,
-                          NO_ACTIVATION, count, 0};
+                          bounds, count, 0};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
         const operands x = {from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL, 0, 1};
