@@ -158,6 +158,9 @@ def _integer_arithmetic(rng: Source, full_name: str) -> Draw:
     options: dict[str, Any] = {"domain": "tflite", "version": 1}
     if name == "CodeTable":
         table = rng.integers(ends.min, ends.max + 1, 256).tolist()
+        if rng.chance(0.5):
+            dtype = rng.pick("int16", "uint16")
+            table = rng.integers(0, 1 << 16, 1 << 16).astype(dtype)
         return Draw(name, [rng.numbers(dims, dtype)], {"table": table}, **options)
     shapes = [dims, rng.broadcast(dims)]
     if rng.chance(0.5):
@@ -198,6 +201,20 @@ def _mean_of_codes(rng: Source, full_name: str) -> Draw:
     }
     x = rng.integers(ends.min, ends.max + 1, dims).astype(dtype)
     return Draw("IntegerMean", [x], attrs, domain="tflite", version=1)
+
+
+@draws("tflite.IntegerProduct")
+def _product_of_codes(rng: Source, full_name: str) -> Draw:
+    dims, dtype = rng.dims(rng.integers(1, 5), 3000), np.dtype(rng.pick("int8", "int16"))
+    ends, first = np.iinfo(dtype), int(rng.integers(len(dims)))
+    attrs = {
+        "axes": list(range(first, int(rng.integers(first, len(dims))) + 1)),
+        "keepdims": int(rng.chance(0.5)),
+        "scales": [float(np.float32(rng.pick(0.02, 0.013, 1.0))) for _ in range(2)],
+        "zero_points": [int(rng.integers(-128, 128)) if dtype == np.int8 else 0 for _ in range(2)],
+    }
+    x = rng.integers(ends.min, ends.max + 1, dims).astype(dtype)
+    return Draw("IntegerProduct", [x], attrs, domain="tflite", version=1)
 
 
 @draws("And Or Xor Not")

@@ -236,3 +236,11 @@ def test_code_table_equals_numpy(dtype):
     for dims in ((3, 700), (1,), (2, 3, 4, 5)):
         x = codes(dims, dtype)
         check(node_of("CodeTable", [x], [], 1, "tflite", 1, table=table), [x])
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+def test_table_of_16_bit_codes_equals_numpy(dtype):
+    table = RANDOM.integers(0, 1 << 16, 1 << 16).astype(dtype)
+    for dims in ((3, 700), (1,), (2, 3, 4, 5)):
+        x = RANDOM.integers(0, 1 << 16, dims).astype(dtype)
+        check(node_of("CodeTable", [x], [], 1, "tflite", 1, table=table), [x])

@@ -186,6 +186,19 @@ def test_reduction_of_short_rows_is_placed_on_compiled_kernels():
     assert [backend for _, backend in profile.entries] == ["native"]
 
 
+@pytest.mark.parametrize("axes", [[0], [1], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_product_of_codes_equals_numpy(dtype, axes):
+    ends = np.iinfo(dtype)
+    for dims in ((2, 9, 5), (70, 3, 300), (1, 40, 33)):
+        x = np.random.default_rng(0).integers(ends.min, ends.max + 1, dims).astype(dtype)
+        zeros = [-5, 3] if dtype == "int8" else [0, 0]
+        for scales in ([0.02, 0.03], [0.9, 0.01], [1.0, 1e-6]):
+            attrs = {"axes": axes, "keepdims": 0, "scales": scales, "zero_points": zeros}
+            node = node_of("IntegerProduct", [x], domain="tflite", version=1, **attrs)
+            check(node, [x])
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("length", [1, 15, 127, 128, 129, 1000])
 @pytest.mark.parametrize(("dtype", "code"), [("uint8", 255), ("int8", -128), ("int8", 127)])

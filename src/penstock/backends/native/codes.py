@@ -1,4 +1,4 @@
-"""Kernels of 8-bit codes beside the interpreter of programs: tables, and pairs of tensors."""
+"""Kernels of codes beside the interpreter of programs: tables, and pairs of tensors of 8 bits."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def code_table_call(site: Site) -> NativeCall | None:
     x, output = site.input(0), site.output()
     if x is None or not x.elements or output.dtype is None:
         return None
-    size = x.elements
+    size, is_byte = x.elements, output.dtype.itemsize == 1
     table = np.array(site.node.attrs["table"]).astype(output.dtype).view(np.uint8)
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         check_order(x.dims, strides)
         words = (Tensor(0), site.result(), table, size, BLOCK)
-        item_ns = rows_ns(2 * BLOCK)
-        return NativeCall("table", words, -(-size // BLOCK), item_ns, restrided=restrided)
+        name, item_ns = ("table", 2 * BLOCK) if is_byte else ("wide_table", 4 * BLOCK)
+        return NativeCall(name, words, -(-size // BLOCK), rows_ns(item_ns), restrided=restrided)
 
     return restrided([None, None])
 

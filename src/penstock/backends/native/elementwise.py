@@ -164,7 +164,7 @@ def bounds_of(
         if node.op.name == "Relu":
             least = 0.0
         elif node.op.name in ("Max", "Min"):
-            bound = number_of(site, place, node)
+            bound = scalar_operand(site, place, node)
             if bound is None or math.isnan(bound):
                 return None
             least, most = (bound, most) if node.op.name == "Max" else (least, bound)
@@ -186,7 +186,7 @@ def bounds_of(
     return low, high
 
 
-def number_of(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
+def scalar_operand(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
     """The number that an operation of two operands has as one; None if it has none."""
     ends = [site.constant(place[v]) for v in node.inputs if v in place]
     if len(node.inputs) != 2 or len(ends) != 1 or ends[0] is None or ends[0].size != 1:

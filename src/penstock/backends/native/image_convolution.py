@@ -25,8 +25,8 @@ from penstock.backends.native.dense import (
 from penstock.backends.native.elementwise import (
     additions_of,
     bounds_of,
-    number_of,
     program_behind,
+    scalar_operand,
 )
 from penstock.backends.native.kernel import (
     WORKSPACE,
@@ -273,7 +273,9 @@ def _activated(
         return None, _NO_GATE, nodes
     gate, nodes = [1 / 6, 0.5, 1.0, 0.0], nodes[1:]
     for name, i in (("Mul", 2), ("Add", 3)):
-        number = number_of(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
+        number = (
+            scalar_operand(site, place, nodes[0]) if nodes and nodes[0].op.name == name else None
+        )
         if number is not None:
             gate[i], nodes = number, nodes[1:]
     return None, tuple(gate), nodes

@@ -12,7 +12,7 @@ from penstock.backends.native import by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.types import BOOL
 from penstock.ir.layout import packed_strides
-from penstock.ops.common.fixed_point import mean_multiplier
+from penstock.ops.common.fixed_point import mean_multiplier, product_multiplier, short_multiplier
 from penstock.ops.common.shape_rules import normalize_axes
 
 _DTYPES = ("float32", "float64", "int32", "int64")
@@ -63,15 +63,26 @@ def mean_of_codes(site: Site) -> NativeCall | None:
     return reduction_over(site, "mean", site.node.attrs["axes"])
 
 
+@family("tflite.IntegerProduct", work=by_memory)
+def product_of_codes(site: Site) -> NativeCall | None:
+    """IntegerProduct of signed codes."""
+    x = site.input(0)
+    if x is None or 0 in x.dims or str_(x.dtype) not in ("int8", "int16"):
+        return None
+    return reduction_over(site, "product", site.node.attrs["axes"])
+
+
 def _rescaling(site: Site) -> tuple[float, ...]:
-    """What the kernels of means of codes take besides."""
-    x, attrs = site.input(0), site.node.attrs
-    if x is None or x.dtype is None or site.node.op.name != "IntegerMean":
+    """What the kernels of means and products of codes take besides."""
+    x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
+    if x is None or x.dtype is None or name not in ("IntegerMean", "IntegerProduct"):
         return ()
     (of_x, of_y), scales, ends = attrs["zero_points"], attrs["scales"], np.iinfo(x.dtype)
     number = shift = 0
-    if attrs["fixed_point"]:
-        count = math.prod([x.dims[axis] for axis in attrs["axes"]])
+    count = math.prod([x.dims[axis] for axis in attrs["axes"]])
+    if name == "IntegerProduct":
+        number, shift = short_multiplier(product_multiplier(scales, count))
+    elif attrs["fixed_point"]:
         number, shift = [int(v) for v in mean_multiplier(scales, count, x.dtype)]
     ratio = float(np.float32(scales[1]) / np.float32(scales[0]))
     return of_x, number, shift, of_y, ends.min, ends.max, ratio
@@ -92,6 +103,9 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     assert x is not None
     parts = around(x.dims, axes, strides[0])
     kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
+    # Products that are rounded behind each factor have one order.
+    if name.startswith("product") and parts[1] != sorted(parts[1]):
+        raise UnsupportedError
     if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.node.inputs)])]:
         raise UnsupportedError
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]

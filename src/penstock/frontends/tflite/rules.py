@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 
 import numpy as np
@@ -24,7 +24,8 @@ from penstock.frontends.tflite.conversion import (
 )
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict, Attrs
-from penstock.ops.common.dtypes import INT8, UINT8
+from penstock.ops.common.code_curves import curve_codes
+from penstock.ops.common.dtypes import INT8, INT16, UINT8
 from penstock.ops.common.fixed_point import multiplier, rescaled
 from penstock.ops.common.integer_curves import integer_hard_swish
 from penstock.ops.common.shape_rules import all_known, element_number
@@ -80,11 +81,11 @@ for _operator, _entry in _PLAIN.items():
     operator_rule(_operator, outputs=_entry.outputs, moves=_moves, integers=_integers)(plain)
 
 
-def _is_of_codes(c: OperatorConversion) -> bool:
-    """Whether all tensors are codes of one type of 8 bits, each with one scale."""
+def _is_of_codes(c: OperatorConversion, allowed: Collection[np.dtype] = (INT8, UINT8)) -> bool:
+    """Whether all tensors are codes of one of the types, each with one scale."""
     given = [*c.quantizations, *c.output_quantizations]
     dtypes = {c.dtype(i) for i in range(len(c.inputs))} | {*c.output_dtypes}
-    if len(dtypes) > 1 or not dtypes <= {INT8, UINT8}:
+    if len(dtypes) > 1 or not dtypes <= {*allowed}:
         return False
     return all(q is not None and not q.per_channel and q.scales[0] > 0 for q in given)
 
@@ -146,6 +147,35 @@ def activation_of_codes(c: OperatorConversion) -> None:
     c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
 
 
+def _is_curve_of_codes(c: OperatorConversion) -> bool:
+    """Whether it is of codes of 16 bits with no zero points; those of the logistic function and of
+    the tangent are fractions of 15 bits."""
+    if len(c.inputs) != 1 or not _is_of_codes(c, (INT16,)):
+        return False
+    (x, *_), (y, *_) = c.quantizations, c.output_quantizations
+    assert x is not None and y is not None
+    if c.op in ("LOGISTIC", "TANH") and y.scales[0] != 2**-15:
+        return False
+    return x.zero_points[0] == y.zero_points[0] == 0
+
+
+@operator_rule("EXP", "LOG", "LOGISTIC", "TANH", integers=_is_curve_of_codes)
+def curve_of_codes(c: OperatorConversion) -> None:
+    """Of 16-bit codes, a table of what the reference kernels give for each."""
+    if c.quantizations[0] is None or not _is_curve_of_codes(c):
+        plain(c)
+        return
+    _emit_curve(c)
+
+
+def _emit_curve(c: OperatorConversion, approximate: bool = False) -> None:
+    given, (wanted,) = c.quantizations[0], c.output_quantizations
+    assert given is not None and wanted is not None
+    scale, step = given.scales[0], wanted.scales[0]
+    table = curve_codes(c.op, scale, step, approximate=approximate)
+    c.emit_final("CodeTable", c.take(1), {"table": table}, domain=TFLITE)
+
+
 @operator_rule("DIV")
 def divide(c: OperatorConversion) -> None:
     inputs = c.take(2)
@@ -170,9 +200,12 @@ def square(c: OperatorConversion) -> None:
     c.emit_final("Mul", c.take(1) * 2)
 
 
-@operator_rule("RSQRT")
+@operator_rule("RSQRT", integers=_is_curve_of_codes)
 def reciprocal_root(c: OperatorConversion) -> None:
     """As two operations that passes know, and kernels fuse."""
+    if c.quantizations[0] is not None and _is_curve_of_codes(c):
+        _emit_curve(c)
+        return
     c.emit_final("Reciprocal", [c.emit("Sqrt", c.take(1))])
 
 
@@ -188,9 +221,12 @@ def clip(c: OperatorConversion) -> None:
     c.emit_final("Clip", [x, c.like(low, x), c.like(high, x)])
 
 
-@operator_rule("GELU")
+@operator_rule("GELU", integers=_is_curve_of_codes)
 def gelu(c: OperatorConversion) -> None:
     approximate = c.option("approximate", "GeluOptions")
+    if c.quantizations[0] is not None and _is_curve_of_codes(c):
+        _emit_curve(c, bool(approximate))
+        return
     c.emit_final("Gelu", c.take(1), {"approximate": "tanh" if approximate else "none"})
 
 

@@ -11,6 +11,7 @@ from penstock.frontends.common.diagnostics import InexpressibleError, NodeError
 from penstock.frontends.tflite.conversion import OperatorConversion, image_of_codes, operator_rule
 from penstock.ir.graph import Value
 from penstock.ir.op import AttrDict
+from penstock.ops.common.dtypes import INT8, INT16
 from penstock.ops.common.shape_rules import all_known
 from penstock.ops.registry import TENSORFLOW, TFLITE
 
@@ -51,7 +52,6 @@ def mean(c: OperatorConversion) -> None:
 
 
 @operator_rule("REDUCE_MAX", "REDUCE_MIN", moves=True)
-@operator_rule("REDUCE_PROD")
 def reduction(c: OperatorConversion) -> None:
     x, _ = c.take(2)
     # Along no axes TFLite reduces nothing, where ONNX by default reduces all.
@@ -64,6 +64,35 @@ def reduction(c: OperatorConversion) -> None:
         c.cast_final(wide, dtype)
     else:
         c.emit_final(_REDUCTIONS[c.op], [x, c.vector(1)], attrs)
+
+
+def _is_product_of_codes(c: OperatorConversion) -> bool:
+    """Whether it is of signed codes with one scale, over axes that are known."""
+    given = [c.quantizations[0], *c.output_quantizations]
+    if c.dtype(0) not in (INT8, INT16) or {*c.output_dtypes} != {c.dtype(0)}:
+        return False
+    if any(q is None or q.per_channel or q.scales[0] <= 0 for q in given):
+        return False
+    return bool(c.integers(1)) and c.rank(0) is not None
+
+
+@operator_rule("REDUCE_PROD", integers=_is_product_of_codes)
+def product(c: OperatorConversion) -> None:
+    """Of codes, in integers."""
+    given, (wanted,), axes, rank = c.quantizations[0], c.output_quantizations, c.integers(1), 0
+    if given is None or wanted is None or not axes or not _is_product_of_codes(c):
+        reduction(c)
+        return
+    rank = c.rank(0) or 0
+    attrs: AttrDict = {
+        "axes": sorted({axis % rank if -rank <= axis < rank else rank for axis in axes}),
+        "keepdims": int(c.option("keep_dims", "ReducerOptions")),
+        "scales": [q.scales[0] for q in (given, wanted)],
+        "zero_points": [q.zero_points[0] for q in (given, wanted)],
+    }
+    if attrs["axes"][-1] >= rank:
+        raise NodeError(f"reduces over axes {[*axes]} of an input of {rank} dims")
+    c.emit_final("IntegerProduct", c.take(2)[:1], attrs, domain=TFLITE)
 
 
 @operator_rule("ARG_MAX", "ARG_MIN", moves=True)

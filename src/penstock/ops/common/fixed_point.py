@@ -51,6 +51,26 @@ def mean_multiplier(scales: Sequence[float], count: int, dtype: np.dtype) -> Mul
     return of_products(x, np.array(1 / count, np.float32), y, rounded=dtype == np.uint8)
 
 
+def product_multiplier(scales: Sequence[float], count: int) -> Multiplier:
+    """The multiplier of each product of two of ``count`` codes, so that all of them come to steps
+    of the result; below 2**14, which gives no codes of 8 bits but the ends. ``scales`` are of
+    codes and of the result."""
+    x, y = np.array(scales, np.float32).astype(np.float64)
+    return multiplier(min(x / y ** (1 / max(count, 1)), 2**14 - 1))
+
+
+def short_multiplier(by: Multiplier) -> tuple[int, int]:
+    """15 of the 31 bits of a multiplier, and the shift to the right of products with them."""
+    return min((int(by.numbers) + (1 << 15)) >> 16, (1 << 15) - 1), 15 + int(by.shifts)
+
+
+def rescaled_product(x: np.ndarray, by: Multiplier) -> np.ndarray:
+    """Products of at most 47 bits times a scale below 2**14, rounded once, ties up, as int64 that
+    wrap at 32 bits."""
+    number, bits = short_multiplier(by)
+    return ((x * number + (1 << (bits - 1))) >> bits).astype(np.int32).astype(np.int64)
+
+
 TERM_BITS = 20
 """bits that terms of sums of codes are shifted left by, so that they keep a fraction"""
 

@@ -16,7 +16,12 @@ from penstock.ops import registry
 from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import INT32, dtype_info, is_half
-from penstock.ops.common.fixed_point import mean_multiplier, rescaled
+from penstock.ops.common.fixed_point import (
+    mean_multiplier,
+    product_multiplier,
+    rescaled,
+    rescaled_product,
+)
 
 COMPLEX64 = np.dtype(np.complex64)
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
@@ -62,9 +67,9 @@ def bucketize(x: np.ndarray, *, boundaries: Sequence[float]) -> np.ndarray:
     prepared={"table": lambda node: np.array(node.attrs["table"])},
 )
 def code_table(x: np.ndarray, *, table: np.ndarray) -> np.ndarray:
-    """The entry of ``table``, of 256, for each code: entry i is that of the code with the bits of
-    the unsigned integer i."""
-    return table[x.view(np.uint8)].astype(x.dtype)
+    """The entry of ``table`` for each code of 8 or 16 bits, of which it has all: entry i is that of
+    the code with the bits of the unsigned integer i."""
+    return table[x.view(f"u{x.itemsize}")].astype(x.dtype)
 
 
 def _multipliers(node: Node) -> Sequence[fixed_point.Multiplier]:
@@ -136,6 +141,30 @@ def integer_mean(
         steps = np.rint((total / count).astype(np.float32) / (of_y / of_x))
     ends = np.iinfo(x.dtype)
     return np.clip(steps + zero_points[1], ends.min, ends.max).astype(x.dtype)
+
+
+@array_operator("IntegerProduct", infer=_infer_mean)
+def integer_product(
+    x: np.ndarray,
+    *,
+    axes: Sequence[int],
+    keepdims: int,
+    scales: Sequence[float],
+    zero_points: Sequence[int],
+) -> np.ndarray:
+    """The codes of the product over ``axes``, which are in order and not negative, as TFLite's
+    reference kernels compute it: rescaled in integers behind each factor. ``scales`` and
+    ``zero_points`` are of x and of the result."""
+    count, kept = math.prod([x.shape[axis] for axis in axes]), [*range(x.ndim)]
+    kept = [axis for axis in kept if axis not in axes]
+    factors = x.transpose([*axes, *kept]).reshape(count, -1).astype(np.int64) - zero_points[0]
+    by, product = product_multiplier(scales, count), np.ones(factors.shape[1], np.int64)
+    for i, factor in enumerate(factors):
+        product = factor if i == 0 else rescaled_product(product * factor, by)
+    ends = np.iinfo(x.dtype)
+    codes = np.clip(rescaled_product(product, by) + zero_points[1], ends.min, ends.max)
+    dims = [1 if i in axes else dim for i, dim in enumerate(x.shape) if keepdims or i not in axes]
+    return codes.astype(x.dtype).reshape(dims)
 
 
 def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

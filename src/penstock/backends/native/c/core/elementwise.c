@@ -712,6 +712,15 @@ ITEMS_OF(table, table)
         a->y[at] = a->table[a->x[at]];
 }
 
-KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNELS_OF_CODES(add_codes, pair),
+/* The same of pairs of bytes. */
+ITEMS_OF(wide_table, table)
+{
+    const uint16_t *x = (const uint16_t *)a->x, *table = (const uint16_t *)a->table;
+    for (int64_t at = begin * a->block, last = smaller(end * a->block, a->size); at < last; at++)
+        ((uint16_t *)a->y)[at] = table[x[at]];
+}
+
+KERNELS(elementwise, KERNEL(elementwise, elementwise), KERNEL(table, table), KERNEL(wide_table, table),
+        KERNELS_OF_CODES(add_codes, pair),
         KERNELS_OF_CODES(mul_codes, pair), KERNEL(integer_add_u1, pair), KERNEL(integer_add_s1, pair),
         KERNEL(integer_mul_u1, pair), KERNEL(integer_mul_s1, pair))

@@ -474,6 +474,48 @@ HARDMAX(float64, double)
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
+/* Products of codes, rescaled behind each factor: `multiplier` has 15 bits, which `shift` has, too. Some chains of
+   `step` from element to element, `apart`, are multiplied side by side, as one product waits for another. */
+enum { CHAINS = 32 };
+static inline int32_t rescaled_product(const struct mean_of_codes *m, int64_t x)
+{
+    return (int32_t)((x * m->multiplier + ((int64_t)1 << (m->shift - 1))) >> m->shift);
+}
+#define PRODUCTS_OF_CODES(type)                                                                   \
+    static void product_chains_##type(const struct mean_of_codes *m, const type##_t *x, type##_t *y, \
+                                      int64_t count, int64_t apart, int64_t step)                 \
+    {                                                                                             \
+        const int32_t zero = (int32_t)m->zero;                                                    \
+        int32_t products[CHAINS];                                                                 \
+        for (int64_t j = 0; j < count; j++)                                                       \
+            products[j] = x[j * apart] - zero;                                                    \
+        for (int64_t i = 1; i < m->of.length; i++)                                                \
+            for (int64_t j = 0; j < count; j++)                                                   \
+                products[j] = rescaled_product(m, (int64_t)products[j] * (x[i * step + j * apart] - zero)); \
+        for (int64_t j = 0; j < count; j++) {                                                     \
+            const int64_t code = (int64_t)rescaled_product(m, products[j]) + m->result_zero;      \
+            y[j] = (type##_t)WITHIN(code, m->low, m->high);                                       \
+        }                                                                                         \
+    }                                                                                             \
+    ITEMS_OF(product_##type, mean_of_codes)                                                       \
+    {                                                                                             \
+        const struct reduction *r = &a->of;                                                       \
+        const int64_t inner = r->inner, blocks = (inner + r->block - 1) / r->block;               \
+        for (int64_t item = begin; item < end; item++) {                                          \
+            const int64_t row = inner > 1 ? item / blocks : item * r->block;                      \
+            const int64_t column = inner > 1 ? item % blocks * r->block : 0;                      \
+            const int64_t count = smaller(r->block, inner > 1 ? inner - column : r->outer - row); \
+            const int64_t apart = inner > 1 ? 1 : r->length;                                      \
+            const type##_t *x = (const type##_t *)r->x + row * r->length * inner + column;        \
+            for (int64_t j = 0; j < count; j += CHAINS)                                           \
+                product_chains_##type(a, x + j * apart, (type##_t *)r->y + row * inner + column + j, \
+                                      smaller(CHAINS, count - j), apart, inner);                  \
+        }                                                                                         \
+    }
+PRODUCTS_OF_CODES(int8)
+PRODUCTS_OF_CODES(int16)
+
 KERNELS(reduce, ENTRIES(float32), ENTRIES(float64), ENTRIES(int32), ENTRIES(int64), EXTREME_ENTRIES(int8),
         EXTREME_ENTRIES(uint8), KERNEL(mean_int8, mean_of_codes), KERNEL(mean_uint8, mean_of_codes),
+        KERNEL(product_int8, mean_of_codes), KERNEL(product_int16, mean_of_codes),
         KERNELS_OF_FLOATS(hardmax, reduction))
