@@ -19,7 +19,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 import penstock as ps
 
-REFUSED = {"AttnLSTM"}  # by Penstock: see docs/conformance.md
 CASES = cases()
 SMALL = [case for case in CASES if case.size == "small"]
 
@@ -54,10 +53,6 @@ def test_smallest_case_gives_the_answers_of_onnx_runtime(
 ) -> None:
     path = saved(case, tmp_path)
     want = flat(FedOnnxRuntime(1).load(path)({}))
-    if case.operation in REFUSED:
-        with pytest.raises(ps.Unsupported):
-            ps.compile(path)
-        return
     session = ps.compile(path, threads=1)
     got = flat(Fed.beside(path).job(lambda feeds: list(session.run(feeds).values()))({}))
     assert difference(got[: len(want)], want) <= TOLERANCE

@@ -261,13 +261,9 @@ def _runtime_operations() -> Iterator[str]:
                 )
     missing = [name for (_, name), how in found.items() if how == "none"]
     yield ""
-    yield _text(f"**Not supported**, {len(missing)}:")
-    yield ""
-    rows: dict[str, list[str]] = {}
-    for name in missing:
-        rows.setdefault(MISSING.get(name, "no kernel has been written"), []).append(name)
-    yield from _table(("operations", "why"), [(_listed(names), why) for why, names in rows.items()])
-    yield ""
+    if missing:
+        yield _text(f"**Not supported**, {len(missing)}: {_listed(missing)}.")
+        yield ""
     yield _text(
         "All forms that the CPU provider runs are run, and give what it gives, but for these, which "
         "include some of ONNX's own operations:"
@@ -378,12 +374,6 @@ FORMS = (
     ("WhisperBeamSearch", "as BeamSearch; scores of cross attention are refused"),
 )
 """What is refused, or differs from ONNX Runtime, by operation."""
-
-
-MISSING: Mapping[str, str] = {
-    "AttnLSTM": "a recurrent layer with attention, which no exporter is known to write today"
-}
-"""Operations of ONNX Runtime that Penstock has not, and why."""
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -172,16 +172,18 @@ def _infer_recurrent(cell: str) -> Infer:
 
 class CellWeights(NamedTuple):
     """The weights of one direction. ``w`` and ``r`` are arrays, or other things with a method
-    ``gatewise(out, batch)`` that does what ``_gatewise`` does for arrays."""
+    ``gatewise(out, batch)`` that does what ``gatewise`` does for arrays. ``around``, if not None,
+    is given the step and gates that it has, and gives the step to run in its place."""
 
     w: Any  # [input, gates * hidden]
     r: Any  # [hidden, gates * hidden]
     bias: np.ndarray | None  # [gates * hidden], of both products
     r_bias: np.ndarray | None  # [hidden]: what a reset gate acts on, with linear_before_reset
     peepholes: np.ndarray | None  # [3 * hidden]
+    around: Callable[[Step, np.ndarray], Step] | None = None
 
 
-def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]:
+def cell_weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]:
     """The weights of each direction; ``single`` if each step will multiply a vector with them."""
     ws, rs, bs, ps = (repeat(None) if inputs[i] is None else inputs[i] for i in (1, 2, 3, 7))
     directions = []
@@ -212,15 +214,15 @@ def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]
     return directions
 
 
-def _gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
+def gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
     """Function, matrix and target that multiply rows with ``matrix`` into ``out``.
 
     ``out`` is [gates, rows, hidden], so that what acts on one gate reads contiguous memory. For a
     batch of one it is the memory of [rows, gates * hidden], which a single product writes.
     """
     if not isinstance(matrix, np.ndarray):
-        gatewise: tuple[Any, ...] = matrix.gatewise(out, batch)
-        return gatewise
+        own: tuple[Any, ...] = matrix.gatewise(out, batch)
+        return own
     gates, rows, hidden = out.shape
     split = product_in_parts if is_long(2 * out.size * len(matrix), out.dtype) else None
     if batch == 1:
@@ -242,7 +244,7 @@ def _rnn(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _
     (f,) = layer.activations[d]
     clip = layer.clip
     (gate,) = gates
-    multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
+    multiply, r, product = gatewise(weights.r, gates, gates.shape[1])
 
     def step(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
         multiply(h, r, product)
@@ -277,7 +279,7 @@ def _gru(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _
     # One product for all gates if the reset comes after it, else two.
     columns = (3 if linear else 2) * hidden
     first = gates if linear else zr
-    multiply, r, product = _gatewise(weights.r[:, :columns], first, gates.shape[1])
+    multiply, r, product = gatewise(weights.r[:, :columns], first, gates.shape[1])
     r_new = weights.r[:, 2 * hidden :]
 
     def step(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
@@ -306,7 +308,7 @@ def _gru(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _
 
 
 def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _State) -> Step:
-    multiply, r, product = _gatewise(weights.r, gates, gates.shape[1])
+    multiply, r, product = gatewise(weights.r, gates, gates.shape[1])
     i, o, f, new = gates
     sigmoids = gates[:3]
     c, c_next = state
@@ -447,7 +449,7 @@ class _LayerRun:
             live = np.arange(steps)[:, None, None] < lengths[:, None]
         x = x.reshape(self.rows, self.width)
         for d, weights in enumerate(self.weigh(values, batch == 1)):
-            multiply, w, target = _gatewise(weights.w, product, batch)
+            multiply, w, target = gatewise(weights.w, product, batch)
             multiply(x, w, target)
             if weights.bias is not None:
                 bias = weights.bias if batch == 1 else weights.bias.reshape(self.bias_shape)
@@ -458,7 +460,9 @@ class _LayerRun:
                 np.copyto(c, 0 if c0 is None else c0[d])
             # A sequence that has ended keeps its cell, so that the next one may not overwrite it.
             cell = _State(c, c_next if self.ends else c)
-            step = _STEPS[self.layer.cell](self.layer, d, weights, self.gates(workspace), cell)
+            gates = self.gates(workspace)
+            step = _STEPS[self.layer.cell](self.layer, d, weights, gates, cell)
+            step = step if weights.around is None else weights.around(step, gates)
             every = slice(None, None, -1 if self.layer.reverse[d] else 1)
             ys = repeat(None) if y is None else y[every, d]
             lives = repeat(None) if live is None else live[every]
@@ -501,13 +505,13 @@ def _compile(node: Node, types: Types) -> Kernel:
         def make() -> list[CellWeights]:
             # Inputs of 16 bits are widened for each run, but constants need that only once.
             wide = [c.astype(FLOAT32) if c is not None and is_half(c.dtype) else c for c in consts]
-            return _weights(layer, wide, single)
+            return cell_weights(layer, wide, single)
 
         name = layer.cell, single, layer.halved, layer.linear_before_reset
         return shared(name, make, *[consts[i] for i in weights])
 
     def weigh(inputs: RunValues, single: bool) -> list[CellWeights]:
-        return prepared(single).value if fixed else _weights(layer, inputs, single)
+        return prepared(single).value if fixed else cell_weights(layer, inputs, single)
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())

@@ -1,0 +1,171 @@
+"""AttnLSTM of com.microsoft: an LSTM that attends to a memory.
+
+Behind each step its state is a query, and the memory's positions are weighed by the softmax of
+``v . tanh(keys + query)``: Bahdanau et al., "Neural Machine Translation by Jointly Learning to
+Align and Translate", 2015. The gates of the next step read their mean, with an attention layer the
+product of [state, mean] with its weights, beside X. Before the first step there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import NamedTuple
+from penstock.core.types import FLOAT32, Dim, RunValues, Shape, ShapeError, TensorType, Type
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
+from penstock.ir.op import Attrs, Consts, Types
+from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.constant_cache import Shared, shared
+from penstock.ops.common.products import recurrent_work
+from penstock.ops.common.specialize import Routine, Tensors, specialized
+from penstock.ops.onnx import recurrent
+from penstock.ops.onnx.recurrent import CellWeights, Layer, Step
+from penstock.ops.registry import MICROSOFT, operator
+
+# Inputs behind those of an LSTM, of whose W the last columns are of what is attended to.
+_QUERY, _KEY, _V, _MEMORY, _LENGTHS, _LAYER = range(8, 14)
+_WEIGHTS = (1, 2, 3, 7, _QUERY, _KEY, _V, _LAYER)
+
+
+def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
+    """Check the shapes of all inputs against one another, and take the sizes from them."""
+    first, others = list(shapes[:8]), [*shapes[8:], *[None] * 14]
+    width, first[1] = first[1], None
+    n, mixed = len(layer.reverse), others[_LAYER - 8]
+    if mixed is not None and len(mixed) != 3:
+        raise ShapeError(f"the weights of the attention layer must have rank 3, have {mixed}")
+    patterns: dict[str, tuple[Any, ...]] = {
+        "the weights of the query": (n, "H", "D"),
+        "the weights of the memory": (n, "M", "D"),
+        "v": (n, "D"),
+        "the memory": ("B", "P", "M"),
+        "the lengths of the memory": ("B",),
+    }
+    sizes = rules.match_dims(patterns, others, recurrent.sizes_of(layer, first))
+    hidden, depth, own = sizes.get("H"), sizes.get("M"), sizes.get("I")
+    attended = depth if mixed is None else mixed[2]
+    known = isinstance(hidden, int) and isinstance(depth, int)
+    if mixed is not None and known:
+        wanted = (n, hidden + depth, mixed[2])  # type: ignore[operator]
+        rules.check_shape("the weights of the attention layer", mixed, wanted)
+    if isinstance(hidden, int) and isinstance(own, int) and isinstance(attended, int):
+        rules.check_shape("W", width, (n, 4 * hidden, own + attended))
+    return sizes
+
+
+def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    layer = recurrent.parse_layer("LSTM", attrs)
+    sizes = _sizes(layer, [rules.tensor(types, i).shape for i in range(len(types))])
+    shapes = recurrent.output_shapes(layer, *(sizes.get(name) for name in "TBH"))
+    return [TensorType(FLOAT32, shape) for shape in shapes]
+
+
+class _Direction(NamedTuple):
+    """The weights of a direction: those of the LSTM, of the query and of the keys, v, and what the
+    gates read of [state, mean]."""
+
+    cell: CellWeights
+    query: np.ndarray  # [hidden, inner]
+    key: np.ndarray  # [depth, inner]
+    v: np.ndarray  # [inner]
+    seen: np.ndarray  # [hidden + depth, 4 * hidden]
+
+
+class _Attention(NamedTuple):
+    """Attention to the memory in a run, around the steps of a direction."""
+
+    weights: _Direction
+    memory: np.ndarray  # [batch, positions, depth]
+    keys: np.ndarray  # [batch, positions, inner]
+    behind: np.ndarray | None  # [batch, positions]: those that are not there
+    idle: np.ndarray | None  # [batch]: steps before a sequence begins, from its end on
+
+    def around(self, step: Step, gates: np.ndarray) -> Step:
+        """``step`` with what it attends to, where gates are as ``gates``."""
+        weights, memory, keys, behind, idle = self
+        batch, hidden = gates.shape[1:]
+        seen, given = np.zeros((batch, len(weights.seen)), FLOAT32), np.empty_like(gates)
+        state, mean = seen[:, :hidden], seen[:, hidden:]
+        multiply, matrix, target = recurrent.gatewise(weights.seen, given, batch)
+        inner, steps = np.empty_like(keys), count(1)
+
+        def attending(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
+            multiply(seen, matrix, target)
+            np.add(given, x, given)
+            step(given, h, out)
+            np.copyto(state, out)
+            np.add(keys, np.dot(out, weights.query)[:, None], inner)
+            np.tanh(inner, inner)
+            scores = np.dot(inner, weights.v)
+            if behind is not None:
+                scores[behind] = -np.inf
+            np.subtract(scores, scores.max(1, keepdims=True), scores)
+            np.exp(scores, scores)
+            np.divide(scores, scores.sum(1, keepdims=True), scores)
+            np.matmul(scores[:, None], memory, mean[:, None])
+            if idle is not None:
+                seen[next(steps) <= idle] = 0
+
+        return attending
+
+
+def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[_Direction]:
+    """The weights of each direction."""
+    depth = inputs[_KEY].shape[1]
+    attended = depth if inputs[_LAYER] is None else inputs[_LAYER].shape[2]
+    directions = []
+    for d, cell in enumerate(recurrent.cell_weights(layer, inputs, single)):
+        own, seen = np.split(cell.w, [len(cell.w) - attended])
+        hidden = len(cell.r)
+        if inputs[_LAYER] is None:
+            seen = np.concatenate([np.zeros((hidden, 4 * hidden), FLOAT32), seen])
+        else:
+            seen = np.dot(inputs[_LAYER][d], seen)
+        query, key, v = (np.ascontiguousarray(inputs[i][d]) for i in (_QUERY, _KEY, _V))
+        directions.append(_Direction(cell._replace(w=own), query, key, v, seen))
+    return directions
+
+
+def _attended(weights: _Direction, inputs: RunValues, reverse: bool) -> CellWeights:
+    """The weights of a direction for a run, whose memory is among the inputs."""
+    memory, lengths, behind = inputs[_MEMORY], inputs[_LENGTHS], None
+    if lengths is not None:
+        if lengths.size and (lengths.min() < 1 or lengths.max() > memory.shape[1]):
+            most = memory.shape[1]
+            raise ShapeError(f"lengths of the memory must lie in 1 to {most}, the positions in it")
+        behind = np.arange(memory.shape[1]) >= lengths[:, None]
+    idle = len(inputs[0]) - inputs[4] if reverse and inputs[4] is not None else None
+    attention = _Attention(weights, memory, np.matmul(memory, weights.key), behind, idle)
+    return weights.cell._replace(around=attention.around)
+
+
+@operator("AttnLSTM", domain=MICROSOFT, infer=_infer, work=recurrent_work)
+def attention_lstm(node: Node, types: Types) -> Kernel:
+    layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=rules.given(node.inputs, 7))
+    consts = rules.constants(node, 14)
+    ours = [i for i in _WEIGHTS if rules.given(node.inputs, i)]
+    fixed = rules.all_constant(node, ours)
+    prepared: dict[bool, Shared[list[_Direction]]] = {}
+
+    def directions(inputs: RunValues, single: bool) -> list[_Direction]:
+        if not fixed:
+            return _weights(layer, inputs, single)
+        if single not in prepared:
+            name = "AttnLSTM", single, layer.halved
+            made = [consts[i] for i in ours]
+            prepared[single] = shared(name, lambda: _weights(layer, consts, single), *made)
+        return prepared[single].value
+
+    def weigh(inputs: RunValues, single: bool) -> list[CellWeights]:
+        pairs = zip(directions(inputs, single), layer.reverse, strict=True)
+        return [_attended(weights, inputs, reverse) for weights, reverse in pairs]
+
+    def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
+        return recurrent.layer_routine(layer, inputs, outputs, weigh, tuple(ours) if fixed else ())
+
+    return specialized(node, types, make, arity=(14, 3))
