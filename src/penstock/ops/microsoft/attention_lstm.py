@@ -67,13 +67,15 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 class _Direction(NamedTuple):
     """The weights of a direction: those of the LSTM, of the query and of the keys, v, and what the
-    gates read of [state, mean]."""
+    gates read of the mean. What they read of the state through an attention layer is part of the
+    recurrent weights; ``mixed`` is that part, which is not there before the first step."""
 
     cell: CellWeights
     query: np.ndarray  # [hidden, inner]
     key: np.ndarray  # [depth, inner]
     v: np.ndarray  # [inner]
-    seen: np.ndarray  # [hidden + depth, 4 * hidden]
+    seen: np.ndarray  # [depth, 4 * hidden]
+    mixed: np.ndarray | None  # [hidden, 4 * hidden]
 
 
 class _Attention(NamedTuple):
@@ -83,22 +85,32 @@ class _Attention(NamedTuple):
     memory: np.ndarray  # [batch, positions, depth]
     keys: np.ndarray  # [batch, positions, inner]
     behind: np.ndarray | None  # [batch, positions]: those that are not there
-    idle: np.ndarray | None  # [batch]: steps before a sequence begins, from its end on
+    idle: np.ndarray  # [batch]: steps before a sequence begins, from its end on
 
     def around(self, step: Step, gates: np.ndarray) -> Step:
         """``step`` with what it attends to, where gates are as ``gates``."""
         weights, memory, keys, behind, idle = self
-        batch, hidden = gates.shape[1:]
-        seen, given = np.zeros((batch, len(weights.seen)), FLOAT32), np.empty_like(gates)
-        state, mean = seen[:, :hidden], seen[:, hidden:]
+        batch, most = gates.shape[1], idle.max()
+        mean, given = np.zeros((batch, len(weights.seen)), FLOAT32), np.empty_like(gates)
+        mixed, inner, steps = np.empty_like(gates), np.empty_like(keys), count()
         multiply, matrix, target = recurrent.gatewise(weights.seen, given, batch)
-        inner, steps = np.empty_like(keys), count(1)
+
+        def begin(h: np.ndarray, begins: np.ndarray) -> None:
+            mean[begins] = 0
+            multiply(mean, matrix, target)
+            if weights.mixed is not None:
+                product, own, into = recurrent.gatewise(weights.mixed, mixed, batch)
+                product(h, own, into)
+                given[:, begins] -= mixed[:, begins]
 
         def attending(x: np.ndarray, h: np.ndarray, out: np.ndarray) -> None:
-            multiply(seen, matrix, target)
+            s = next(steps)
+            if s <= most:
+                begin(h, s <= idle)
+            else:
+                multiply(mean, matrix, target)
             np.add(given, x, given)
             step(given, h, out)
-            np.copyto(state, out)
             np.add(keys, np.dot(out, weights.query)[:, None], inner)
             np.tanh(inner, inner)
             scores = np.dot(inner, weights.v)
@@ -108,8 +120,6 @@ class _Attention(NamedTuple):
             np.exp(scores, scores)
             np.divide(scores, scores.sum(1, keepdims=True), scores)
             np.matmul(scores[:, None], memory, mean[:, None])
-            if idle is not None:
-                seen[next(steps) <= idle] = 0
 
         return attending
 
@@ -121,13 +131,12 @@ def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[_Direction]:
     directions = []
     for d, cell in enumerate(recurrent.cell_weights(layer, inputs, single)):
         own, seen = np.split(cell.w, [len(cell.w) - attended])
-        hidden = len(cell.r)
-        if inputs[_LAYER] is None:
-            seen = np.concatenate([np.zeros((hidden, 4 * hidden), FLOAT32), seen])
-        else:
-            seen = np.dot(inputs[_LAYER][d], seen)
+        cell, mixed = cell._replace(w=own), None
+        if inputs[_LAYER] is not None:
+            mixed, seen = np.split(np.dot(inputs[_LAYER][d], seen), [len(cell.r)])
+            cell = cell._replace(r=cell.r + mixed)
         query, key, v = (np.ascontiguousarray(inputs[i][d]) for i in (_QUERY, _KEY, _V))
-        directions.append(_Direction(cell._replace(w=own), query, key, v, seen))
+        directions.append(_Direction(cell, query, key, v, seen, mixed))
     return directions
 
 
@@ -139,7 +148,9 @@ def _attended(weights: _Direction, inputs: RunValues, reverse: bool) -> CellWeig
             most = memory.shape[1]
             raise ShapeError(f"lengths of the memory must lie in 1 to {most}, the positions in it")
         behind = np.arange(memory.shape[1]) >= lengths[:, None]
-    idle = len(inputs[0]) - inputs[4] if reverse and inputs[4] is not None else None
+    idle = np.zeros(len(memory), np.int32)
+    if reverse and inputs[4] is not None:
+        idle = len(inputs[0]) - inputs[4]
     attention = _Attention(weights, memory, np.matmul(memory, weights.key), behind, idle)
     return weights.cell._replace(around=attention.around)
 
