@@ -235,9 +235,9 @@ class CacheEntry:
         """Digests of the bytes of the model, of a folder by file."""
         source = self.source
         if isinstance(source, bytes):
-            import hashlib
+            from penstock.core.digests import digest
 
-            return hashlib.blake2b(source, digest_size=16).hexdigest()
+            return digest(source)
         if not os.path.isdir(source):
             return self._digest(source)
         files: list[str] = []
@@ -258,16 +258,16 @@ class CacheEntry:
             # Of a file that may still change, nothing that will be found again.
             now = time.time_ns()
             return str([*status, now] if now - max(status[-2:]) < _SETTLED_NS else status)
-        import hashlib
+        from penstock.core.digests import blake2b
 
         real = os.fsencode(os.path.realpath(path))
-        name = hashlib.blake2b(real, digest_size=16).hexdigest()
+        name = blake2b(real, digest_size=16).hexdigest()
         kept = os.path.join(self.folder, f"{name}.digest")
         with suppress(OSError, ValueError, TypeError), open(kept) as text_file:
             before, digest = json.load(text_file)
             if before == status and type(digest) is str:
                 return digest
-        digest = hashlib.blake2b(digest_size=16)
+        digest = blake2b(digest_size=16)
         with open_path(path) as file:
             while piece := file.read(_PIECE):
                 checkpoint()

@@ -73,9 +73,9 @@ def _shortened(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    from hashlib import blake2b
+    from penstock.core.digests import digest
 
-    return blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+    return digest(text.encode(errors="replace"))
 
 
 def _is_plain(value: RunValue) -> bool:

@@ -40,10 +40,10 @@ def short_name(name: str) -> str:
     """``name``, or if it is long a short one in its place, which no other name has."""
     if len(name) <= MAX_NAME:
         return name
-    from hashlib import blake2b  # takes 3 MB, which models of shorter names do without
+    from penstock.core.digests import digest  # which most names do without
 
-    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{name[:80]}...{name[-80:]}~{digest}"
+    own = digest(name.encode("utf-8", "surrogatepass"), 8)
+    return f"{name[:80]}...{name[-80:]}~{own}"
 
 
 class UniqueNames:
