@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import penstock as ps
@@ -44,6 +45,16 @@ def test_masks_whose_lengths_are_compared_with_positions_are_told():
     (got,) = session.run(feeds).values()
     np.testing.assert_allclose(got, reference(model, feeds), rtol=1e-5, atol=1e-5)
     assert operations(session)["LiveRows"] == 1
+
+
+@pytest.mark.parametrize("mask", ["", "mask"])
+def test_caches_of_attention_are_no_masks(mask):
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+        g (float[1, 2, 8] q, float[1, 2, 3] mask, float[1, 2, 1, 4] k, float[1, 2, 1, 4] v)
+        => (float[1, 2, 8] y, float[1, 2, 3, 4] key, float[1, 2, 3, 4] value)
+        {{ y, key, value = Attention <q_num_heads = 2, kv_num_heads = 2> (q, q, q, {mask}, k, v) }}"""
+    masks = masks_of(ps.load(onnx.parser.parse_model(text)).graph, (0, 1, 2, 3))
+    assert masks == ((1,) if mask else ())
 
 
 def test_inputs_that_reach_no_attention_are_no_masks():

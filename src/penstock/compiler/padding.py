@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _MOST_LIVE = 0.9
 """the part of rows that matter, with more of which all are computed: packing takes time, too"""
 _TRIES = 3
-_BIASES = {"Attention": 3, "MultiHeadAttention": 3}
 
 
 class PackedSubgraph(Subgraph):
@@ -138,6 +137,14 @@ def _counts(node: Node) -> bool:
     return node.op.name.startswith("Reduce") or node.op.name == "CumSum"
 
 
+def _mask_inputs(node: Node) -> tuple[int, ...]:
+    """The inputs of attention that say what is hidden, masks and lengths: to look at caches, too,
+    takes longer in each run than a step does."""
+    if node.op.name == "MultiHeadAttention":
+        return 4, 5
+    return (3, 5) if node.op.domain else (3, 6)
+
+
 def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
     """The ``inputs`` of which scores of attention are computed element by element, or of their
     lengths."""
@@ -148,8 +155,8 @@ def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
         of = [none if value is None else reached.get(value, none) for value in node.inputs]
         if node.op.name == "Softmax":
             masks |= of[0]
-        elif node.op.name in _BIASES:
-            masks = masks.union(*of[_BIASES[node.op.name] :])
+        elif node.op.name in ("Attention", "MultiHeadAttention"):
+            masks = masks.union(*[of[i] for i in _mask_inputs(node) if i < len(of)])
         elif node.op.elementwise or node.op.moves or node.op.view or _counts(node):
             # What is moved is the first input; the others say where to.
             first = len(of) if node.op.elementwise or node.op.name == "Concat" else 1
