@@ -104,7 +104,9 @@ def test_bias_and_matrix_are_added(sizes):
 
 
 @pytest.mark.parametrize(
-    "sizes", [(3, 20, 24), (7, 300, 70), (200, 20, 600), (9, 16, 1100)], ids=str
+    "sizes",
+    [(3, 20, 24), (7, 300, 70), (200, 20, 600), (9, 16, 1100), (1, 33, 100), (1, 1100, 1100)],
+    ids=str,
 )
 def test_what_follows_is_computed_in_place(sizes):
     rows, _, columns = sizes
@@ -123,6 +125,27 @@ def test_what_follows_is_computed_in_place(sizes):
         node, arrays = layer(*sizes, *others)
         check(node, arrays, CLOSE)
         assert kernels_of(node) == {"dense"}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+@pytest.mark.parametrize("columns", [1, 16, 40, 64, 130])
+def test_sums_are_bounded_and_nan_stays(rows, columns):
+    for inner in (1, 2, 77, 513):
+        x, w = draw(rows, inner), draw(inner, columns)
+        x[:, 0] = np.nan if inner == 2 else x[:, 0]
+        low, high = np.array([-0.5], np.float32), np.array([0.75], np.float32)
+        for others in (
+            [("Relu",)],
+            [("Max", low, True), ("Min", high, True)],
+            [
+                ("Add", draw(columns), True),
+                ("Add", draw(rows, columns), False),
+                ("Min", high, True),
+            ],
+        ):
+            node, arrays = chain(x, w, *others)
+            check(node, arrays, CLOSE)
+            assert kernels_of(node) == {"dense"}
 
 
 def test_operands_broadcast_over_leading_dims():
