@@ -203,6 +203,13 @@ def _mean_of_codes(rng: Source, full_name: str) -> Draw:
     return Draw("IntegerMean", [x], attrs, domain="tflite", version=1)
 
 
+@draws("tflite.IntegerSoftmax")
+def _softmax_of_codes(rng: Source, full_name: str) -> Draw:
+    x = rng.integers(-32768, 32768, rng.dims(rng.integers(1, 4), 3000)).astype(np.int16)
+    attrs = {"scale": float(np.float32(rng.pick(0.0003, 1e-5, 0.02))), "beta": rng.pick(1.0, 0.3)}
+    return Draw("IntegerSoftmax", [x], attrs, domain="tflite", version=1)
+
+
 @draws("tflite.IntegerProduct")
 def _product_of_codes(rng: Source, full_name: str) -> Draw:
     dims, dtype = rng.dims(rng.integers(1, 5), 3000), np.dtype(rng.pick("int8", "int16"))

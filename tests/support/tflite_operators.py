@@ -61,9 +61,8 @@ def section() -> Iterator[str]:
         "NumericVerify fails only where its result is computed, for it is fetched or read. "
         "Convolutions, dense layers, means of images, LSTMs of 8 bits (without peepholes, projection or "
         "normalized gates), SVDF, ADD, SUB, MUL, HARD_SWISH and LEAKY_RELU, of int16 EXP, GELU, LOG, "
-        "LOGISTIC, RSQRT and TANH, and REDUCE_PROD give the codes of LiteRT's reference kernels; "
-        "answers of other quantized operators are within a quantum of LiteRT's, of int16 SOFTMAX "
-        "within 8, since LiteRT interpolates in tables."
+        "LOGISTIC, RSQRT, SOFTMAX and TANH, and REDUCE_PROD give the codes of LiteRT's reference "
+        "kernels; answers of other quantized operators are within a quantum of LiteRT's."
     )
     yield ""
     yield _filled(f"**There**, {len(there)}: {_listed(there)}.")

@@ -117,6 +117,12 @@ class Family:
         array = RNG.integers(ends.min, ends.max + 1, shape).astype(self.dtype)
         return Codes(array, self.scale * times, self.zero if zero is None else zero)
 
+    def drawn(self, *shape: int) -> Codes:
+        """Codes that others do not depend on: LiteRT takes some for equal that are adjacent."""
+        ends = np.iinfo(self.dtype)
+        array = np.random.default_rng(11).integers(ends.min, ends.max + 1, shape)
+        return Codes(array.astype(self.dtype), self.scale, self.zero)
+
     def result(self, times: float = 1.0, more: int = 0) -> tuple[str, float, int]:
         """The type of an output, whose zero point is ``more`` than that of inputs but for int16."""
         return self.dtype, self.scale * times, self.zero + (more if self.zero else 0)
@@ -161,13 +167,13 @@ def elementwise(t: Family) -> Iterator[Quantized]:
         yield Quantized("QUANTIZE", (x(300),), ("int32", 0.001, 0))
     yield Quantized("QUANTIZE", (RNG.normal(0, 3, 300).astype(np.float32),), y(), version=1)
     yield Quantized("DEQUANTIZE", (x(300),), REAL)
-    yield Quantized("TANH", (x(300),), (t.dtype, *ONE[t.dtype]))
     if t.dtype == "int16":
         every = np.arange(-32768, 32768).astype(np.int16)
         for op, step in (("EXP", 0.001), ("LOG", 0.0003), ("GELU", 0.0007)):
             yield Quantized(op, (Codes(every, t.scale),), (t.dtype, step, 0))
         yield Quantized("RSQRT", (Codes(every[every > 0], t.scale),), (t.dtype, 0.01, 0))
         return
+    yield Quantized("TANH", (x(300),), (t.dtype, *ONE[t.dtype]))
     yield Quantized("HARD_SWISH", (x(300),), y(0.9), version=1)
     alpha = Codes(t.codes(1, 1, 8).array, 0.01, 3, constant=True)
     yield Quantized("PRELU", (x(2, 5, 6, 8), alpha), y(1.1), version=1)
@@ -234,9 +240,11 @@ def reduced(t: Family) -> Iterator[Quantized]:
     if t.dtype != "uint8":
         for axes, scale in (((1, 2), 1), ((0,), 30), ((-1,), 0.01), ((0, 2), 1e-6)):
             keep = {"keep_dims": len(axes) > 1}
-            given = x(2, 9, 8, 5), [i32(*axes)]
+            given = t.drawn(2, 9, 8, 5), [i32(*axes)]
             yield Quantized("REDUCE_PROD", given, y(scale, 4), keep, "ReducerOptions")
     yield Quantized("MEAN", (x(2, 9, 8, 5), [i32(1, 2)]), y(), {}, "ReducerOptions")
+    for beta, dims in ((1.0, (4, 10)), (0.3, (2, 3, 1)), (2.5, (5, 700))):
+        yield Quantized("SOFTMAX", (t.drawn(*dims),), (t.dtype, *HALF[t.dtype]), {"beta": beta})
     if t.dtype == "int16":
         return
     for beta in (1.0, 0.3):
@@ -301,7 +309,7 @@ WITHIN_ONE = "CONCATENATION L2_NORMALIZATION MEAN PRELU SQRT SUM TRANSPOSE_CONV"
 WITHOUT_REFERENCE = ("DEPTH_TO_SPACE", "ELU")
 
 
-OF_16_BITS = "EXP GELU LOG LOGISTIC REDUCE_PROD RSQRT TANH"
+OF_16_BITS = "EXP GELU LOG LOGISTIC REDUCE_PROD RSQRT SOFTMAX TANH"
 
 
 def of_the_reference() -> Sequence[Quantized]:

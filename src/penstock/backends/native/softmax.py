@@ -9,6 +9,9 @@ from functools import partial
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
+from penstock.ops.common.code_curves import softmax_points
+from penstock.ops.common.dtypes import INT16
+from penstock.ops.common.fixed_point import softmax_multiplier
 from penstock.ops.common.shape_rules import normalize_axis
 from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
@@ -25,6 +28,22 @@ def softmax_call(site: Site) -> NativeCall | None:
     if x is None or str_(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
         return None
     return _call(site, (None, None))
+
+
+@family("tflite.IntegerSoftmax", work=partial(by_memory, additions=8))
+def softmax_of_codes(site: Site) -> NativeCall | None:
+    """IntegerSoftmax of rows of int16."""
+    x, attrs = site.input(0), site.node.attrs
+    if x is None or not x.elements or not x.dims or x.dtype != INT16:
+        return None
+    length = x.dims[-1]
+    rows = x.elements // length
+    block = max(_BLOCK // length, 1)
+    number, shift = softmax_multiplier(attrs["scale"], attrs["beta"])
+    points = softmax_points().astype(INT16)
+    words = Tensor(0), site.result(), points, rows, length, block, int(number), int(shift)
+    item_ns = rows_ns(8 * block * length, rows=block)
+    return NativeCall("softmax_int16", words, math.ceil(rows / block), item_ns)
 
 
 def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:

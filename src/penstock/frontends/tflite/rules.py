@@ -148,13 +148,13 @@ def activation_of_codes(c: OperatorConversion) -> None:
 
 
 def _is_curve_of_codes(c: OperatorConversion) -> bool:
-    """Whether it is of codes of 16 bits with no zero points; those of the logistic function and of
-    the tangent are fractions of 15 bits."""
+    """Whether it is of codes of 16 bits with no zero points; those of the logistic function, of the
+    tangent and of a softmax are fractions of 15 bits."""
     if len(c.inputs) != 1 or not _is_of_codes(c, (INT16,)):
         return False
     (x, *_), (y, *_) = c.quantizations, c.output_quantizations
     assert x is not None and y is not None
-    if c.op in ("LOGISTIC", "TANH") and y.scales[0] != 2**-15:
+    if c.op in ("LOGISTIC", "SOFTMAX", "TANH") and y.scales[0] != 2**-15:
         return False
     return x.zero_points[0] == y.zero_points[0] == 0
 
@@ -230,10 +230,15 @@ def gelu(c: OperatorConversion) -> None:
     c.emit_final("Gelu", c.take(1), {"approximate": "tanh" if approximate else "none"})
 
 
-@operator_rule("SOFTMAX")
+@operator_rule("SOFTMAX", integers=_is_curve_of_codes)
 def softmax(c: OperatorConversion) -> None:
     (x,) = c.take(1)
     beta = c.option("beta")
+    given = c.quantizations[0]
+    if given is not None and _is_curve_of_codes(c):
+        attrs: AttrDict = {"scale": given.scales[0], "beta": beta}
+        c.emit_final("IntegerSoftmax", [x], attrs, domain=TFLITE)
+        return
     scaled = x if beta == 1 else c.emit("Mul", [x, c.like(beta, x)])
     c.emit_final("Softmax", [scaled], {"axis": -1})
 

@@ -52,31 +52,43 @@ def _erfc(x: np.ndarray) -> np.ndarray:
     return np.array([math.erfc(v) for v in x.tolist()], FLOAT32)
 
 
-def _interpolated(function: Function, scale: float, result_scale: float) -> np.ndarray:
-    """The codes of ``function`` by 513 points, between which lines are drawn. A point is off the
-    curve by half of what the line would be, at most, in the middle before the next."""
-    with np.errstate(all="ignore"):
-        points = _points(function, scale, result_scale)
-    place, offset = 256 + (_CODES >> 7), _CODES & (_BETWEEN - 1)
+def softmax_points() -> np.ndarray:
+    """The points [2, 513] of exp(x) from -10 to 0, and of 1 / (1 + x) from 0 to 1, with 15 bits
+    behind the point."""
+    part = 1 / np.float64(_POINTS)
+    exponential = _points(lambda x: np.exp(x) * 32768, np.float64(-10), 10 * part)
+    inverse = _points(lambda x: 32768 / (1 + x), np.float64(0), part)
+    return np.stack([exponential, inverse])
+
+
+def on_lines(points: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """What lines between 513 points give for codes of 16 bits, int64 as both."""
+    place, offset = 256 + (codes >> 7), codes & (_BETWEEN - 1)
     slope = (points[place + 1] - points[place]).astype(np.int16).astype(np.int64)
-    codes = points[place] + ((slope * offset + _BETWEEN // 2) >> 7)
-    return codes.astype(np.int16)
+    return points[place] + ((slope * offset + _BETWEEN // 2) >> 7)
 
 
-def _points(function: Function, scale: float, result_scale: float) -> np.ndarray:
+def _interpolated(function: Function, scale: float, result_scale: float) -> np.ndarray:
     one = FLOAT32.type
     low, high = one(scale) * one(_ENDS.min), one(scale) * one(_ENDS.max)
-    span = one(result_scale) * one(_ENDS.max) - one(result_scale) * one(_ENDS.min)
-    per, step = one(1 << 16) / span, (high - low) / one(_POINTS)
+    per = one(1 << 16) / (one(result_scale) * one(_ENDS.max) - one(result_scale) * one(_ENDS.min))
+    with np.errstate(all="ignore"):
+        step = (high - low) / one(_POINTS)
+        points = _points(lambda x: function(x).astype(FLOAT32) * per, low, step, high)
+    return on_lines(points, _CODES).astype(np.int16)
 
-    def value(place: np.ndarray) -> np.ndarray:
-        return function(place).astype(FLOAT32) * per
 
-    at = low + np.arange(_POINTS).astype(FLOAT32) * step
-    after = low + np.arange(1, _POINTS + 1).astype(FLOAT32) * step
+def _points(
+    value: Function, low: np.floating, step: np.floating, high: np.floating | None = None
+) -> np.ndarray:
+    """The codes of 513 points of a curve, between which lines are drawn. A point is off the curve
+    by half of what the line would be, at most, in the middle before the next."""
+    one = type(step)
+    at, after = (low + np.arange(n, _POINTS + n).astype(one) * step for n in (0, 1))
     here, middle = _rounded(value(at)), _rounded(value(at + step / one(2)))
     line = _rounded((value(after) + here) / one(2))
-    points = np.append(here - _rounded((line - middle) / one(2)), _rounded(value(np.array([high]))))
+    last = _rounded(value(after[-1:] if high is None else np.array([high])))
+    points = np.append(here - _rounded((line - middle) / one(2)), last)
     # Between numbers that are too large there is no line; what comes of it is 0.
     return np.clip(np.nan_to_num(points, nan=0.0), _ENDS.min, _ENDS.max).astype(np.int64)
 

@@ -59,6 +59,12 @@ def product_multiplier(scales: Sequence[float], count: int) -> Multiplier:
     return multiplier(min(x / y ** (1 / max(count, 1)), 2**14 - 1))
 
 
+def softmax_multiplier(scale: float, beta: float) -> Multiplier:
+    """The multiplier of differences of codes in steps of ``scale``, times ``beta``, to 65,535 steps
+    of 10."""
+    return multiplier(np.float64(np.float32(scale) * np.float32(beta)) / (10 / 65535))
+
+
 def short_multiplier(by: Multiplier) -> tuple[int, int]:
     """15 of the 31 bits of a multiplier, and the shift to the right of products with them."""
     return min((int(by.numbers) + (1 << 15)) >> 16, (1 << 15) - 1), 15 + int(by.shifts)

@@ -15,12 +15,14 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import fixed_point
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.code_curves import on_lines, softmax_points
 from penstock.ops.common.dtypes import INT32, dtype_info, is_half
 from penstock.ops.common.fixed_point import (
     mean_multiplier,
     product_multiplier,
     rescaled,
     rescaled_product,
+    softmax_multiplier,
 )
 
 COMPLEX64 = np.dtype(np.complex64)
@@ -165,6 +167,34 @@ def integer_product(
     codes = np.clip(rescaled_product(product, by) + zero_points[1], ends.min, ends.max)
     dims = [1 if i in axes else dim for i, dim in enumerate(x.shape) if keepdims or i not in axes]
     return codes.astype(x.dtype).reshape(dims)
+
+
+def _softmax_multiplier(node: Node) -> fixed_point.Multiplier:
+    return softmax_multiplier(node.attrs["scale"], node.attrs["beta"])
+
+
+@array_operator(
+    "IntegerSoftmax",
+    infer=rules.same_type,
+    prepared={"by": _softmax_multiplier, "points": lambda node: softmax_points()},
+)
+def integer_softmax(x: np.ndarray, *, by: fixed_point.Multiplier, points: np.ndarray) -> np.ndarray:
+    """The softmax along the last axis of codes of int16 in steps of ``scale``, times ``beta``: as
+    TFLite's reference kernel computes it, by tables of exp(x) and 1 / (1 + x), with 15 bits behind
+    the point."""
+    if not x.size:
+        return x.copy()
+    less = x.astype(np.int64) - x.max(-1, keepdims=True)
+    steps = np.clip(rescaled(less, by) + 32767, -32768, 32767)
+    powers = on_lines(points[0], steps)
+    total = powers.sum(-1, keepdims=True)
+    # From 1 to 2, with 30 bits behind the point; then less 1, with 16.
+    shift = 30 - np.floor(np.log2(total)).astype(np.int64)
+    rest = (((total << shift) + (1 << 13)) >> 14) - (1 << 16) - (1 << 15)
+    inverse = on_lines(points[1], np.clip(rest, -32768, 32767))
+    right = 30 - shift
+    codes = (powers * inverse + (1 << right >> 1)) >> right
+    return np.clip(codes, 0, 32767).astype(x.dtype)
 
 
 def _infer_rfft2d(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

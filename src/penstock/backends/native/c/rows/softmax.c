@@ -9,6 +9,7 @@
 #include "math32.h"
 #include "math64.h"
 #include "families.h"
+#include "rescaling.h"
 #include "vectors.h"
 
 enum { BLOCK = 2048, COLUMNS = 256 };
@@ -199,4 +200,44 @@ enum { BLOCK = 2048, COLUMNS = 256 };
 DEFINE(softmax_float32, float, int32_t, exp_negative32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
-KERNELS(softmax, KERNELS_OF_FLOATS(softmax, softmax))
+/* Of rows of codes, as ops/tflite/arrays.py defines it. */
+struct softmax_of_codes {
+    const int16_t *x;
+    int16_t *y;
+    const int16_t *points; /* of exp(x) and of 1 / (1 + x) */
+    int64_t rows, length, block, multiplier, shift;
+};
+enum { POINTS = 513 };
+
+/* What the line between two points gives. */
+static inline int32_t on_line(const int16_t *points, int64_t code)
+{
+    const int32_t bounded_code = bounded((int32_t)WITHIN(code, -65536, 65535));
+    const int16_t *at = points + 256 + (bounded_code >> 7);
+    return (int16_t)(at[0] + (((int16_t)(at[1] - at[0]) * (bounded_code & 127) + 64) >> 7));
+}
+
+ITEMS_OF(softmax_int16, softmax_of_codes)
+{
+    for (int64_t row = begin * a->block; row < smaller(end * a->block, a->rows); row++) {
+        const int16_t *restrict x = a->x + row * a->length;
+        int16_t *restrict y = a->y + row * a->length, top = x[0];
+        int64_t total = 0;
+        for (int64_t i = 1; i < a->length; i++)
+            top = x[i] > top ? x[i] : top;
+        for (int64_t i = 0; i < a->length; i++) {
+            const int32_t less = rescaled_integer(x[i] - top, (int32_t)a->multiplier, (int32_t)a->shift);
+            y[i] = (int16_t)on_line(a->points, (int64_t)less + 32767);
+            total += y[i];
+        }
+        const int shift = __builtin_clzll((uint64_t)total) - 33, right = 30 - shift;
+        const int64_t rest = ((shift < 0 ? total >> -shift : total << shift) + (1 << 13)) >> 14;
+        const int64_t inverse = on_line(a->points + POINTS, rest - (1 << 16) - (1 << 15));
+        for (int64_t i = 0; i < a->length; i++) {
+            const int64_t code = (y[i] * inverse + ((int64_t)1 << right >> 1)) >> right;
+            y[i] = (int16_t)WITHIN(code, 0, 32767);
+        }
+    }
+}
+
+KERNELS(softmax, KERNELS_OF_FLOATS(softmax, softmax), KERNEL(softmax_int16, softmax_of_codes))
