@@ -194,7 +194,8 @@ def page(rows: Sequence[Row], options: Namespace, busy: float) -> list[str]:
         "",
         "Where answers differ: LiteRT rounds activations of hybrid layers to 8 bits, as Penstock "
         "does in dense layers alone; its default kernels and delegate round otherwise than its "
-        "reference kernels; and some of its kernels read codes as numbers, whatever their zero point.",
+        "reference kernels; and some of its kernels read codes as numbers, whatever their zero "
+        "point.",
         *summary(rows),
         *heading(table_title(options.threads), COLUMNS),
         *(row.line for row in rows),
