@@ -27,32 +27,60 @@ INLINED int32_t code_of(float x, float low, float high)
     return (int32_t)(inside + copysignf(0x1.fffffep-2f, inside));
 }
 
-/* Codes + 128 of a row over its range; return their scale, and set their zero point. */
-static float range_codes(const struct dynamic_range_rows *a, const float *restrict x, uint8_t *restrict codes, int32_t *zero)
+/* What rows become codes by; of SIDE rows at once, since one division waits for another. */
+enum { SIDE = 16 };
+typedef struct {
+    float low[SIDE], high[SIDE];
+    float factor[SIDE], scale[SIDE];
+    int32_t zero[SIDE];
+} row_ranges;
+
+static void set_scales(row_ranges *restrict r, int is_asymmetric)
 {
-    const range r = range_of(x, a->depth);
-    const float low = r.low, high = r.high;
-    float scale, factor;
-    *zero = 0;
-    if (low == high) {
-        memset(codes, 128, a->depth);
-        return 1;
-    }
-    if (a->asymmetric) {
-        const double step = ((double)high - low) / 255, below = -128 - low / step, above = 127 - high / step;
+    for (int i = 0; i < SIDE && is_asymmetric; i++) {
+        const double low = r->low[i], high = r->high[i], step = (high - low) / 255;
+        const double below = -128 - low / step, above = 127 - high / step;
         const double point = 128 + fabs(low / step) < 127 + fabs(high / step) ? below : above;
-        *zero = point <= -128 ? -128 : point >= 127 ? 127 : (int32_t)round(point);
-        scale = (float)step;
-        factor = 1.0f / scale;
-    } else {
-        const float most = -low > high ? -low : high;
-        scale = most / 127;
-        factor = 127 / most;
+        const double inside = WITHIN(point, -128.0, 127.0);
+        /* To the nearest, ties away from 0, as code_of rounds. */
+        r->zero[i] = (int32_t)(inside + copysign(0x1.fffffffffffffp-2, inside));
+        r->scale[i] = (float)step;
+        r->factor[i] = 1.0f / (float)step;
     }
-    const float least = a->asymmetric ? -128 : -127, point = (float)*zero;
-    for (int64_t i = 0, depth = a->depth; i < depth; i++)
-        codes[i] = (uint8_t)(code_of(point + x[i] * factor, least, 127) + 128);
-    return scale;
+    for (int i = 0; i < SIDE && !is_asymmetric; i++) {
+        const float most = -r->low[i] > r->high[i] ? -r->low[i] : r->high[i];
+        r->zero[i] = 0;
+        r->scale[i] = most / 127;
+        r->factor[i] = 127 / most;
+    }
+}
+
+/* Codes + 128 of some rows from `first` on over their ranges, at most SIDE, and their scales and zero points. */
+static void range_codes(const struct dynamic_range_rows *a, int64_t first, int64_t count, float *scales, int32_t *zeros)
+{
+    row_ranges ranges;
+    int is_flat[SIDE];
+    for (int64_t i = 0; i < SIDE; i++) {
+        const range r = i < count ? range_of(a->x + (first + i) * a->depth, a->depth) : (range){0};
+        is_flat[i] = r.low == r.high; /* as 0 is in the range, all are 0 */
+        ranges.low[i] = r.low, ranges.high[i] = is_flat[i] ? 1 : r.high;
+    }
+    set_scales(&ranges, a->asymmetric != 0);
+    const float least = a->asymmetric ? -128 : -127;
+    for (int64_t i = 0; i < count; i++) {
+        const float *restrict x = a->x + (first + i) * a->depth;
+        uint8_t *restrict codes = a->room + (first + i) * a->size;
+        const float factor = ranges.factor[i], point = (float)ranges.zero[i];
+        zeros[first + i] = is_flat[i] ? 0 : ranges.zero[i];
+        scales[first + i] = is_flat[i] ? 1 : ranges.scale[i];
+        if (is_flat[i])
+            memset(codes, 128, a->depth);
+        else
+            for (int64_t k = 0, depth = a->depth; k < depth; k++)
+                codes[k] = (uint8_t)(code_of(point + x[k] * factor, least, 127) + 128);
+        for (int64_t k = a->depth; k < a->size; k++)
+            codes[k] = 0;
+    }
 }
 
 static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
@@ -62,10 +90,9 @@ static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t beg
     const float low = (float)a->low, high = (float)a->high;
     float *const scales = (float *)(a->room + a->rows * a->size);
     int32_t *const zeros = (int32_t *)(scales + a->rows);
-    for (int64_t r = begin * a->rows / a->pieces; !stage && r < end * a->rows / a->pieces; r++) {
-        scales[r] = range_codes(a, a->x + r * a->depth, a->room + r * a->size, zeros + r);
-        memset(a->room + r * a->size + a->depth, 0, a->size - a->depth);
-    }
+    const int64_t some_rows = end * a->rows / a->pieces;
+    for (int64_t r = begin * a->rows / a->pieces; !stage && r < some_rows; r += SIDE)
+        range_codes(a, r, smaller(SIDE, some_rows - r), scales, zeros);
     _Alignas(64) int32_t sums[MOST_ROWS * GROUP_COLUMNS];
     for (int64_t piece = begin; stage && piece < end; piece++) {
         const int64_t row = piece / groups * a->block, first = piece % groups * a->some;
