@@ -13,6 +13,7 @@ from penstock.ops.common.hashes import fingerprints
 from penstock.ops.registry import TFLITE, array_operator
 
 _MOST_BITS = 32
+_TOGETHER = 1 << 14  # keys that are hashed at once
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> tuple[Type]:
@@ -40,15 +41,19 @@ def lsh_projection(
     if weights is not None and weights.shape != x.shape[:1]:
         raise ShapeError(f"weights of shape {weights.shape} for {len(x)} items")
     items = np.ascontiguousarray(x).reshape(len(x), x.size // len(x)).view(np.uint8)
-    keys = np.empty((len(x), 4 + items.shape[1]), np.uint8)
-    keys[:, 4:] = items
+    seeds = np.ascontiguousarray(hashes).reshape(-1, 1).view(np.uint8)
     bits = np.empty(hashes.shape, np.int32)
-    for place, seed in np.ndenumerate(hashes):
+    some = max(_TOGETHER // len(x), 1)
+    for first in range(0, len(seeds), some):
         checkpoint()
-        keys[:, :4] = np.frombuffer(seed.tobytes(), np.uint8)
-        scores = fingerprints(keys).view(np.int64).astype(np.float64)
+        own = seeds[first : first + some]
+        keys = np.empty((len(own), len(x), 4 + items.shape[1]), np.uint8)
+        keys[..., :4], keys[..., 4:] = own[:, None], items
+        prints = fingerprints(keys.reshape(-1, keys.shape[2])).view(np.int64)
+        scores = prints.reshape(len(own), len(x)).astype(np.float64)
         # In order, as LiteRT adds them: the last bits may decide.
-        bits[place] = np.cumsum(scores if weights is None else weights * scores)[-1] > 0
+        totals = np.cumsum(scores if weights is None else weights * scores, 1)[:, -1]
+        bits.reshape(-1)[first : first + some] = totals > 0
     if dense:
         return bits.ravel()
     rows, count = hashes.shape
