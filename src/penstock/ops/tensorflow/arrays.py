@@ -30,6 +30,8 @@ from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow import common
 
+_FEW = 1024  # elements whose places NumPy finds in less time by dims than as one number
+
 
 def _axis(axis: np.ndarray, rank: int) -> int:
     return rules.normalize_axis(common.integer(axis, "the axis"), rank)
@@ -591,6 +593,12 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
 )
 def where(x: np.ndarray) -> np.ndarray:
     """As ``np.argwhere``, which takes longer."""
+    if x.ndim and x.size <= _FEW:
+        columns = x.nonzero()
+        out = np.empty((columns[0].size, x.ndim), np.int64)
+        for axis, column in enumerate(columns):
+            out[:, axis] = column
+        return out
     rest: Any = np.flatnonzero(x if x.dtype.kind in "bO" else x != 0)
     out = np.empty((rest.size, x.ndim), np.int64)
     for axis in range(x.ndim - 1, -1, -1):
