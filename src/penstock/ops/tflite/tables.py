@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,33 +69,36 @@ def skip_gram(
     """Sequences of ``ngram_size`` words of a text, or of up to as many, between which others may be
     left out."""
     words = str(text.reshape(-1)[0]).split()
-    grams = []
+    grams: list[str] = []
     if 0 < ngram_size <= len(words):
-        grams = [
-            " ".join(words[i] for i in gram)
-            for gram in _grams(len(words), ngram_size, max_skip_size)
-            if include_all_ngrams or len(gram) == ngram_size
-        ]
+        grams = _grams(words, ngram_size, max_skip_size, 1 if include_all_ngrams else ngram_size)
     out = np.empty(len(grams), object)
     out[:] = grams
     return out
 
 
-def _grams(count: int, most: int, skip: int) -> Iterator[list[int]]:
-    """Rising numbers below ``count``, up to ``most`` at a time, each before what it begins with."""
-    gram, size = [0] * most, 1
-    while size >= 0:
+def _grams(words: Sequence[str], most: int, skip: int, least: int) -> list[str]:
+    """Sequences of ``least`` to ``most`` words, each before what it begins with."""
+    grams: list[str] = []
+    # Of each sequence that is being continued, it and the words that may follow.
+    texts, others = [""], [iter(range(len(words)))]
+    while others:
         checkpoint()
-        near = size == 0 or (size < most and gram[size] - gram[size - 1] <= skip)
-        if near and gram[size] + 1 < count:
-            gram[size] += 1
-            size += 1
-            if size < most:
-                gram[size] = gram[size - 1]
+        text, size = texts[-1], len(others)
+        before = f"{text} " if size > 1 else ""
+        if size == most:
+            grams += [f"{before}{words[i]}" for i in others[-1]]
+            place = None
         else:
-            if size:
-                yield gram[:size]
-            size -= 1
+            place = next(others[-1], None)
+        if place is not None:
+            texts.append(f"{before}{words[place]}")
+            others.append(iter(range(place + 1, min(place + 2 + skip, len(words)))))
+            continue
+        texts.pop(), others.pop()
+        if least < size:
+            grams.append(text)
+    return grams
 
 
 # Random bits.
