@@ -115,24 +115,16 @@ def dense_call(site: Site) -> NativeCall | None:
     items = math.ceil(rows / block) * panels
     pairs = WORKSPACE if site.rounds else None
     # Rounded weights do not give the matrix back.
+    # Sums are of another order than those of the same row among others.
+    alone = rows == 1 and not site.rounds and not site.ordered
     held = {"keep": weights} if site.rounds else {"reordered": {layer.w: weights}}
     call = NativeCall(
         "dense",
         (
             *(Tensor(layer.x), *weights.arrays, bias),
             *(None if layer.addend is None else Tensor(layer.addend), site.result()),
-            *(
-                rows,
-                inner,
-                columns,
-                block,
-                pairs,
-                items,
-                layer.low,
-                layer.high,
-                int(layer.first < count),
-                *words,
-            ),
+            *(rows, inner, columns, block, pairs, items),
+            *(layer.low, layer.high, int(alone), int(layer.first < count), *words),
         ),
         items=items,
         item_ns=read_inner * columns / panels * element_ns + block * PANEL * program_ns,

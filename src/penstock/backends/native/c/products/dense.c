@@ -1,6 +1,6 @@
 /* Dense layers: a product with a constant matrix, and what follows it. An item is a panel, for a block of
-   rows. A single row needs nothing of what tiles of rows do, and takes less time than that for small matrices: it has
-   a loop of its own. Compiled with contraction to fused multiply-add. */
+   rows. A single row needs nothing of what tiles of rows do, which takes more time than the product of a small matrix:
+   it has a loop of its own. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "panels.h"
@@ -15,6 +15,7 @@ struct dense {
     float *pairs;                        /* of bfloat16, that x is rounded to; or NULL */
     int64_t items;
     double low, high;                    /* that bound the sums */
+    int64_t alone;                       /* whether a single row has a loop of its own, with other sums than of several */
     int64_t follows;                     /* whether there is a program */
     struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
 };
@@ -77,7 +78,7 @@ static void multiply_one_row(const struct dense *a, int64_t begin, int64_t end)
 
 ITEMS_OF(dense, dense)
 {
-    if (a->rows == 1 && !a->pairs) {
+    if (a->alone) {
         multiply_one_row(a, begin, end);
         if (a->follows) {
             struct elementwise program = a->program;
