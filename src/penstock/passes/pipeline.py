@@ -32,6 +32,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph
 from penstock.ir.op import FRAMED, Role
 from penstock.ops.common.dtypes import is_half
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.internal.transfer import HOST
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import DeadCode
@@ -49,6 +50,7 @@ CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 
 # One round may enable more in the next: a folded shape makes a reshape static, and so on.
 _MAX_ROUNDS = 8
+_BFLOAT16 = element_number("bfloat16")
 
 
 Where = Callable[[Graph, PassContext], bool]
@@ -279,6 +281,17 @@ def grow_caches() -> type[Pass]:
     return GrowCaches
 
 
+def _rounds_to_bfloat16(graph: Graph, context: PassContext) -> bool:
+    return any(n.op.full_name == "Cast" and n.attrs.get("to") == _BFLOAT16 for n in graph.walk())
+
+
+@lazy_pass("Cast", where=_rounds_to_bfloat16)
+def round_operands() -> type[Pass]:
+    from penstock.passes.lowering.round_operands import RoundOperands
+
+    return RoundOperands
+
+
 def _leaves_host(_: Graph, context: PassContext) -> bool:
     places = context.placing.placement.values()
     return context.placing.ports is not None or not {place.memory for place in places} <= {HOST}
@@ -360,6 +373,8 @@ LOWER: tuple[Pass, ...] = (
     recognize_attention,
     bind_variables,
     grow_caches,
+    # Casts belong to the product that reads them rather than to the chain before.
+    round_operands,
     Fuse(),
     # A fused node has one backend: chains are fused before nodes are placed.
     AssignBackends(),

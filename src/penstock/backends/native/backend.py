@@ -11,6 +11,7 @@ import numpy as np
 from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.native import RATES, family_of
 from penstock.backends.native.kernel import (
+    ROUNDED,
     NativeCall,
     Site,
     UnsupportedError,
@@ -29,6 +30,7 @@ from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.common.dtypes import FLOAT64
 from penstock.ops.internal.fused import parts
+from penstock.ops.internal.rounded_operand import rounds_operand, without_rounding
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
@@ -82,9 +84,13 @@ class NativeBackend(SpecializingBackend):
         self.library, self._precision, self.reproducible = loaded, precision, reproducible
 
     def work(self, node: Node) -> Workload | None:
+        rounded = rounds_operand(node)
+        if rounded and not self._rounds_for_models:
+            return None
+        node = without_rounding(node) if rounded else node
         family = family_of(node)
         work = None if family is None else family.work(node)
-        if work is None or work.family not in _ROUNDED or not self._rounds(node):
+        if work is None or work.family not in _ROUNDED or not (rounded or self._rounds(node)):
             return work
         # Pairs are multiplied in the time of one number, and read in it.
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
@@ -100,6 +106,14 @@ class NativeBackend(SpecializingBackend):
     def narrow(self) -> bool:
         """Whether operands of products are rounded to bfloat16."""
         return self._precision == "bf16" and bool(self.library.functions.multiplies_bfloat16)
+
+    @property
+    def _rounds_for_models(self) -> bool:
+        """Whether kernels may round what a model itself rounds. They take it for 0 where it is
+        subnormal, and sum in an order of their own."""
+        if self.reproducible or self._precision == "strict":
+            return False
+        return bool(self.library.functions.multiplies_bfloat16)
 
     def _rounds(self, node: Node) -> bool:
         """Whether operands of a node are rounded, if it is a product of a kind that can be."""
@@ -142,11 +156,16 @@ class NativeBackend(SpecializingBackend):
         return replace(kernel, function=given, packed=NO_PACKED_CONSTANTS)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+        rounded, exact = rounds_operand(node), self._precision == "strict"
+        if rounded:
+            if not self._rounds_for_models:
+                return None
+            node = without_rounding(node)
         family = family_of(node)
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        rounds, exact = self._rounds(node), self._precision == "strict"
+        rounds = rounded or self._rounds(node)
         if site is not None and (self.reproducible or rounds or exact):
             site = replace(site, rounds=rounds, ordered=self.reproducible, exact=exact)
         try:
@@ -154,6 +173,8 @@ class NativeBackend(SpecializingBackend):
         except UnsupportedError:
             return None
         if site is None or call is None or _touches_objects(site, call):
+            return None
+        if rounded and not call.kernel.startswith(ROUNDED):
             return None
         if call.can_fail and not call.items:
             return None  # nothing would look at the inputs, which may be at fault

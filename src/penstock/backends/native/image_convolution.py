@@ -243,7 +243,7 @@ def _chain(site: Site) -> _Chain | None:
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     conv, *others = region.nodes
     bias, addend = None if conv.input(2) is None else _bias(site, place[conv.input(2)]), None
-    if others[0].op.name == "Add":
+    if others and others[0].op.name == "Add":
         (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
         addend = place.get(other)
         # Others, such as rows that are broadcast, are the program's.

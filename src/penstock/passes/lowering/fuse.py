@@ -23,6 +23,7 @@ from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.arrays import ZERO_NAN
 from penstock.ops.internal.fused import fused, fused_copies, parts
+from penstock.ops.internal.rounded_operand import rounds_operand
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
@@ -93,14 +94,14 @@ class _ChainSearch:
         pair: Node | None = None
         if self.doubtful:
             beginning = self._chain(node, 2)
-            pair = fused(beginning) if len(beginning) > 1 else None
+            pair = _joined(beginning) if len(beginning) > 1 else None
             if pair is None or not self.policy.has_kernel(pair):
                 return
             self.doubtful = False
         chain = self._chain(node, _MOST_NODES)
         if len(chain) == 1:
             return
-        whole = fused(chain)
+        whole = _joined(chain)
         if self.policy.is_faster(whole):
             scan = self._by_scan if heavy else partial(self._by_bisection, pair=pair)
             candidate, length = scan(chain, whole)
@@ -117,7 +118,7 @@ class _ChainSearch:
 
     def _is_free(self, node: Node) -> bool:
         return (
-            node.op.domain in _DOMAINS
+            (node.op.domain in _DOMAINS or rounds_operand(node))
             and node not in self.replacements
             and node not in self.left
             and node not in self.awaited
@@ -156,7 +157,7 @@ class _ChainSearch:
         fused node of all. A beginning may have a kernel where shorter ones have none: an integer
         product must end in a Cast."""
         for length in range(len(chain), 1, -1):
-            candidate = whole if length == len(chain) else fused(chain[:length])
+            candidate = whole if length == len(chain) else _joined(chain[:length])
             if self.policy.has_kernel(candidate):
                 return candidate, length
         return None, 0
@@ -187,6 +188,11 @@ class _ChainSearch:
         return best, low
 
 
+def _joined(chain: Sequence[Node]) -> Node:
+    """The fused node of a chain."""
+    return fused_copies(chain) if rounds_operand(chain[0]) else fused(chain)
+
+
 def _grows(value: Value | None, result: Value | None) -> bool:
     """Whether ``value`` is broadcast to more elements than it pays to compute it for, instead of in
     a step of its own."""
@@ -210,7 +216,7 @@ def _links(node: Node) -> bool:
 def _is_heavy(node: Node) -> bool:
     """Whether a chain may begin with a node that is most of its work. Where two chains compete for
     a node, one with such a beginning wins."""
-    return "heavy" in node.op.traits
+    return "heavy" in node.op.traits or rounds_operand(node)
 
 
 def _begins_light(node: Node) -> bool:

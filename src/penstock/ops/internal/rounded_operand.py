@@ -1,0 +1,39 @@
+"""A product or convolution whose input the model rounds to bfloat16, as a fused node::
+
+    x -> Cast(bfloat16) -> Cast(float32) -> Conv(, w) -> Relu        are the parts of one node
+
+Its parts define what it computes. A backend with a kernel that rounds the input itself looks at the
+node ``without_rounding``.
+"""
+
+from __future__ import annotations
+
+from penstock.ir.graph import Node, Value
+from penstock.ops.internal.fused import fused, is_fused, parts
+from penstock.ops.registry import COMPUTING
+
+_CASTS = 2
+
+
+def rounds_operand(node: Node) -> bool:
+    """Whether a node is such a fused node."""
+    if not is_fused(node):
+        return False
+    names = [part.op.full_name for part in parts(node)[: _CASTS + 1]]
+    return names[:_CASTS] == ["Cast"] * _CASTS and not COMPUTING.isdisjoint(names[_CASTS:])
+
+
+def without_rounding(node: Node) -> Node:
+    """The fused node of the parts behind the Casts, with the same inputs."""
+    narrow, widen, *others = parts(node)
+    copies: dict[Value | None, Value | None] = {widen.outputs[0]: narrow.inputs[0]}
+    nodes = []
+    for part in others:
+        (output,) = part.outputs
+        assert output is not None
+        # Values of their own: those of the node keep their producers.
+        copy = copies[output] = Value(output.name, output.type)
+        nodes.append(part.derived([copies.get(value, value) for value in part.inputs], [copy]))
+    plain = fused(nodes)
+    plain.inputs, plain.name, plain.origin = node.inputs, node.name, node.origin
+    return plain
