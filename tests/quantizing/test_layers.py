@@ -20,7 +20,10 @@ def coded(graph, choice):
 def test_layers_have_types_by_operation():
     layers = {layer.name: layer for layer in layers_of(graph_of(convolutional()))}
     assert [*layers] == ["first", "depthwise", "point", "last", "dense"]
-    assert layers["first"].types == ("float32", "static", "dynamic", "weights8", "weights16")
+    every = ["float32", "static", "dynamic", "bfloat16", "weights8", "weights16"]
+    assert layers["point"].types == every
+    odd = [name for name, layer in layers.items() if "bfloat16" not in layer.types]
+    assert odd == ["first", "depthwise"]  # kernels multiply pairs of channels
     assert "blocks8" in layers["dense"].types
     assert layers["dense"].axis == 0
 

@@ -37,7 +37,7 @@ def written(name: str, type_: str):
     ("type_", "most"),
     [
         *(("static", 0.02), ("dynamic", 0.02), ("weights8", 0.01), ("weights16", 0.001)),
-        *(("blocks8", 0.01), ("blocks4", 0.1)),
+        *(("blocks8", 0.01), ("blocks4", 0.1), ("bfloat16", 0.01)),
     ],
 )
 def test_types_are_near_the_float_model_and_onnxruntime(name, type_, most):

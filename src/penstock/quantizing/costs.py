@@ -146,7 +146,7 @@ def layer_costs(
             # What enters the model is converted, whatever other layers are.
             if type_ == "static" and layer.x is not None and i not in entered:
                 taken += conversions.seconds(layer.x, coded)
-            if type_ in ("dynamic", "blocks8", "blocks4"):
+            if type_ in ("dynamic", "bfloat16", "blocks8", "blocks4"):
                 # Nodes that are part of a step of the float layer may be steps behind this one.
                 for name in behind[i]:
                     more = measured.others.get(name, 0.0) - real.others.get(name, 0.0)

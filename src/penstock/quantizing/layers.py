@@ -9,6 +9,7 @@ static    input and weights are 8-bit codes, the range of the input is that of t
 dynamic   the same, and the range of the input is that of each run
 blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
 blocks4   the same with weights of 4 bits
+bfloat16  input and weights are rounded to bfloat16, and products summed in float32
 weights8  weights are stored as codes of 8 bits, and are float32 when the model is loaded
 weights16 weights are stored as float16, and are float32 when the model is loaded
 ========= =================================================================================
@@ -27,7 +28,7 @@ from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 
 LayerType: TypeAlias = Literal[
-    "float32", "static", "dynamic", "blocks8", "blocks4", "weights8", "weights16"
+    "float32", "static", "dynamic", "bfloat16", "blocks8", "blocks4", "weights8", "weights16"
 ]
 Choice: TypeAlias = Mapping[str, LayerType]
 """The type of each layer by the name of its node; float32 for those that are not in it"""
@@ -109,7 +110,7 @@ def _nbytes(own: Stored, type_: LayerType) -> int:
         return 4 * count
     if type_ in ("blocks8", "blocks4"):
         return count * int(type_[-1]) // 8 + 4 * (count // BLOCK)
-    if type_ == "weights16":
+    if type_ in ("bfloat16", "weights16"):
         return 2 * count
     return count + 4 * own.weights.shape[own.axis]
 
@@ -232,8 +233,11 @@ def _computing(node: Node) -> QuantizableLayer | None:
         if weights.ndim < 3:
             return None
         stored = [Stored(1, value, 0)]
-        every: tuple[LayerType, ...] = ("float32", "static", "dynamic", *_stored_types(stored))
-        return QuantizableLayer(node, stored, every, x, bias, channels=1)
+        types: list[LayerType] = ["float32", "static", "dynamic"]
+        # Kernels multiply pairs of channels.
+        types += ["bfloat16"] if weights.shape[1] % 2 == 0 else []
+        types += _stored_types(stored)
+        return QuantizableLayer(node, stored, types, x, bias, channels=1)
     attrs = node.attrs
     if weights.ndim != 2 or attrs.get("transA", 0) or attrs.get("alpha", 1.0) != 1:
         return None
@@ -242,7 +246,7 @@ def _computing(node: Node) -> QuantizableLayer | None:
     if bias is not None and (attrs.get("beta", 1.0) != 1 or bias.size != columns):
         return None
     stored = [Stored(1, value, axis)]
-    types: list[LayerType] = ["float32", "static", "dynamic", *_stored_types(stored)]
+    types = ["float32", "static", "dynamic", "bfloat16", *_stored_types(stored)]
     # The last block of a row would be padded, for which kernels have no room.
     if inner % BLOCK == 0:
         types += ["blocks8", "blocks4"]

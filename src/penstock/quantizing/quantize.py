@@ -27,6 +27,7 @@ from penstock.core.types import JsonObject
 from penstock.frontends.load import load
 from penstock.frontends.onnx.writer import onnx_bytes
 from penstock.host.machine import machine_name
+from penstock.host.native import library
 from penstock.host.replace_file import replacing
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
@@ -235,6 +236,9 @@ def quantize(model: ModelLike, data: Source, **options: object) -> Quantized:
         search = Search(run(loaded), folded, samples, own.goal, run, own.metric, rewriter=rewriter)
         if own.independent_rows:
             search.leave_out("dynamic")
+        loaded_kernels = library()
+        if loaded_kernels is None or not loaded_kernels.functions.multiplies_bfloat16:
+            search.leave_out("bfloat16")
         if own.resume is not None:
             search.record = Record.at(Path(own.resume), _key(source, samples, own))
         del source  # as large as the model

@@ -119,11 +119,11 @@ def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
     if type_ != "float32":
         return f"{times.get(type_, 0.0) * 1e3:.3g} ms in place of {before * 1e3:.3g}"
     if not times:
-        return "no kernel of codes is available for it"
+        return "no kernel of fewer bits is available for it"
     # The reason is that of the form which would have paid most.
     best = min(times, key=times.__getitem__)
     if times[best] > _FASTER * before:
-        return f"codes are no faster: {times[best] * 1e3:.3g} ms in place of {before * 1e3:.3g}"
+        return f"fewer bits are no faster: {times[best] * 1e3:.3g} ms in place of {before * 1e3:.3g}"
     squared = search.record.errors.get(layer.name, {}).get(best)
     if squared is not None:
         return f"as {best} it alone makes an error of {squared**0.5:.2g}"

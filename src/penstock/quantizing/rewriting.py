@@ -19,9 +19,10 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from penstock.core.records import NamedTuple, dataclass, field
-from penstock.core.types import FLOAT32, TensorType
+from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.ir.graph import Graph, Node, Value, clone
 from penstock.ir.op import Attrs
+from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.quantizing.layers import (
     BLOCK,
@@ -36,6 +37,7 @@ from penstock.quantizing.layers import (
 from penstock.quantizing.weights import StoredCodes, block_codes, channel_codes
 
 _UINT8, _INT8, _INT32 = (np.dtype(t) for t in (np.uint8, np.int8, np.int32))
+_BFLOAT16 = dtypes()["bfloat16"]
 _LEAST_SHARED = 1024  # elements of a matrix that is worth a look
 _LEAST_SCALE = 1e-20  # so that products of scales are normal numbers
 
@@ -143,7 +145,7 @@ def rewritten(
 class _Rewriting:
     """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
     ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
-    their ranges in a run; ``nodes``: those of the graph at hand, so far;
+    their ranges in a run; ``rounded``: values rounded to bfloat16; ``nodes``: those of the graph at hand, so far;
     ``owner``: the name of the layer at hand; ``cache``: codes of weights, ``constants`` those that
     the graph has, by the identities of their arrays."""
 
@@ -156,6 +158,7 @@ class _Rewriting:
     scale_of: dict[Value, ValueRange] = field(default_factory=dict)
     dequantized: dict[Value, Value] = field(default_factory=dict)
     dynamic: dict[Value, tuple[Value, Value, Value]] = field(default_factory=dict)
+    rounded: dict[Value, Value] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     owner: str = ""
     constants: dict[int, Value] = field(default_factory=dict)
@@ -182,7 +185,8 @@ class _Rewriting:
         nodes, self.nodes = graph.nodes, []
         graph.nodes = self.nodes
         # Values of a graph around it are known there, but what is added here is not.
-        outer, self.dynamic = self.dynamic, {}
+        outer = self.dynamic, self.rounded
+        self.dynamic, self.rounded = {}, {}
         for value in graph.inputs:
             self.convert(value)
         for node in nodes:
@@ -192,7 +196,7 @@ class _Rewriting:
             for output in node.outputs:
                 if output is not None:
                     self.convert(output)
-        self.dynamic = outer
+        self.dynamic, self.rounded = outer
 
     def layer(self, node: Node) -> None:
         """Write a node, as a layer of its type if it is one."""
@@ -209,7 +213,10 @@ class _Rewriting:
         elif type_ == "weights8":
             self.stored_as_codes(layer)
         elif type_ == "weights16":
-            self.stored_as_halves(layer)
+            self.stored_as_halves(layer, np.dtype(np.float16))
+        elif type_ == "bfloat16":
+            layer.node.inputs[0] = self.rounded_to_bfloat16(layer.node.inputs[0])
+            self.stored_as_halves(layer, _BFLOAT16)
         else:
             self.blocks(layer, int(type_.removeprefix("blocks")))
 
@@ -331,13 +338,24 @@ class _Rewriting:
         self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
         self.add("Mul", [real, scale], output)
 
-    def stored_as_halves(self, layer: QuantizableLayer) -> None:
-        """The node, with weights that are widened when the model is loaded."""
+    def rounded_to_bfloat16(self, x: Value | None) -> Value:
+        """A value rounded to bfloat16, as float32; the same for all layers that read it."""
+        assert x is not None
+        if x not in self.rounded:
+            shape = x.type.shape if isinstance(x.type, TensorType) else None
+            narrow = Value(f"{x.name}/bfloat16", TensorType(_BFLOAT16, shape))
+            wide = Value(f"{x.name}/rounded", TensorType(FLOAT32, shape))
+            self.add("Cast", [x], narrow, {"to": element_number("bfloat16")})
+            self.rounded[x] = self.add("Cast", [narrow], wide, {"to": 1})
+        return self.rounded[x]
+
+    def stored_as_halves(self, layer: QuantizableLayer, dtype: np.dtype) -> None:
+        """The node, with weights of 16 bits that are widened when the model is loaded."""
         for own in layer.stored:
             name = f"{layer.name}/weights{own.place}"
-            key = own.value, own.axis, "halves"
+            key = own.value, own.axis, dtype.name
             if key not in self.cache:
-                self.cache[key] = StoredCodes(own.weights.astype(np.float16), np.empty(0))
+                self.cache[key] = StoredCodes(own.weights.astype(dtype), np.empty(0))
             halves = self.shared(name, self.cache[key].codes)
             real = Value(f"{name}/real", TensorType(FLOAT32, own.weights.shape))
             layer.node.inputs[own.place] = self.add("Cast", [halves], real, {"to": 1})

@@ -56,7 +56,7 @@ from penstock.quantizing.source import constant_bytes
 from penstock.quantizing.weights import bias_correction, learned
 from penstock.session.session import Session
 
-UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "blocks8", "weights8")
+UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "bfloat16", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
 # Samples for the error of one layer, at least, of one way to clip, and of a choice, beside those
 # held out. Fast models have more of them for layers and ways to clip, as fit into _BRIEF seconds.
@@ -444,7 +444,11 @@ class Search:
             if dynamic:
                 self.point({**static, **dynamic}, "codes over the range of each run")
             # Before errors of layers: what there is if the deadline comes while they are measured.
-            self.point(self.uniform("weights16"), "weights in 16 bits")
+            halves = self.uniform("weights16")
+            self.point(halves, "weights in 16 bits")
+            if "bfloat16" in self.seconds:
+                rounded = self.uniform("bfloat16")
+                self.point({**halves, **rounded}, "operands in bfloat16")
             self.measure_errors()
             # The error of the model is not the sum of those of its layers, but it grows with it:
             # the budget for the sum is bisected until the error that is measured fits.
