@@ -9,6 +9,8 @@ import onnxruntime
 import pytest
 
 import penstock as ps
+from penstock.host.native import library
+from penstock.quantizing import quantize as quantizing
 from penstock.quantizing.search import Search
 from tests.support.onnx_text import model_from_text
 from tests.support.quantizable import convolutional, feed_forward, images, rows
@@ -127,6 +129,34 @@ def test_search_that_was_stopped_is_resumed(tmp_path):
     with pytest.raises(ps.InvalidInput, match="other options"):
         metric = {"max_error": 0.05, "metric": lambda one, other: 0.0}
         ps.quantize(feed_forward(), [*rows()], resume=path, **metric)
+
+
+def rounds_to_bfloat16():
+    loaded = library()
+    return loaded is not None and bool(loaded.functions.multiplies_bfloat16)
+
+
+def test_bfloat16_is_measured_where_the_processor_multiplies_it(tmp_path, monkeypatch):
+    path, other = tmp_path / "measured.json", tmp_path / "other.json"
+    ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=path)
+    measured = json.loads(path.read_bytes())
+    assert ("bfloat16" in measured["seconds"]) == rounds_to_bfloat16()
+    monkeypatch.setattr(quantizing, "library", lambda: None)
+    ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=other)
+    assert "bfloat16" not in other.read_text()
+
+
+def test_record_without_bfloat16_is_gone_on_from(tmp_path):
+    path = tmp_path / "measured.json"
+    ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=path)
+    record = json.loads(path.read_bytes())
+    record["seconds"].pop("bfloat16", None)
+    record["points"] = [p for p in record["points"] if "bfloat16" not in p["choice"].values()]
+    path.write_text(json.dumps(record))
+    ps.quantize(feed_forward(), [*rows()], max_error=0.05, resume=path)
+    again = json.loads(path.read_bytes())
+    assert again["points"][: len(record["points"])] == record["points"]
+    assert ("bfloat16" in again["seconds"]) == rounds_to_bfloat16()
 
 
 def test_deadline_and_cancel():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -64,6 +65,27 @@ def test_layers_of_one_input_share_its_codes():
     model, _, _ = written("feed_forward", "dynamic")
     counts = Counter(node.op.name for node in model.graph.nodes)
     assert counts["DynamicQuantizeLinear"] == counts["MatMulInteger"] == 2
+
+
+def test_layers_of_one_input_share_its_rounding_to_bfloat16():
+    text = """g (float[4,32] x, float[32,32] v, float[32,32] w) => (float[4,32] y)
+        { a = MatMul(x, v) b = MatMul(x, w) y = Mul(a, b) }"""
+    rng = np.random.default_rng(0)
+    v, w, x = (
+        rng.standard_normal(shape).astype(np.float32) for shape in [(32, 32)] * 2 + [(4, 32)]
+    )
+    model = float_model(ps.load(with_weights(text, v=v, w=w)))
+    choice = {layer.name: "bfloat16" for layer in layers_of(model.graph)}
+    form = rewritten(model.graph, choice, {})
+    assert Counter(n.op.name for n in form.graph.nodes) == {"Cast": 4, "MatMul": 2, "Mul": 1}
+    data = onnx_bytes(replace(model, graphs={model.entry: form.graph}))
+    assert len(data) < 0.51 * (v.nbytes + w.nbytes) + 1000
+    (theirs,) = onnxruntime.InferenceSession(data).run(None, {"x": x})
+    a, b, c = (own.astype(ml_dtypes.bfloat16).astype(np.float64) for own in (x, v, w))
+    wanted = (a @ b) * (a @ c)
+    most = np.abs(wanted).max()
+    np.testing.assert_allclose(theirs, wanted, atol=1e-5 * most)
+    np.testing.assert_allclose(ps.compile(data)(x), wanted, atol=1e-5 * most)
 
 
 def test_range_holds_zero():

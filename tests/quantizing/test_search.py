@@ -157,6 +157,27 @@ def test_weights_are_stored_in_16_bits_where_8_have_too_large_an_error(search, m
     assert sizes[2e-3] < 0.28 < sizes[3e-4] <= 0.5 < sizes[1e-4] < 1
 
 
+def test_bfloat16_is_chosen_where_it_is_fastest(search, monkeypatch):
+    for type_, share in (("static", 2.0), ("dynamic", 2.0), ("blocks8", 2.0), ("bfloat16", 0.5)):
+        monkeypatch.setitem(SPEED, type_, share)
+
+    def seconds(sessions, *_):
+        names = [[node.op.name for node in own.model.graph.nodes] for own in sessions]
+        return [2.0 if "QuantizeLinear" in own else 1 - own.count("Cast") / 100 for own in names]
+
+    monkeypatch.setattr(searching, "seconds_in_turns", seconds)
+    point = search.run()
+    rounded = {name for name, type_ in point.choice.items() if type_ == "bfloat16"}
+    assert rounded == {"point", "last", "dense"}
+    assert 0 < point.limit <= 0.02 and point.size < 0.52
+    form = search.form(point.choice)
+    model, x = search.with_graph(form), search.sample["x"]
+    (theirs,) = onnxruntime.InferenceSession(onnx_bytes(model)).run(None, {"x": x})
+    wanted = search.original(x)
+    np.testing.assert_allclose(ps.compile(model)(x), theirs, atol=1e-5 * np.ptp(wanted))
+    assert 0 < np.abs(theirs - wanted).max() < 0.02 * np.ptp(wanted)
+
+
 def test_layers_that_a_deadline_leaves_no_time_for_stay_float(search):
     search.goal, search.layers_until = Goal(0.001), 0.0
     point = search.run()

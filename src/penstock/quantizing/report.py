@@ -123,7 +123,9 @@ def _reason(search: Search, layer: QuantizableLayer, point: Point) -> str:
     # The reason is that of the form which would have paid most.
     best = min(times, key=times.__getitem__)
     if times[best] > _FASTER * before:
-        return f"fewer bits are no faster: {times[best] * 1e3:.3g} ms in place of {before * 1e3:.3g}"
+        return (
+            f"fewer bits are no faster: {times[best] * 1e3:.3g} ms in place of {before * 1e3:.3g}"
+        )
     squared = search.record.errors.get(layer.name, {}).get(best)
     if squared is not None:
         return f"as {best} it alone makes an error of {squared**0.5:.2g}"

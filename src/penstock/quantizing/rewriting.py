@@ -145,9 +145,9 @@ def rewritten(
 class _Rewriting:
     """The copy while it is rewritten. ``scale_of``: the ranges of the values that are codes;
     ``dequantized``: what stands for them; ``dynamic``: codes, scales and zero points of values over
-    their ranges in a run; ``rounded``: values rounded to bfloat16; ``nodes``: those of the graph at hand, so far;
-    ``owner``: the name of the layer at hand; ``cache``: codes of weights, ``constants`` those that
-    the graph has, by the identities of their arrays."""
+    their ranges in a run; ``rounded``: values rounded to bfloat16; ``nodes``: those of the graph at
+    hand, so far; ``owner``: the name of the layer at hand; ``cache``: codes of weights,
+    ``constants`` those that the graph has, by the identities of their arrays."""
 
     graph: Graph
     choice: Choice

@@ -321,6 +321,7 @@ class Search:
                 session = self.folded if is_float else self.compile(self.with_graph(form))
                 steps = step_seconds_of(session, self.sample)
                 known[type_] = by_node(self.graph, self.layers, form, steps)
+                self.record.changed()
         self.seconds = {t: NodeSeconds(*own) for t, own in known.items()}
 
     def costs(self, conversion_scale: float | None = None) -> Costs:
