@@ -280,9 +280,25 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[
 )
 @example(("Conv", (1, 300, 3, 3), (5, 300, 3, 3), {"pads": [1, 1, 1, 1]}), 3, [])
 @example(("Conv", (1, 600, 4, 4), (600, 1, 5, 5), {"pads": [2, 2, 2, 2], "group": 600}), 4, [1, 2])
-# Rows of taps that are computed five, three and one at a time; lines of more columns than the table
-# of addresses has room for; phases without taps; an element for each phase; a kernel beyond the image.
-@example(("Conv", (1, 40, 9, 23), (40, 1, 2, 9), {"group": 40, "pads": [0, 4, 1, 4]}), 5, [])
+# Rows of taps that are computed five, three and one at a time; positions as far apart as taps, computed
+# together, some of which see padding alone; long lines; phases without taps; an element for each phase; a
+# kernel beyond the image.
+@example(("Conv", (1, 40, 9, 23), (40, 1, 2, 7), {"group": 40, "pads": [0, 3, 1, 4]}), 5, [])
+@example(
+    ("Conv", (1, 33, 9, 26), (33, 1, 3, 3), {"group": 33, "pads": [4] * 4, "dilations": [2, 3]}),
+    15,
+    [1, 2],
+)
+@example(
+    (
+        "Conv",
+        (2, 16, 40),
+        (16, 1, 10),
+        {"group": 16, "pads": [40, 3], "dilations": [4], "strides": [2]},
+    ),
+    16,
+    [],
+)
 @example(("Conv", (1, 17, 3, 900), (17, 1, 3, 3), {"group": 17, "strides": [1, 2]}), 6, [1, 2])
 @example(("Conv", (2, 36, 4, 5, 6), (36, 1, 3, 3, 3), {"group": 36, "pads": [1] * 6}), 7, [])
 @example(

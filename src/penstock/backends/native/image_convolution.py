@@ -559,14 +559,14 @@ def _of_each_channel(
     channels, columns = x.dims[1], axes[-1]
     rows = axes[0].most_taps * axes[1].most_taps
     taps, positions = rows * columns.most_taps, x.dims[0] * math.prod([a.positions for a in axes])
-    # Columns that a row of taps has room for; a line sees ``reach`` more than its positions.
-    room, reach = _ADDRESSES // rows, columns.reach
-    if room < reach or channels > _MOST_CHANNELS or rows * reach > _COPIED:
+    reach = columns.reach
+    if rows > _ADDRESSES or rows * reach > _COPIED:
         return None
     phases, of_line = math.prod([len(axis.taps) for axis in axes]), columns.positions
 
     def most_positions(room: int) -> int:
-        """The positions that see at most ``room`` columns, wherever they begin in a line."""
+        """The positions that see at most ``room`` columns, wherever they begin in a line, each of which
+        sees ``reach`` more than its positions."""
         stride, more = columns.stride, max(reach - columns.stride, 0)
         # As many as would see them if lines had no ends, but for those that these cost.
         most = min(BLOCK, (room - more) // stride)
@@ -574,9 +574,8 @@ def _of_each_channel(
             most -= 1
         return max(most, 1)
 
-    def of_chunk(chunk: int, room: int, repeats: int = 1) -> NativeCall:
+    def of_chunk(chunk: int, most: int, repeats: int = 1) -> NativeCall:
         chunks = math.ceil(channels / chunk) * phases
-        most = most_positions(room)
         whole = 2 * positions * channels * taps
         block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
         # Whole lines, if there is room: tiles of positions end with a line.
@@ -589,14 +588,14 @@ def _of_each_channel(
 
     if copies:
         chunk = min(channels, PANEL, _COPIED // (rows * reach))
-        return of_chunk(chunk, min(_COPIED // (rows * chunk), room))
+        return of_chunk(chunk, most_positions(_COPIED // (rows * chunk)))
     # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
     most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
     repeats = 1
     if site.weights(chain.w) is not None and not isinstance(chain.bias, int) and phases == 1:
         repeats = _repeats(axes, channels)
-    return of_chunk(min(channels, most), room, repeats)
+    return of_chunk(min(channels, most), BLOCK, repeats)
 
 
 def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:

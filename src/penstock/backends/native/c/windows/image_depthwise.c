@@ -1,7 +1,8 @@
 /* Convolutions and transposed ones by one channel each of images with their channels innermost.
 
-   A table has what each row of taps sees of a line; a vector of channels is loaded once for all positions that see
-   it. Of few channels, a line is one run of elements, and weights repeat.
+   A vector of channels of a column is loaded once for all positions that see it with a row of taps. Where taps are
+   further apart than positions, positions that are as far apart are computed together, since they see the same
+   columns. Of few channels, a line is one run of elements, and weights repeat.
 
    Compiled with contraction to fused multiply-add. */
 
@@ -10,133 +11,167 @@
 // GCC options: -fno-tree-loop-distribute-patterns
 #include "image_convolution.h"
 
-enum { TILE = 8, WIDE = BY_WIDTH(2, 1, 1) }; /* positions and vectors that are computed together */
+enum { TILE = 8 }; /* positions that are computed together */
 
-/* Find where each column that a row of taps sees lies, of `count` positions from `first` on: [row][apart]. */
-static void find_columns(const struct image_convolution *a, const phase *f, int64_t first, int64_t count,
-                         view seen)
-{
-    const int64_t *taps = f->taps[2], reach = taps[f->n_taps[2] - 1] - taps[0], stride = a->axes[2]->stride;
-    seen_rows before;
-    no_rows(&before, a, f);
-    line l = line_of(f, first, count);
-    for (int64_t r = 0, at = 0; r < count; next_line(f, &l, count - r)) {
-        const int64_t wide = (l.some - 1) * stride + reach + 1;
-        for (int64_t row = 0, slice = 0, of_slice = 0; row < f->n_taps[0] * f->n_taps[1]; row++, of_slice++) {
-            if (of_slice == f->n_taps[1])
-                of_slice = 0, slice++;
-            const float *from = seen_row(a, f, &l, &seen, slice, of_slice), **to = seen.rows + row * seen.apart + at;
-            if (is_seen_again(&before, from, row, &l))
-                memcpy(to, to + before.back * seen.apart - wide, wide * sizeof *to);
-            else
-                find_line(a, from, l.at[2] * stride + taps[0], 1, wide, 1, &seen, to);
-        }
-        r += l.some, at += wide, before.count = l.at[2] ? 0 : l.some;
-    }
-}
+/* Compilers would load a vector again for each product that it is part of, and take bits apart before a loop, instead
+   of having either in a register. */
+#if defined(__x86_64__)
+#define IN_REGISTER(value) __asm__("" : "+v"(value))
+#elif defined(__aarch64__)
+#define IN_REGISTER(value) __asm__("" : "+w"(value))
+#else
+#define IN_REGISTER(value)
+#endif
 
-/* What some positions of a line see of some channels: [row of taps][apart] columns from the first one's on;
-   weights are [row][tap][channels]. */
+/* What the positions of a line see of some channels: where each row of taps sees the first column, NULL outside of
+   the image, and from where to where there are columns. Weights are [row][tap][channels]. */
 typedef struct {
-    const float *const *columns;
-    int64_t apart, n_rows, n_taps, stride, from;
-    const int64_t *taps;
+    const float *rows[ADDRESSES];
+    int64_t step, from; /* elements from one column to the next, and to the first of the channels */
+    int64_t low, high;
+    int64_t n_rows, n_taps, apart, stride; /* columns from one tap to the next, and from one position to the next */
     const float *w;
     int64_t channels;
 } sights;
 
-/* The sums of channels from `c` on, `vectors` vectors of them or, for 0, `count`; of `positions` in a line.
-   `stride` is 1 or 2 if taps see adjacent columns, so far apart, or 0. These three are constants. */
-INLINED void add_taps(const sights *x, int64_t c, int64_t count, const target *to, int positions, int vectors,
-                      int stride)
+/* Go to a line, or the part of one that an item has. */
+static void see_line(sights *x, const struct image_convolution *a, const phase *f, const line *l, view *seen,
+                     seen_rows *before)
 {
-    const int wide = vectors ? vectors : 1;
-    vector sums[TILE * WIDE];
-#define LOADED(from) (vectors ? loaded((from) + j * LANES) : load_some(from, count))
-/* Each column is loaded once for all positions that see it with one of some taps. */
-#define ADD(some)                                                                                  \
-    {                                                                                              \
-        vector weights[some * WIDE];                                                               \
-        UNROLLED(t, some)                                                                          \
-            UNROLLED(j, wide)                                                                      \
-                weights[t * wide + j] = LOADED(w + t * x->channels);                               \
-        UNROLLED(i, (positions - 1) * stride + some)                                               \
-        {                                                                                          \
-            const float *const seen = columns[k + i] + from;                                       \
-            UNROLLED(j, wide)                                                                      \
-            {                                                                                      \
-                const vector value = LOADED(seen);                                                 \
-                UNROLLED(p, positions)                                                             \
-                    if (i >= p * stride && i < p * stride + some)                                  \
-                        sums[p * wide + j] += value * weights[(i - p * stride) * wide + j];        \
-            }                                                                                      \
-        }                                                                                          \
-        w += some * x->channels;                                                                   \
-    }
-    const float *w = x->w + c;
-    const int64_t from = x->from + c, n_taps = x->n_taps, *const taps = x->taps;
-    EACH(positions, wide) sums[r * wide + j] = LOADED(to->bias + c);
-    const float *const *columns = x->columns;
-    for (int64_t row = 0; row < x->n_rows; row++, columns += x->apart) {
-        if (all_at(zeros, columns, (int)((positions - 1) * x->stride + taps[n_taps - 1] - taps[0] + 1))) {
-            w += n_taps * x->channels;
-            continue;
-        }
-        int64_t k = 0;
-        if (stride) {
-            for (; k + 5 <= n_taps; k += 5)
-                ADD(5)
-            for (; k + 3 <= n_taps; k += 3)
-                ADD(3)
-        }
-        for (; k < n_taps; k++, w += x->channels) {
-            const int64_t at = taps[k] - taps[0];
-            vector weights[WIDE];
-            UNROLLED(j, wide)
-                weights[j] = LOADED(w);
-            EACH(positions, wide) sums[r * wide + j] += LOADED(columns[r * x->stride + at] + from) * weights[j];
-        }
-    }
-    put_vectors(sums, to, to->y + c, moved(to->addend, c), c, vectors ? LANES : count, positions, wide);
-#undef LOADED
-#undef ADD
-}
-
-/* As `add_taps`, for any number of channels: the last vectors may have some of those before again. */
-INLINED void add_channels(const sights *x, int64_t count, const target *to, int positions, int stride)
-{
-    if (!stride && count < LANES)
-        add_taps(x, 0, count, to, positions, 0, 0);
-    for (int64_t c = 0, some; c < count && count >= LANES; c += some) {
-        some = count >= WIDE * LANES && count - c > (WIDE - 1) * LANES ? WIDE * LANES : LANES;
-        c = smaller(c, count - some);
-        if (some > LANES)
-            add_taps(x, c, some, to, positions, WIDE, stride);
+    const int64_t stride = a->axes[2]->stride, start = l->at[2] * stride + f->taps[2][0];
+    x->low = start < 0 ? -start : 0;
+    x->high = smaller((l->some - 1) * stride + (x->n_taps - 1) * x->apart + 1, a->axes[2]->size - start);
+    for (int64_t row = 0, slice = 0, of_slice = 0; row < x->n_rows; row++, of_slice++) {
+        if (of_slice == f->n_taps[1])
+            of_slice = 0, slice++;
+        const float *from = x->low < x->high ? seen_row(a, f, l, seen, slice, of_slice) : NULL;
+        if (!seen->copy)
+            x->rows[row] = from ? from + start * x->step : NULL;
+        else if (is_seen_again(before, from, row, l))
+            x->rows[row] = x->rows[row + before->back];
         else
-            add_taps(x, c, some, to, positions, 1, stride);
+            x->rows[row] = from ? copy_part(a, from, start + x->low, x->high - x->low, seen) - x->low * x->step : NULL;
+    }
+    before->count = l->at[2] ? 0 : l->some;
+}
+
+/* Which of `count` columns there are, in bits, of those from `first` on that are so far apart.
+   Not inlined: compilers would take longer to read it in each form of a tile. */
+__attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_t first, int64_t apart, int64_t count)
+{
+    if (first >= x->low && first + (count - 1) * apart < x->high)
+        return ~0u;
+    uint32_t inside = 0;
+    for (int64_t i = 0; i < count; i++, first += apart)
+        inside |= (uint32_t)(first >= x->low && first < x->high) << i;
+    return inside;
+}
+
+#define LOADED(from) (is_part ? load_some(from, count) : loaded(from))
+
+/* Add what each row of taps sees from `at` on to the sums of a vector of channels, by `taps` taps whose columns are
+   `step` apart, as are those of `positions` by `stride` times that. Each column is loaded once for all positions that
+   see it. The last four are constants. */
+INLINED void add_rows(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
+                      int64_t count, int positions, int stride, int taps, int is_part)
+{
+    const int64_t channels = x->channels, rest = x->n_taps * channels;
+    const float *const *const end = x->rows + x->n_rows;
+    for (const float *const *row = x->rows; row < end; row++, w += rest) {
+        if (!*row)
+            continue;
+        const float *seen = *row + at;
+        vector weights[8];
+        UNROLLED(t, taps)
+        {
+            weights[t] = LOADED(w + t * channels);
+        }
+        ADVANCE(inside, 0); /* compilers would take bits apart before the loop */
+        UNROLLED(i, (positions - 1) * stride + taps)
+        {
+            if (__builtin_expect(inside >> i & 1, 1)) {
+                vector value = LOADED(seen);
+                IN_REGISTER(value);
+                UNROLLED(p, positions)
+                    if (i >= p * stride && i < p * stride + taps)
+                        sums[p] += value * weights[i - p * stride];
+            }
+            ADVANCE(seen, step);
+        }
     }
 }
 
-/* As `add_channels`; returns for how many positions of `count`. */
-static int64_t add_some(const sights *x, int64_t channels, const target *to, int64_t count, int stride)
+/* The sums of any number of channels, of `positions` that see a line from `column` on. As many as `taps` are multiplied
+   at once, if positions are `stride` times as far apart; or else these are 0. The last four are constants. The last
+   vector may have channels of the one before again; or `is_part`: there is less than one. */
+INLINED void add_channels(const sights *x, int64_t column, int64_t count, const target *to, int positions, int stride,
+                          int taps, int is_part)
 {
-    const int64_t tiles = (count + TILE - 1) / TILE, positions = (count + tiles - 1) / tiles;
+    const int64_t n_taps = x->n_taps, apart = x->apart, step = apart * x->step, wide = (positions - 1) * stride + taps;
+    const int64_t from = x->from + column * x->step;
+    const uint32_t inside = taps ? columns_inside(x, column, apart, wide) : 0;
+    const float *const weights = x->w;
+    for (int64_t channel = 0; channel < count; channel += LANES) {
+        const int64_t c = is_part ? 0 : smaller(channel, count - LANES);
+        const float *const w = weights + c, *const bias = to->bias + c;
+        vector sums[TILE];
+        UNROLLED(p, positions)
+            sums[p] = LOADED(bias);
+        if (taps == 3)
+            add_rows(sums, x, from + c, step, w, inside, count, positions, stride, 3, is_part);
+        int64_t k = taps == 3 ? n_taps : 0;
+        for (; taps == 5 && k + 5 <= n_taps; k += 5)
+            add_rows(sums, x, from + c + k * step, step, w + k * x->channels,
+                     k ? columns_inside(x, column + k * apart, apart, wide) : inside, count, positions, stride, 5, is_part);
+        for (; taps != 3 && k < n_taps; k++)
+            add_rows(sums, x, from + c + k * step, x->stride * x->step, w + k * x->channels,
+                     columns_inside(x, column + k * apart, x->stride, positions), count, positions, 1, 1, is_part);
+        put_vectors(sums, to, to->y + c, moved(to->addend, c), c, is_part ? count : LANES, positions, 1);
+    }
+}
+#undef LOADED
+
+/* The taps that are multiplied at once: all of three, or five as long as there are; 0 if positions are not as far
+   apart as taps, or twice as far. */
+static int taps_at_once(const sights *x)
+{
+    const int is_near = x->stride == x->apart || x->stride == 2 * x->apart;
+    return is_near && x->n_taps >= 5 ? 5 : is_near && x->n_taps == 3 ? 3 : 0;
+}
+
+/* As `add_channels`; returns for how many positions of `count`. `taps` is 0 for less than a vector of channels. */
+static int64_t add_some(const sights *x, int64_t column, int64_t channels, const target *to, int64_t count, int taps)
+{
+    const int64_t tiles = (count + TILE - 1) / TILE, positions = tiles < 2 ? count : (count + tiles - 1) / tiles;
+    const int twice = x->stride != x->apart;
+#define OF_TAPS(number, some)                                                                      \
+    if (taps == some && twice)                                                                     \
+        return add_channels(x, column, channels, to, number, 2, some, 0), number;                  \
+    if (taps == some)                                                                              \
+        return add_channels(x, column, channels, to, number, 1, some, 0), number;
 #define OF(number)                                                                                 \
     case number:                                                                                   \
-        if (stride == 1)                                                                           \
-            add_channels(x, channels, to, number, 1);                                              \
-        else                                                                                       \
-            add_channels(x, channels, to, number, 2);                                              \
-        return number;
-    switch (stride && channels >= LANES ? positions : 0) {
+        OF_TAPS(number, 3)                                                                         \
+        OF_TAPS(number, 5)                                                                         \
+        break;
+    switch (positions) {
         OF(4) OF(5) OF(6) OF(7) OF(8)
     }
 #undef OF
-    if (count >= 8)
-        return add_channels(x, channels, to, 8, 0), 8;
-    if (count >= 4)
-        return add_channels(x, channels, to, 4, 0), 4;
-    return add_channels(x, channels, to, 1, 0), 1;
+#undef OF_TAPS
+#define OF(number)                                                                                 \
+    if (count >= number) {                                                                         \
+        if (channels < LANES)                                                                      \
+            add_channels(x, column, channels, to, number, 0, 0, 1);                                \
+        else                                                                                       \
+            add_channels(x, column, channels, to, number, 0, 0, 0);                                \
+        return number;                                                                             \
+    }
+    OF(8)
+    OF(4)
+    OF(1)
+#undef OF
+    return 0;
 }
 
 /* Rows of taps that a line sees, NULL outside of the image, as elements one channel after the other; weights are
@@ -229,38 +264,50 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
         return flat_depthwise(a, begin, end);
     const span *v = a->axes[2];
     const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
-    const int64_t phases = phases_of(a), stride = a->adjacent && v->stride < 3 ? v->stride : 0;
+    const int64_t phases = phases_of(a);
     const int dense = a->x_steps->channel == 1, direct = is_direct(a);
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
-    const float *columns[ADDRESSES];
-    int64_t known = -1;
+    sights x;
+    x.channels = channels;
     for (int64_t item = begin; item < end; item++) {
         const int64_t channel = item % chunks * a->filters, place = item / chunks;
         const int64_t first = place / phases * a->block, some = smaller(a->filters, channels - channel);
         const phase f = phase_of(a, place % phases);
-        const int64_t count = smaller(a->block, f.positions - first), n_rows = f.n_taps[0] * f.n_taps[1];
+        const int64_t count = smaller(a->block, f.positions - first);
         if (count <= 0)
             continue;
-        const int64_t of = dense ? place : item, apart = ADDRESSES / n_rows, n_taps = f.n_taps[2];
-        if (of != known)
-            find_columns(a, &f, first, count, (view){dense ? 0 : channel, some, apart, columns, copy});
-        known = of;
-        const int64_t once = direct ? some : smaller(some, PANEL), reach = f.taps[2][n_taps - 1] - f.taps[2][0];
+        view seen = {channel, some, 0, NULL, dense ? NULL : copy};
+        seen_rows before;
+        no_rows(&before, a, &f);
+        x.n_rows = f.n_taps[0] * f.n_taps[1], x.n_taps = f.n_taps[2];
+        x.apart = x.n_taps > 1 ? f.taps[2][1] - f.taps[2][0] : v->stride;
+        x.step = dense ? a->x_steps->column : some;
+        const int64_t once = direct ? some : smaller(some, PANEL);
         line l = line_of(&f, first, count);
-        for (int64_t r = 0, at = 0; r < count; next_line(&f, &l, count - r)) {
+        for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
+            see_line(&x, a, &f, &l, &seen, &before);
+            /* Positions as far apart as taps are computed together, if there are enough. */
+            int64_t ways = x.apart > v->stride && x.apart % v->stride == 0 ? x.apart / v->stride : 1;
+            ways = ways * (TILE / 2) > l.some ? 1 : ways;
+            x.stride = ways * v->stride;
             for (int64_t c = channel, now; c < channel + some; c += now) {
                 now = smaller(once, channel + some - c);
+                x.w = f.weights + c, x.from = c - channel;
+                const int taps = now < LANES ? 0 : taps_at_once(&x);
                 const target all = target_of(a, &f, &l, c, c);
-                for (int64_t p = 0, tile; p < l.some; p += tile) {
-                    const target to = part_of(&all, p, 0), own = {sums, PANEL, to.bias, NULL, 0, NO_ACTIVATION, 0, 0};
-                    const sights x = {columns + at + p * v->stride, apart, n_rows, n_taps, v->stride,
-                                      dense ? c : c - channel, f.taps[2], f.weights + c, channels};
-                    tile = add_some(&x, now, direct ? &to : &own, l.some - p, (int)stride);
-                    if (!direct)
-                        put_positions(a, to, tile, sums, now, PANEL);
+                const target own = {sums, PANEL, all.bias, NULL, 0, NO_ACTIVATION, 0, 0};
+                for (int64_t way = 0; way < ways; way++) {
+                    target to = part_of(&all, way, 0);
+                    to.step *= ways, to.addend_step *= ways;
+                    int64_t column = way * v->stride, left = (l.some - way + ways - 1) / ways;
+                    for (int64_t tile; left; left -= tile, column += tile * x.stride) {
+                        tile = add_some(&x, column, now, direct ? &to : &own, left, taps);
+                        if (!direct)
+                            put_positions(a, to, tile, sums, now, PANEL);
+                        to.y += tile * to.step, to.addend = moved(to.addend, tile * to.addend_step);
+                    }
                 }
             }
-            r += l.some, at += (l.some - 1) * v->stride + reach + 1;
         }
         if (a->follows)
             follow(a, first, count, channel, some, channels);
