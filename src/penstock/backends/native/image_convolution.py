@@ -52,6 +52,9 @@ TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_window
 # As in c/windows/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
 _TILE = 6  # rows of a product that are computed together where its columns are many
+_TOGETHER = 128  # channels of narrow groups that are computed together, as in c/windows/image_groups.c
+# Lanes of vectors, where they have all filters of a narrow group.
+_LANES = {"x86-64-v4": 16, "x86-64-v3": 8}
 _OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
 _CACHED = 1152  # elements
 # Bytes of images whose copies stay in a core's own cache, and channels for which they pay.
@@ -418,9 +421,12 @@ def _convolution(
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
     parts: tuple[int, Workload],
+    *,
+    narrow: bool = False,
 ) -> NativeCall:
     """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
-    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one.
+    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one;
+    ``narrow``: by the kernel for narrow groups.
     """
     items, work = parts
     channels, filters, *_, room = numbers
@@ -431,6 +437,7 @@ def _convolution(
     given, rounds = constant is None or isinstance(chain.bias, int), packing.pairs == "rounded"
     weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
+    name = "image_groups" if narrow else name
     words = (
         *_words(chain, site, packing, every, weights),
         *(axes[0].words, axes[1].words, axes[2].words, places),
@@ -488,8 +495,12 @@ def _of_all_channels(
     packing = _packing(site, chain, axes, groups, pairs)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
+    narrow = constant and not rounds and not copies and groups > 1
+    narrow = narrow and _is_narrow(columns, filters, _LANES.get(site.library.level, 0), pairs)
+    joined = max(_TOGETHER // channels, 1) if narrow else 1
+
     def of_block(most: int, room: int) -> NativeCall:
-        panels = math.ceil(every / PANEL) * groups * phases
+        panels = math.ceil(every / PANEL) * math.ceil(groups / joined) * phases
         whole = 2 * k * every * groups * phases * positions
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK), whole)
         # Whole lines, or else whole tiles, if there is room.
@@ -497,16 +508,28 @@ def _of_all_channels(
         unit = columns.positions if columns.positions <= most else _TILE
         block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
-        work = Workload("image", flops=2 * k * min(every, PANEL) * block)
+        work = Workload("image", flops=2 * k * min(every, PANEL) * joined * block)
         numbers = channels, filters, block, int(is_run), room
-        return _convolution(site, chain, packing, axes, numbers, (items, work))
+        return _convolution(site, chain, packing, axes, numbers, (items, work), narrow=narrow)
 
     addressed = _ADDRESSES // addresses
     # Of large windows, copies of a few have memory of their own.
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
     if copies and not rounds:  # to images with their channels innermost
         return of_block(copied, copied * k)
+    addressed = BLOCK if narrow else addressed
     return of_block(addressed if columns.inside or together == 1 else copied, 0)
+
+
+def _is_narrow(columns: SeenAxis, filters: int, lanes: int, pairs: str) -> bool:
+    """Whether the kernel for groups whose filters are a vector at most takes less time than a
+    product: for single taps, or three of few filters that it multiplies at once, in whole tiles."""
+    if filters > lanes or columns.most_taps == 1:
+        return filters <= lanes
+    if columns.most_taps != 3 or len(columns.taps) > 1 or (lanes == GRAIN and not pairs):
+        return False
+    apart = columns.seen[0][1] - columns.seen[0][0]
+    return columns.stride in (apart, 2 * apart) and columns.results >= 7 and columns.results != 9
 
 
 def _merged(groups: int, filters: int) -> int:

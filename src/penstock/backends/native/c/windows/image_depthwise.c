@@ -9,134 +9,35 @@
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
 // GCC options: -fno-tree-loop-distribute-patterns
-#include "image_convolution.h"
-
-enum { TILE = 8 }; /* positions that are computed together */
-
-/* Compilers would load a vector again for each product that it is part of, and take bits apart before a loop, instead
-   of having either in a register. */
-#if defined(__x86_64__)
-#define IN_REGISTER(value) __asm__("" : "+v"(value))
-#elif defined(__aarch64__)
-#define IN_REGISTER(value) __asm__("" : "+w"(value))
-#else
-#define IN_REGISTER(value)
-#endif
-
-/* What the positions of a line see of some channels: where each row of taps sees the first column, NULL outside of
-   the image, and from where to where there are columns. Weights are [row][tap][channels]. */
-typedef struct {
-    const float *rows[ADDRESSES];
-    int64_t step, from; /* elements from one column to the next, and to the first of the channels */
-    int64_t low, high;
-    int64_t n_rows, n_taps, apart, stride; /* columns from one tap to the next, and from one position to the next */
-    const float *w;
-    int64_t channels;
-} sights;
-
-/* Go to a line, or the part of one that an item has. */
-static void see_line(sights *x, const struct image_convolution *a, const phase *f, const line *l, view *seen,
-                     seen_rows *before)
-{
-    const int64_t stride = a->axes[2]->stride, start = l->at[2] * stride + f->taps[2][0];
-    x->low = start < 0 ? -start : 0;
-    x->high = smaller((l->some - 1) * stride + (x->n_taps - 1) * x->apart + 1, a->axes[2]->size - start);
-    for (int64_t row = 0, slice = 0, of_slice = 0; row < x->n_rows; row++, of_slice++) {
-        if (of_slice == f->n_taps[1])
-            of_slice = 0, slice++;
-        const float *from = x->low < x->high ? seen_row(a, f, l, seen, slice, of_slice) : NULL;
-        if (!seen->copy)
-            x->rows[row] = from ? from + start * x->step : NULL;
-        else if (is_seen_again(before, from, row, l))
-            x->rows[row] = x->rows[row + before->back];
-        else
-            x->rows[row] = from ? copy_part(a, from, start + x->low, x->high - x->low, seen) - x->low * x->step : NULL;
-    }
-    before->count = l->at[2] ? 0 : l->some;
-}
-
-/* Which of `count` columns there are, in bits, of those from `first` on that are so far apart.
-   Not inlined: compilers would take longer to read it in each form of a tile. */
-__attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_t first, int64_t apart, int64_t count)
-{
-    if (first >= x->low && first + (count - 1) * apart < x->high)
-        return ~0u;
-    uint32_t inside = 0;
-    for (int64_t i = 0; i < count; i++, first += apart)
-        inside |= (uint32_t)(first >= x->low && first < x->high) << i;
-    return inside;
-}
-
-#define LOADED(from) (is_part ? load_some(from, count) : loaded(from))
-
-/* Add what each row of taps sees from `at` on to the sums of a vector of channels, by `taps` taps whose columns are
-   `step` apart, as are those of `positions` by `stride` times that. Each column is loaded once for all positions that
-   see it. The last four are constants. */
-INLINED void add_rows(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
-                      int64_t count, int positions, int stride, int taps, int is_part)
-{
-    const int64_t channels = x->channels, rest = x->n_taps * channels;
-    const float *const *const end = x->rows + x->n_rows;
-    for (const float *const *row = x->rows; row < end; row++, w += rest) {
-        if (!*row)
-            continue;
-        const float *seen = *row + at;
-        vector weights[8];
-        UNROLLED(t, taps)
-        {
-            weights[t] = LOADED(w + t * channels);
-        }
-        ADVANCE(inside, 0); /* compilers would take bits apart before the loop */
-        UNROLLED(i, (positions - 1) * stride + taps)
-        {
-            if (__builtin_expect(inside >> i & 1, 1)) {
-                vector value = LOADED(seen);
-                IN_REGISTER(value);
-                UNROLLED(p, positions)
-                    if (i >= p * stride && i < p * stride + taps)
-                        sums[p] += value * weights[i - p * stride];
-            }
-            ADVANCE(seen, step);
-        }
-    }
-}
+#include "image_lines.h"
 
 /* The sums of any number of channels, of `positions` that see a line from `column` on. As many as `taps` are multiplied
    at once, if positions are `stride` times as far apart; or else these are 0. The last four are constants. The last
-   vector may have channels of the one before again; or `is_part`: there is less than one. */
+   vector may have channels of the one before again, unless there is less than one. */
 INLINED void add_channels(const sights *x, int64_t column, int64_t count, const target *to, int positions, int stride,
-                          int taps, int is_part)
+                          int taps, int what)
 {
     const int64_t n_taps = x->n_taps, apart = x->apart, step = apart * x->step, wide = (positions - 1) * stride + taps;
     const int64_t from = x->from + column * x->step;
     const uint32_t inside = taps ? columns_inside(x, column, apart, wide) : 0;
     const float *const weights = x->w;
     for (int64_t channel = 0; channel < count; channel += LANES) {
-        const int64_t c = is_part ? 0 : smaller(channel, count - LANES);
+        const int64_t c = what == SOME_CHANNELS ? 0 : smaller(channel, count - LANES);
         const float *const w = weights + c, *const bias = to->bias + c;
         vector sums[TILE];
         UNROLLED(p, positions)
-            sums[p] = LOADED(bias);
+            sums[p] = column_of(bias, count, what);
         if (taps == 3)
-            add_rows(sums, x, from + c, step, w, inside, count, positions, stride, 3, is_part);
+            add_rows(sums, x, from + c, step, w, inside, count, positions, stride, 3, what);
         int64_t k = taps == 3 ? n_taps : 0;
         for (; taps == 5 && k + 5 <= n_taps; k += 5)
-            add_rows(sums, x, from + c + k * step, step, w + k * x->channels,
-                     k ? columns_inside(x, column + k * apart, apart, wide) : inside, count, positions, stride, 5, is_part);
+            add_rows(sums, x, from + c + k * step, step, w + k * x->of_tap,
+                     k ? columns_inside(x, column + k * apart, apart, wide) : inside, count, positions, stride, 5, what);
         for (; taps != 3 && k < n_taps; k++)
-            add_rows(sums, x, from + c + k * step, x->stride * x->step, w + k * x->channels,
-                     columns_inside(x, column + k * apart, x->stride, positions), count, positions, 1, 1, is_part);
-        put_vectors(sums, to, to->y + c, moved(to->addend, c), c, is_part ? count : LANES, positions, 1);
+            add_rows(sums, x, from + c + k * step, x->stride * x->step, w + k * x->of_tap,
+                     columns_inside(x, column + k * apart, x->stride, positions), count, positions, 1, 1, what);
+        put_vectors(sums, to, to->y + c, moved(to->addend, c), c, what == SOME_CHANNELS ? count : LANES, positions, 1);
     }
-}
-#undef LOADED
-
-/* The taps that are multiplied at once: all of three, or five as long as there are; 0 if positions are not as far
-   apart as taps, or twice as far. */
-static int taps_at_once(const sights *x)
-{
-    const int is_near = x->stride == x->apart || x->stride == 2 * x->apart;
-    return is_near && x->n_taps >= 5 ? 5 : is_near && x->n_taps == 3 ? 3 : 0;
 }
 
 /* As `add_channels`; returns for how many positions of `count`. `taps` is 0 for less than a vector of channels. */
@@ -146,9 +47,9 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
     const int twice = x->stride != x->apart;
 #define OF_TAPS(number, some)                                                                      \
     if (taps == some && twice)                                                                     \
-        return add_channels(x, column, channels, to, number, 2, some, 0), number;                  \
+        return add_channels(x, column, channels, to, number, 2, some, CHANNELS), number;                  \
     if (taps == some)                                                                              \
-        return add_channels(x, column, channels, to, number, 1, some, 0), number;
+        return add_channels(x, column, channels, to, number, 1, some, CHANNELS), number;
 #define OF(number)                                                                                 \
     case number:                                                                                   \
         OF_TAPS(number, 3)                                                                         \
@@ -162,9 +63,9 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
 #define OF(number)                                                                                 \
     if (count >= number) {                                                                         \
         if (channels < LANES)                                                                      \
-            add_channels(x, column, channels, to, number, 0, 0, 1);                                \
+            add_channels(x, column, channels, to, number, 0, 0, SOME_CHANNELS);                    \
         else                                                                                       \
-            add_channels(x, column, channels, to, number, 0, 0, 0);                                \
+            add_channels(x, column, channels, to, number, 0, 0, CHANNELS);                         \
         return number;                                                                             \
     }
     OF(8)
@@ -268,7 +169,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
     const int dense = a->x_steps->channel == 1, direct = is_direct(a);
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
     sights x;
-    x.channels = channels;
+    x.of_tap = channels;
     for (int64_t item = begin; item < end; item++) {
         const int64_t channel = item % chunks * a->filters, place = item / chunks;
         const int64_t first = place / phases * a->block, some = smaller(a->filters, channels - channel);
@@ -276,7 +177,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
         const int64_t count = smaller(a->block, f.positions - first);
         if (count <= 0)
             continue;
-        view seen = {channel, some, 0, NULL, dense ? NULL : copy};
+        view seen = {channel, some, 0, NULL, copy};
         seen_rows before;
         no_rows(&before, a, &f);
         x.n_rows = f.n_taps[0] * f.n_taps[1], x.n_taps = f.n_taps[2];
@@ -285,7 +186,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
         const int64_t once = direct ? some : smaller(some, PANEL);
         line l = line_of(&f, first, count);
         for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
-            see_line(&x, a, &f, &l, &seen, &before);
+            see_line(&x, a, &f, &l, &seen, dense ? NULL : &before);
             /* Positions as far apart as taps are computed together, if there are enough. */
             int64_t ways = x.apart > v->stride && x.apart % v->stride == 0 ? x.apart / v->stride : 1;
             ways = ways * (TILE / 2) > l.some ? 1 : ways;

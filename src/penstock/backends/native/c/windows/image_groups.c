@@ -1,0 +1,154 @@
+/* Convolutions and transposed ones by narrow groups of images with their channels innermost: the filters of a group are
+   a vector at most.
+
+   The panels of products have too few columns for what each of their tiles begins and ends with. Here a tile of
+   positions is computed for several groups, which see the same columns. Each channel of a column is multiplied for all
+   positions that see it with a row of taps. Of at most 8 filters, vectors of 16 lanes have the products of two channels,
+   which are added up at last.
+
+   Compiled with contraction to fused multiply-add. */
+
+// Its copies are too short for calls of memcpy and memset.
+// Compiler options: -ffp-contract=fast
+// GCC options: -fno-tree-loop-distribute-patterns
+#include "image_lines.h"
+
+enum { TOGETHER = 128 }; /* channels of the groups of an item */
+enum { TALL = BY_WIDTH(14, 8, 8), LEAST = 7 }; /* positions that are computed together */
+/* Whether several taps are multiplied at once: of more filters than half of 16 lanes, products take less time. */
+#define HAS_TAPS(what) BY_WIDTH((what) == EACH_PAIR, 1, 1)
+
+/* Groups from `first` on: their number, the parts of a position that each sees, channels or pairs of them, and its
+   filters, with those behind them; elements of the weights of a group. */
+typedef struct {
+    int64_t first, count, channels, elements, filters, padded, size;
+} groups;
+
+/* The sums of all groups, of `positions` that see a line from `column` on. `taps` are multiplied at once, if positions
+   are `stride` times as far apart; or else these are 0. The last four are constants. */
+INLINED void add_groups(const sights *x, const groups *g, int64_t column, const target *to, int positions, int stride,
+                        int taps, int what)
+{
+    const int64_t n_taps = x->n_taps, apart = x->apart, step = apart * x->step, wide = (positions - 1) * stride + taps;
+    const uint32_t inside = taps ? columns_inside(x, column, apart, wide) : 0;
+    for (int64_t group = 0; group < g->count; group++) {
+        const int64_t at = group * g->channels + column * x->step, filter = group * g->filters;
+        const float *const w = x->w + group * g->size, *const bias = to->bias + group * g->padded;
+        vector sums[TALL];
+        UNROLLED(p, positions)
+            sums[p] = what == EACH_PAIR ? (vector){0} : loaded(bias);
+        if (taps)
+            add_rows(sums, x, at, step, w, inside, g->elements, positions, stride, taps, what);
+        for (int64_t k = taps; k < n_taps; k++)
+            add_rows(sums, x, at + k * step, x->stride * x->step, w + k * x->of_tap,
+                     columns_inside(x, column + k * apart, x->stride, positions), g->elements, positions, 1, 1, what);
+#if defined(__AVX512F__)
+        if (what == EACH_PAIR)
+            UNROLLED(p, positions)
+            {
+                sums[p] += (vector)_mm512_permute_ps((__m512)sums[p], 0xb1);
+                sums[p] = (vector)_mm512_maskz_compress_ps(0x5555, (__m512)sums[p]);
+                sums[p] += load_some(bias, g->filters);
+            }
+#endif
+        put_vectors(sums, to, to->y + filter, moved(to->addend, filter), group * g->padded, g->filters, positions, 1);
+    }
+}
+
+/* Positions of tiles of a line of `count`, by numbers of which each of few takes compilers long; the last of a line may
+   have some of those before again. */
+static int64_t positions_of(int64_t count, int taps)
+{
+    static const uint8_t forms[][5] = {{TALL, 7, 4, 1}, {TALL, BY_WIDTH(10, 7, 7), BY_WIDTH(8, 7, 7), 7, 1}};
+    const uint8_t *form = forms[taps > 0];
+    int64_t best = 1, least = 3 * count;
+    for (; *form > 1; form++) {
+        /* Each tile begins and ends with what takes as long as two positions. */
+        const int64_t work = ((uint32_t)count + *form - 1) / *form * (*form + 2);
+        if (*form <= count && work < least)
+            best = *form, least = work;
+    }
+    return best;
+}
+
+/* As `add_groups`. `what` is a constant. */
+INLINED void add_tile(const sights *x, const groups *g, int64_t column, const target *to, int64_t positions, int taps,
+                      int what)
+{
+    const int twice = x->stride != x->apart;
+#define OF(number)                                                                                 \
+    if (positions == number && taps && twice) {                                                    \
+        add_groups(x, g, column, to, number, 2, 3, what);                                          \
+        return;                                                                                    \
+    }                                                                                              \
+    if (positions == number && taps) {                                                             \
+        add_groups(x, g, column, to, number, 1, 3, what);                                          \
+        return;                                                                                    \
+    }
+    if (HAS_TAPS(what)) {
+        OF(TALL)
+        OF(7)
+    }
+#if defined(__AVX512F__)
+    if (HAS_TAPS(what)) {
+        OF(10)
+        OF(8)
+    }
+#endif
+#undef OF
+#define OF(number)                                                                                 \
+    if (positions == number) {                                                                     \
+        add_groups(x, g, column, to, number, 0, 0, what);                                          \
+        return;                                                                                    \
+    }
+    OF(TALL)
+    OF(7)
+    OF(4)
+    OF(1)
+#undef OF
+}
+
+/* Images are read and written where they are. */
+ITEMS_OF(image_groups, image_convolution)
+{
+    const int64_t phases = phases_of(a), most = TOGETHER / a->channels;
+    const int64_t together = smaller(most ? most : 1, a->groups);
+    const int64_t chunks = (a->groups + together - 1) / together, stride = a->axes[2]->stride;
+    const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN;
+    groups g = {.channels = a->channels, .filters = a->filters, .padded = padded};
+    g.elements = a->twos ? a->channels / 2 : a->channels;
+    sights x;
+    x.step = a->x_steps->column, x.stride = stride, x.of_tap = g.elements * GRAIN, x.from = 0;
+    for (int64_t item = begin; item < end; item++) {
+        const int64_t place = item / chunks, first = place / phases * a->block;
+        g.first = item % chunks * together, g.count = smaller(together, a->groups - g.first);
+        const phase f = phase_of(a, place % phases);
+        const int64_t count = smaller(a->block, f.positions - first);
+        if (count <= 0)
+            continue;
+        x.n_rows = f.n_taps[0] * f.n_taps[1], x.n_taps = f.n_taps[2];
+        x.apart = x.n_taps > 1 ? f.taps[2][1] - f.taps[2][0] : stride;
+        g.size = x.n_rows * x.n_taps * x.of_tap, x.w = f.weights + g.first * g.size;
+        view seen = {g.first * a->channels, g.count * a->channels, 0, NULL, NULL};
+        line l = line_of(&f, first, count);
+        for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
+            see_line(&x, a, &f, &l, &seen, NULL);
+            const target all = target_of(a, &f, &l, g.first * a->filters, g.first * padded);
+            const int what = BY_WIDTH(a->twos, 0, 0) ? EACH_PAIR : EACH_CHANNEL;
+            const int taps = HAS_TAPS(what) && l.some >= LEAST && taps_at_once(&x) == 3 ? 3 : 0;
+            const int64_t positions = positions_of(l.some, taps);
+            for (int64_t p = 0; p < l.some; p += positions) {
+                const int64_t at = smaller(p, l.some - positions);
+                const target to = part_of(&all, at, 0);
+                if (what == EACH_PAIR)
+                    add_tile(&x, &g, at * stride, &to, positions, taps, EACH_PAIR);
+                else
+                    add_tile(&x, &g, at * stride, &to, positions, taps, EACH_CHANNEL);
+            }
+        }
+        if (a->follows)
+            follow(a, first, count, g.first * a->filters, g.count * a->filters, a->groups * a->filters);
+    }
+}
+
+KERNELS(image_groups, KERNEL(image_groups, image_convolution))

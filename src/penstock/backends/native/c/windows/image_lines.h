@@ -1,0 +1,126 @@
+/* Positions of a line by a vector of filters, or of channels by one each: what image_depthwise.c and image_groups.c
+   share. Rows of taps have the address of what a line sees, columns are steps from there, and which of them there are
+   is told by bits. */
+#ifndef PENSTOCK_IMAGE_LINES_H
+#define PENSTOCK_IMAGE_LINES_H
+
+#include "image_convolution.h"
+
+enum { TILE = 8 }; /* positions that are computed together */
+/* What a column shows to a vector of sums: a vector of channels, or some of them; or each of several channels, or pairs
+   of adjacent ones, in all lanes. */
+enum { CHANNELS, SOME_CHANNELS, EACH_CHANNEL, EACH_PAIR };
+
+/* Compilers would load a vector again for each product that it is part of, and take bits apart before a loop, instead
+   of having either in a register. */
+#if defined(__x86_64__)
+#define IN_REGISTER(value) __asm__("" : "+v"(value))
+#elif defined(__aarch64__)
+#define IN_REGISTER(value) __asm__("" : "+w"(value))
+#else
+#define IN_REGISTER(value)
+#endif
+
+/* What the positions of a line see of some channels: where each row of taps sees the first column, NULL outside of
+   the image, and from where to where there are columns. Weights are [row][tap][...], with so many `of_tap`. */
+typedef struct {
+    const float *rows[ADDRESSES];
+    int64_t step, from; /* elements from one column to the next, and to the first of the channels */
+    int64_t low, high;
+    int64_t n_rows, n_taps, apart, stride; /* columns from one tap to the next, and from one position to the next */
+    const float *w;
+    int64_t of_tap;
+} sights;
+
+/* Go to a line, or the part of one that an item has; `before` are rows of copies, or NULL if there are none. */
+static void see_line(sights *x, const struct image_convolution *a, const phase *f, const line *l, view *seen,
+                     seen_rows *before)
+{
+    const int64_t stride = a->axes[2]->stride, start = l->at[2] * stride + f->taps[2][0];
+    x->low = start < 0 ? -start : 0;
+    x->high = smaller((l->some - 1) * stride + (x->n_taps - 1) * x->apart + 1, a->axes[2]->size - start);
+    for (int64_t row = 0, slice = 0, of_slice = 0; row < x->n_rows; row++, of_slice++) {
+        if (of_slice == f->n_taps[1])
+            of_slice = 0, slice++;
+        const float *from = x->low < x->high ? seen_row(a, f, l, seen, slice, of_slice) : NULL;
+        if (!before)
+            x->rows[row] = from ? from + start * x->step : NULL;
+        else if (is_seen_again(before, from, row, l))
+            x->rows[row] = x->rows[row + before->back];
+        else
+            x->rows[row] = from ? copy_part(a, from, start + x->low, x->high - x->low, seen) - x->low * x->step : NULL;
+    }
+    if (before)
+        before->count = l->at[2] ? 0 : l->some;
+}
+
+/* The taps that are multiplied at once: all of three, or five as long as there are; 0 if positions are not as far
+   apart as taps, or twice as far. */
+static int taps_at_once(const sights *x)
+{
+    const int is_near = x->stride == x->apart || x->stride == 2 * x->apart;
+    return is_near && x->n_taps >= 5 ? 5 : is_near && x->n_taps == 3 ? 3 : 0;
+}
+
+/* What a column shows; `what` is a constant. */
+INLINED vector column_of(const float *seen, int64_t count, int what)
+{
+#if defined(__AVX512F__)
+    if (what == EACH_PAIR) {
+        double pair;
+        memcpy(&pair, seen, sizeof pair);
+        return (vector)_mm512_set1_pd(pair);
+    }
+#endif
+    if (what == EACH_CHANNEL)
+        return *seen - (vector){0};
+    return load_some(seen, what == SOME_CHANNELS ? count : LANES);
+}
+
+/* Which of `count` columns there are, in bits, of those from `first` on that are so far apart.
+   Not inlined: compilers would take longer to read it in each form of a tile. */
+__attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_t first, int64_t apart, int64_t count)
+{
+    if (first >= x->low && first + (count - 1) * apart < x->high)
+        return ~0u;
+    uint32_t inside = 0;
+    for (int64_t i = 0; i < count; i++, first += apart)
+        inside |= (uint32_t)(first >= x->low && first < x->high) << i;
+    return inside;
+}
+
+/* Add what each row of taps sees from `at` on to the sums of some positions, by `taps` taps whose columns are `step`
+   apart, as are those of `positions` by `stride` times that. Each column is loaded once for all positions that see it.
+   `count`: of channels, or of pairs of them. The last four are constants. */
+INLINED void add_rows(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
+                      int64_t count, int positions, int stride, int taps, int what)
+{
+    const int64_t of_tap = x->of_tap, of_row = x->n_taps * of_tap, elements = what < EACH_CHANNEL ? 1 : count;
+    const float *const *const end = x->rows + x->n_rows;
+    for (const float *const *row = x->rows; row < end; row++, w += of_row) {
+        if (!*row)
+            continue;
+        const float *first = *row + at, *of_element = w;
+        for (int64_t e = 0; e < elements; e++, first += what == EACH_PAIR ? 2 : 1, of_element += GRAIN) {
+            const float *seen = first;
+            vector weights[8];
+            UNROLLED(t, taps)
+                weights[t] = load_some(of_element + t * of_tap, what == SOME_CHANNELS ? count : LANES);
+            ADVANCE(inside, 0); /* compilers would take bits apart before the loop */
+            UNROLLED(i, (positions - 1) * stride + taps)
+            {
+                if (__builtin_expect(inside >> i & 1, 1)) {
+                    vector value = column_of(seen, count, what);
+                    if (taps > 1)
+                        IN_REGISTER(value);
+                    UNROLLED(p, positions)
+                        if (i >= p * stride && i < p * stride + taps)
+                            sums[p] += value * weights[i - p * stride];
+                }
+                ADVANCE(seen, step);
+            }
+        }
+    }
+}
+
+#endif
