@@ -52,7 +52,7 @@ TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_window
 # As in c/windows/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
 _TILE = 6  # rows of a product that are computed together where its columns are many
-_TOGETHER = 128  # channels of narrow groups that are computed together, as in c/windows/image_groups.c
+_TOGETHER = 128  # channels of narrow groups that are computed together, as in image_groups.c
 # Lanes of vectors, where they have all filters of a narrow group.
 _LANES = {"x86-64-v4": 16, "x86-64-v3": 8}
 _OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
@@ -588,8 +588,8 @@ def _of_each_channel(
     phases, of_line = math.prod([len(axis.taps) for axis in axes]), columns.positions
 
     def most_positions(room: int) -> int:
-        """The positions that see at most ``room`` columns, wherever they begin in a line, each of which
-        sees ``reach`` more than its positions."""
+        """The positions that see at most ``room`` columns, wherever they begin in a line, each of
+        which sees ``reach`` more than its positions."""
         stride, more = columns.stride, max(reach - columns.stride, 0)
         # As many as would see them if lines had no ends, but for those that these cost.
         most = min(BLOCK, (room - more) // stride)

@@ -95,11 +95,19 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             y[i] = logarithm ? y[i] - total : y[i] * total;                                       \
     }                                                                                             \
                                                                                                   \
-    /* Write x - top to y, or its exponential, and return the sum of these. */                    \
+    /* Write x - top to y, or its exponential, and return the sum of these. The last vector of a row, which may have\
+       elements of the one before, is computed first: y may be x. */                              \
     static inline type name##_powers(const type *x, type *y, int64_t n, type top, int64_t logarithm)\
     {                                                                                             \
-        enum { MANY = 4 * name##_LANES };                                                         \
-        type parts[MANY] = {0}, rest[MANY];                                                       \
+        enum { LANES = name##_LANES, MANY = 4 * LANES };                                          \
+        type parts[MANY] = {0}, last[LANES];                                                      \
+        const int64_t rest = n % LANES;                                                           \
+        if (rest)                                                                                 \
+            IVDEP for (int64_t j = 0; j < LANES; j++) {                                           \
+                type less = x[n - LANES + j] - top, power = EXP(less);                            \
+                last[j] = logarithm ? less : power;                                               \
+                parts[j] = j < LANES - rest ? 0 : power;                                          \
+            }                                                                                     \
         int64_t i = 0;                                                                            \
         for (; i + MANY <= n; i += MANY) {                                                        \
             for (int64_t line = 0; line < MANY; line += 64 / sizeof(type))                        \
@@ -110,13 +118,14 @@ enum { BLOCK = 2048, COLUMNS = 256 };
                 parts[j] += power;                                                                \
             }                                                                                     \
         }                                                                                         \
-        IVDEP for (int64_t j = 0; j < n - i; j++) {                                               \
-            type less = x[i + j] - top;                                                           \
-            rest[j] = EXP(less);                                                                  \
-            y[i + j] = logarithm ? less : rest[j];                                                \
-        }                                                                                         \
-        for (int64_t j = 0; j < n - i; j++)                                                       \
-            parts[j] += rest[j];                                                                  \
+        for (; i + LANES <= n; i += LANES)                                                        \
+            IVDEP for (int64_t j = 0; j < LANES; j++) {                                           \
+                type less = x[i + j] - top, power = EXP(less);                                    \
+                y[i + j] = logarithm ? less : power;                                              \
+                parts[j] += power;                                                                \
+            }                                                                                     \
+        if (rest)                                                                                 \
+            memcpy(y + n - LANES, last, sizeof last);                                             \
         HALVE(parts, MANY, SUM_OF);                                                               \
         return parts[0];                                                                          \
     }                                                                                             \
