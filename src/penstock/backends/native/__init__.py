@@ -47,6 +47,9 @@ Chooser = TypeVar("Chooser", bound=Callable[..., RunValue])
 
 INDEX = os.path.join(os.path.dirname(__file__), "families.txt")
 
+LANES = {"x86-64-v4": 16, "x86-64-v3": 8}
+"""float32 numbers of a vector, of the levels that have kernels for what fits into one"""
+
 # Rates on one core, of an Intel Xeon of the generation of 2023 with AVX-512: fitted to times of
 # layers of common networks. The estimate of a call compares backends; that of a part of it divides
 # the call among threads.

@@ -10,7 +10,7 @@ from itertools import accumulate, product
 
 import numpy as np
 
-from penstock.backends.native import blocks_of_rows, family, fused_with, part_ns
+from penstock.backends.native import LANES, blocks_of_rows, family, fused_with, part_ns
 from penstock.backends.native.dense import (
     BLOCK,
     GRAIN,
@@ -53,8 +53,6 @@ TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_window
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
 _TILE = 6  # rows of a product that are computed together where its columns are many
 _TOGETHER = 128  # channels of narrow groups that are computed together, as in image_groups.c
-# Lanes of vectors, where they have all filters of a narrow group.
-_LANES = {"x86-64-v4": 16, "x86-64-v3": 8}
 _OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
 _CACHED = 1152  # elements
 # Bytes of images whose copies stay in a core's own cache, and channels for which they pay.
@@ -496,7 +494,7 @@ def _of_all_channels(
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
     narrow = constant and not rounds and not copies and groups > 1
-    narrow = narrow and _is_narrow(columns, filters, _LANES.get(site.library.level, 0), pairs)
+    narrow = narrow and _is_narrow(columns, filters, LANES.get(site.library.level, 0), pairs)
     joined = max(_TOGETHER // channels, 1) if narrow else 1
 
     def of_block(most: int, room: int) -> NativeCall:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.native import by_memory, family, rows_ns, str_
+from penstock.backends.native import LANES, by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
@@ -169,7 +169,10 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         chunk, spans = int(inner == 1 and _doubles(tables[row])), None
         run = _longest_run(indices[0]) if inner == 1 else run
     else:
-        chunk, spans = _chunks(indices) if inner == 1 else (1, None)
+        # Vectors of the result are made of vectors of rows where they see no more of them.
+        is_short = name == "resize_float32" and math.prod(taps[:-1]) == 2
+        lanes = LANES.get(site.library.level, 0) if is_short else 0
+        chunk, spans = _chunks(indices, lanes) if inner == 1 else (1, None)
     length = y.dims[row] * inner
     additions = 4 * length if nearest else 6 * length * taps[-1]
     if not nearest:
@@ -230,16 +233,16 @@ def _longest_run(indices: np.ndarray) -> tuple[int, int]:
     return int(bounds[i]), int(bounds[i + 1] - bounds[i])
 
 
-def _chunks(indices: np.ndarray) -> tuple[int, np.ndarray]:
+def _chunks(indices: np.ndarray, lanes: int) -> tuple[int, np.ndarray]:
     """The elements of a row that are computed at once, and the first and the last + 1 that each
-    chunk reads [chunks, 2]."""
-    chunk, low, high = _CHUNK, indices.min(0), indices.max(0) + 1
-    while chunk:
-        # A buffer of fixed size holds what a chunk reads; an axis that shrinks reads more than it
-        # writes.
+    chunk reads [chunks, 2]: ``lanes`` if two of as many are read for each."""
+    low, high = indices.min(0), indices.max(0) + 1
+    # A buffer of fixed size holds what a chunk reads; an axis that shrinks reads more than it
+    # writes.
+    sizes = [(_CHUNK >> i, _SPAN) for i in range(_CHUNK.bit_length())]
+    for chunk, most in [(lanes, lanes), *sizes] if lanes and len(indices) == 2 else sizes:
         starts = np.arange(0, len(low), chunk)
         spans = np.stack([np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)], 1)
-        if (spans[:, 1] - spans[:, 0]).max() <= _SPAN:
+        if (spans[:, 1] - spans[:, 0]).max() <= most:
             return chunk, spans.astype(np.int32)
-        chunk //= 2
     raise UnsupportedError

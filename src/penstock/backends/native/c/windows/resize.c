@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 #include "families.h"
+#include "floats.h"
 
 enum { MOST_ROWS = 256, SPAN = 4096, BLOCK = 256 };
 
@@ -56,6 +57,35 @@ struct resize {
 
 PLACES(places_float, float)
 PLACES(places_double, double)
+
+/* Whether rows are sums of two, and each vector of a result is of two elements of a vector of these sums. */
+static int is_permuted(const struct resize *a, int64_t n_rows)
+{
+    const axis *along = &a->axes[a->n_axes - 1];
+    int fits = LANES >= 8 && a->inner == 1 && a->chunk == LANES && along->taps == 2 && n_rows == 2;
+    for (int64_t i = 0; fits && i * LANES < along->count; i++)
+        fits = a->spans[2 * i + 1] - a->spans[2 * i] <= LANES;
+    return fits;
+}
+
+static void permuted_row(const struct resize *a, const float *x, float *y, const int64_t *offsets, const float *shares)
+{
+    typedef int32_t places __attribute__((vector_size(VECTOR_BYTES)));
+    const axis *along = &a->axes[a->n_axes - 1];
+    const int64_t count = along->count;
+    const float *left = (const float *)(a->indices + along->first), *right = left + count;
+    const float *weights = (const float *)a->weights + along->first;
+    const int32_t *spans = a->spans;
+    for (int64_t j = 0; j < count; j += LANES, spans += 2) {
+        const int64_t some = count - j, low = spans[0], span = spans[1] - low;
+        const vector sum = load_some(x + offsets[0] + low, span) * shares[0] +
+                           load_some(x + offsets[1] + low, span) * shares[1];
+        const places lefts = (places)load_some(left + j, some) - spans[0];
+        const places rights = (places)load_some(right + j, some) - spans[0];
+        store_some(y + j, PERMUTED(sum, lefts) * load_some(weights + j, some) +
+                              PERMUTED(sum, rights) * load_some(weights + count + j, some), some);
+    }
+}
 
 /* Sums of weighted rows: of single numbers, first all rows of the input to one, then along it; of
    longer elements, in one step. They are computed in the type `real`, and become elements by STORED. */
@@ -150,9 +180,14 @@ PLACES(places_double, double)
     {                                                                                             \
         int64_t offsets[MOST_ROWS], n_rows;                                                       \
         real shares[MOST_ROWS];                                                                   \
+        int permuted = -1;                                                                        \
         for (int64_t item = begin; item < end; item++) {                                          \
             type *y = (type *)a->y + places_##real(a, item, &n_rows, offsets, shares);            \
-            if (a->inner == 1)                                                                    \
+            if (permuted < 0)                                                                     \
+                permuted = IS_##STORED && sizeof(type) == 4 && is_permuted(a, n_rows);            \
+            if (permuted)                                                                         \
+                permuted_row(a, a->x, (float *)y, offsets, (const float *)shares);                \
+            else if (a->inner == 1)                                                               \
                 name##_row(a, a->x, y, n_rows, offsets, shares);                                  \
             else                                                                                  \
                 name##_elements(a, a->x, y, n_rows, offsets, shares);                             \
@@ -160,6 +195,7 @@ PLACES(places_double, double)
     }
 
 #define ITSELF(type, sum) (sum)
+enum { IS_ITSELF = 1, IS_ROUNDED = 0 };
 
 /* Integers are rounded, halves to even, and bounded. */
 #define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
