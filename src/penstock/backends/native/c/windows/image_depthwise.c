@@ -47,7 +47,7 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
     const int twice = x->stride != x->apart;
 #define OF_TAPS(number, some)                                                                      \
     if (taps == some && twice)                                                                     \
-        return add_channels(x, column, channels, to, number, 2, some, CHANNELS), number;                  \
+        return add_channels(x, column, channels, to, number, 2, some, CHANNELS), number;           \
     if (taps == some)                                                                              \
         return add_channels(x, column, channels, to, number, 1, some, CHANNELS), number;
 #define OF(number)                                                                                 \
@@ -60,14 +60,12 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
     }
 #undef OF
 #undef OF_TAPS
+/* Of short vectors, what is less than one is rare, and takes compilers long. */
 #define OF(number)                                                                                 \
-    if (count >= number) {                                                                         \
-        if (channels < LANES)                                                                      \
-            add_channels(x, column, channels, to, number, 0, 0, SOME_CHANNELS);                    \
-        else                                                                                       \
-            add_channels(x, column, channels, to, number, 0, 0, CHANNELS);                         \
-        return number;                                                                             \
-    }
+    if (count >= number && channels >= LANES)                                                      \
+        return add_channels(x, column, channels, to, number, 0, 0, CHANNELS), number;              \
+    if (count >= number && (number == 1 || BY_WIDTH(1, 0, 0)))                                     \
+        return add_channels(x, column, channels, to, number, 0, 0, SOME_CHANNELS), number;
     OF(8)
     OF(4)
     OF(1)
