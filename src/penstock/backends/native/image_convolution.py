@@ -419,12 +419,9 @@ def _convolution(
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
     parts: tuple[int, Workload],
-    *,
-    narrow: bool = False,
 ) -> NativeCall:
     """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
-    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one;
-    ``narrow``: by the kernel for narrow groups.
+    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one.
     """
     items, work = parts
     channels, filters, *_, room = numbers
@@ -435,7 +432,6 @@ def _convolution(
     given, rounds = constant is None or isinstance(chain.bias, int), packing.pairs == "rounded"
     weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
-    name = "image_groups" if narrow else name
     words = (
         *_words(chain, site, packing, every, weights),
         *(axes[0].words, axes[1].words, axes[2].words, places),
@@ -493,12 +489,10 @@ def _of_all_channels(
     packing = _packing(site, chain, axes, groups, pairs)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
-    narrow = constant and not rounds and not copies and groups > 1
-    narrow = narrow and _is_narrow(columns, filters, LANES.get(site.library.level, 0), pairs)
-    joined = max(_TOGETHER // channels, 1) if narrow else 1
+    joined = _joined(site, packing, columns, channels, filters) * (constant and not copies)
 
     def of_block(most: int, room: int) -> NativeCall:
-        panels = math.ceil(every / PANEL) * math.ceil(groups / joined) * phases
+        panels = math.ceil(every / PANEL) * math.ceil(groups / max(joined, 1)) * phases
         whole = 2 * k * every * groups * phases * positions
         blocks = blocks_of_rows(positions, panels, min(most, BLOCK), whole)
         # Whole lines, or else whole tiles, if there is room.
@@ -506,28 +500,35 @@ def _of_all_channels(
         unit = columns.positions if columns.positions <= most else _TILE
         block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
-        work = Workload("image", flops=2 * k * min(every, PANEL) * joined * block)
+        work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
-        return _convolution(site, chain, packing, axes, numbers, (items, work), narrow=narrow)
+        call = _convolution(site, chain, packing, axes, numbers, (items, work))
+        return replace(call, name="image_groups") if joined else call
 
     addressed = _ADDRESSES // addresses
     # Of large windows, copies of a few have memory of their own.
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
     if copies and not rounds:  # to images with their channels innermost
         return of_block(copied, copied * k)
-    addressed = BLOCK if narrow else addressed
+    addressed = max(addressed, BLOCK * bool(joined))
     return of_block(addressed if columns.inside or together == 1 else copied, 0)
 
 
-def _is_narrow(columns: SeenAxis, filters: int, lanes: int, pairs: str) -> bool:
-    """Whether the kernel for groups whose filters are a vector at most takes less time than a
-    product: for single taps, or three of few filters that it multiplies at once, in whole tiles."""
-    if filters > lanes or columns.most_taps == 1:
-        return filters <= lanes
-    if columns.most_taps != 3 or len(columns.taps) > 1 or (lanes == GRAIN and not pairs):
-        return False
-    apart = columns.seen[0][1] - columns.seen[0][0]
-    return columns.stride in (apart, 2 * apart) and columns.results >= 7 and columns.results != 9
+def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int) -> int:
+    """The groups that an item of the kernel for narrow groups has; 0 where a product takes less
+    time. The filters of a group are a vector at most, and there are single taps, or three that are
+    multiplied at once, of few filters and in whole tiles."""
+    lanes = LANES.get(site.library.level, 0)
+    if packing.groups == 1 or packing.pairs == "rounded" or filters > lanes:
+        return 0
+    if columns.most_taps > 1:
+        is_slow = lanes == GRAIN and not packing.pairs
+        if is_slow or columns.most_taps != 3 or len(columns.taps) > 1:
+            return 0
+        apart = columns.seen[0][1] - columns.seen[0][0]
+        if columns.stride not in (apart, 2 * apart) or columns.results < 7 or columns.results == 9:
+            return 0
+    return max(_TOGETHER // channels, 1)
 
 
 def _merged(groups: int, filters: int) -> int:

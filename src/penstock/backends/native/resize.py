@@ -169,10 +169,8 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         chunk, spans = int(inner == 1 and _doubles(tables[row])), None
         run = _longest_run(indices[0]) if inner == 1 else run
     else:
-        # Vectors of the result are made of vectors of rows where they see no more of them.
-        is_short = name == "resize_float32" and math.prod(taps[:-1]) == 2
-        lanes = LANES.get(site.library.level, 0) if is_short else 0
-        chunk, spans = _chunks(indices, lanes) if inner == 1 else (1, None)
+        # Vectors of the result are made of vectors of two rows where they see no more of them.
+        chunk, spans = _chunks(indices, _lanes(site, name, taps)) if inner == 1 else (1, None)
     length = y.dims[row] * inner
     additions = 4 * length if nearest else 6 * length * taps[-1]
     if not nearest:
@@ -231,6 +229,12 @@ def _longest_run(indices: np.ndarray) -> tuple[int, int]:
     bounds = np.concatenate([[0], ends, [len(indices)]])
     i = int(np.diff(bounds).argmax())
     return int(bounds[i]), int(bounds[i + 1] - bounds[i])
+
+
+def _lanes(site: Site, name: str, taps: Sequence[int]) -> int:
+    """Those of a vector, if a row of the result is made of two rows of float32; else 0."""
+    of_two = name == "resize_float32" and math.prod(taps[:-1]) == 2
+    return LANES.get(site.library.level, 0) if of_two else 0
 
 
 def _chunks(indices: np.ndarray, lanes: int) -> tuple[int, np.ndarray]:
