@@ -503,7 +503,7 @@ def _of_all_channels(
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
         call = _convolution(site, chain, packing, axes, numbers, (items, work))
-        return replace(call, name="image_groups") if joined else call
+        return replace(call, kernel="image_groups") if joined else call
 
     addressed = _ADDRESSES // addresses
     # Of large windows, copies of a few have memory of their own.
