@@ -152,12 +152,13 @@ class Case:
 
     def within(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         """The model as part of a network, and its inputs: images of it come and go with their
-        channels innermost, and transposing them is a matter of strides."""
+        channels innermost, and transposing them is a matter of strides. Images of few channels
+        enter a network in the order of dims that they have outside of it."""
         model, feeds = self.model(), self.feeds()
         graph = model.graph
         for port in [*graph.input, *graph.output]:
             dtype, dims = self.types[port.name]
-            if len(dims) <= 2:
+            if len(dims) <= 2 or (port.name in feeds and dims[1] <= FEW_CHANNELS):
                 continue
             inner, last = f"inner_{port.name}", len(dims) - 1
             for node in graph.node:
@@ -177,12 +178,8 @@ class Case:
 
     @property
     def has_layout(self) -> bool:
-        """Whether the operation is one whose kernels have layouts of their own. Images of few
-        channels enter a network, in the order of dims that they have outside of it."""
-        if self.main.op_type not in CONVOLUTIONS | _OF_IMAGES:
-            return False
-        dims = _dims(self, 0)
-        return len(dims) > 2 and dims[1] > FEW_CHANNELS
+        """Whether the operation is one whose kernels have layouts of their own."""
+        return self.main.op_type in CONVOLUTIONS | _OF_IMAGES and len(_dims(self, 0)) > 2
 
     def feeds(self) -> dict[str, np.ndarray]:
         """Inputs by name, the same each time."""

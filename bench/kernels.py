@@ -16,8 +16,9 @@ of the zoo's exporters writes them, or any others:
 cases that oneDNN does not compute have no ratio to it. A kernel's time is that of its step, called
 alone as the primitive is, without steps that bring tensors into another layout: in a network the
 kernel before writes the layout that is wanted. Convolutions and other operations on images are
-therefore timed on images with their channels innermost, which Penstock's kernels prefer; oneDNN's
-may be in the layout that it chooses. Runs are of the operation alone, on images with their channels
+therefore timed on images with their channels innermost, which Penstock's kernels prefer, but for
+images of few channels that they read, which enter a network as they are; oneDNN's may be in the
+layout that it chooses. Runs are of the operation alone, on images with their channels
 before their rows.
 """
 

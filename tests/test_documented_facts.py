@@ -63,7 +63,12 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("guarantees.md", r"on NumPy of (\d) GFLOP", 1e9, "ops.common.products.MOST_FLOPS"),
     ("how-to/cold-start.md", r"at most (\d) GiB", G, "session.compile_cache.MOST_BYTES"),
     ("how-to/reduce-memory.md", r"at least (\d+) MiB", M, "session.plan_cache._LEAST_BYTES"),
-    ("how-to/decoding.md", r"grown three times by the same amount", 3, "compiler.varying_shapes.GROWN"),
+    (
+        "how-to/decoding.md",
+        r"grown three times by the same amount",
+        3,
+        "compiler.varying_shapes.GROWN",
+    ),
     ("how-to/several-shapes.md", r"same step three times", 3, "compiler.varying_shapes.GROWN"),
     (
         "guarantees.md",

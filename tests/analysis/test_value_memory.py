@@ -128,6 +128,23 @@ def test_kernel_of_any_layout_writes_in_the_order_that_a_transpose_wants() -> No
     assert memory.has_order(value_named(graph, "t"), (0, 1, 2))
 
 
+def test_kernel_of_any_layout_writes_a_result_that_leaves_the_run_in_its_own_order() -> None:
+    text = "graph main(x: float32[16384, 2]) -> (a) { a = Exp(x) as exp }"
+    graph, memory, a = ordered(text, any_layout=True, dims_order=(1, 0))
+    assert memory.orders[node_named(graph, "exp")] == ()
+    assert a in memory.results
+
+
+def test_kernel_of_any_layout_keeps_its_order_where_a_transpose_of_it_leaves_the_run() -> None:
+    text = (
+        "graph main(x: float32[16384, 2]) -> (t) "
+        "{ a = Exp(x) as exp  t = Transpose{perm=[1, 0]}(a) }"
+    )
+    graph, memory, a = ordered(text, any_layout=True, dims_order=(1, 0))
+    assert memory.orders.get(node_named(graph, "exp"), (1, 0)) == (1, 0)
+    assert a not in memory.results
+
+
 def test_elementwise_kernel_keeps_the_order_of_its_input() -> None:
     text = "graph main(x: float32[2, 3, 5]) -> (y) { a = Exp(x) as exp  b = Neg(a)  y = Neg(b) }"
     graph, memory, a = ordered(text, dims_order=(0, 2, 1))

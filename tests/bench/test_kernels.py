@@ -82,9 +82,16 @@ def test_case_within_a_network_computes_the_same_with_channels_innermost(name):
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), want, rtol=1e-5, atol=1e-5)
 
 
-def test_images_of_few_channels_are_not_timed_within_a_network():
+def test_images_of_few_channels_enter_a_network_in_their_own_order():
+    tensors = "float[1, 3, 9, 9] X", "float[1, 8, 7, 7] Y", "float[8, 3, 3, 3] W"
+    model, feeds = case("Y = Conv(X, W)", *tensors).within()
+    assert {array.shape for array in feeds.values()} == {(1, 3, 9, 9)}
+    assert [node.op_type for node in model.graph.node] == ["Conv", "Transpose"]
+
+
+def test_convolutions_have_layouts_and_other_operations_have_none():
     assert conv("1, 8, 9, 9", "8, 8, 3, 3").has_layout
-    assert not conv("1, 3, 9, 9", "8, 3, 3, 3").has_layout
+    assert conv("1, 3, 9, 9", "8, 3, 3, 3").has_layout
     assert not relus(1)[0].has_layout
     assert not attention(2, 4, 8).has_layout
 

@@ -275,9 +275,11 @@ class _Annotator:
     def _order(self, node: Node, kernel: Kernel) -> Order:
         """The order of dims that a kernel writes: its own, or else that of its inputs."""
         layout = kernel.layout
-        if layout.any_layout:
-            first = node.outputs[0]
-            return (first is not None and self.transposed.get(first)) or layout.dims_order
+        first = node.outputs[0]
+        if layout.any_layout and first is not None:
+            # Where it leaves the run, it would be copied to its own order.
+            own = () if first in self.memory.escapes else layout.dims_order
+            return self.transposed.get(first, own)
         if layout.dims_order or layout.contiguous:
             return layout.dims_order
         for value in node.inputs:

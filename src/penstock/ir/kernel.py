@@ -71,7 +71,8 @@ class LayoutHints:
     ``dims_order``: the order of the dims of output 0 in memory, the outermost first, if its memory
     is planned; empty if any order will do. The steps that read it find the strides to match.
     ``contiguous_inputs``: the inputs that must have no gaps, and their dims in the order of the
-    output's. ``any_layout``: the output may as well have any other order that its reader prefers.
+    output's. ``any_layout``: the output may as well have any other order that its reader prefers,
+    and has its own where it leaves the run; contiguous inputs have ``dims_order`` then.
 
     ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
     output that leaves the run is then written to planned memory, and copied out.

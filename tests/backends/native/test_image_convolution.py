@@ -153,6 +153,30 @@ SHAPES = {
     "groups of 8 filters": ((1, 16, 6, 14), (16, 8, 3, 3), "<group = 2, pads = [1, 1, 1, 1]>"),
     "groups of 7 filters": ((1, 24, 7, 19), (14, 12, 3, 3), "<group = 2, strides = [2, 2]>"),
     "few filters of many channels": ((1, 130, 5, 9), (5, 130, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "lines of few channels": (
+        (3, 3, 9, 60),
+        (13, 3, 3, 3),
+        "<strides = [2, 2], pads = [1, 1, 1, 1]>",
+    ),
+    "lines of one channel": ((2, 1, 11, 70), (24, 1, 5, 5), "<pads = [0, 4, 2, 1]>"),
+    "lines of dilated taps": (
+        (1, 5, 9, 40),
+        (20, 5, 3, 3),
+        "<dilations = [4, 6], pads = [4, 6, 4, 6]>",
+    ),
+    "lines far apart": (
+        (2, 12, 40, 30),
+        (12, 12, 7, 1),
+        "<dilations = [17, 1], pads = [51, 0, 51, 0]>",
+    ),
+    "lines without padding": ((2, 4, 9, 61), (70, 4, 3, 3), "<strides = [2, 2]>"),
+    "lines of slices": ((2, 1, 4, 5, 33), (32, 1, 3, 3, 3), "<pads = [1, 1, 1, 1, 1, 1]>"),
+    "lines of groups": ((2, 24, 7, 40), (24, 3, 3, 3), "<group = 8, pads = [1, 1, 1, 1]>"),
+    "lines of a vector of filters": ((1, 16, 7, 45), (16, 16, 3, 3), "<pads = [1, 1, 1, 1]>"),
+    "lines wider than the image": ((1, 2, 4, 9), (17, 2, 3, 3), "<pads = [2, 20, 2, 20]>"),
+    "parts of long lines": ((2, 2, 3, 1900), (20, 2, 3, 5), "<pads = [1, 2, 1, 2]>"),
+    "a long signal": ((2, 1, 1507), (32, 1, 7), ""),
+    "positions of a long signal": ((2, 16, 700), (33, 16, 1), ""),
 }
 
 
@@ -179,6 +203,25 @@ def test_convolution_and_what_follows_agrees_with_numpy(name, after):
     # "deep": results are longer than a tile of a program.
     x_dims, w_dims, attrs = SHAPES.get(name, ((2, 16, 3, 5), (600, 16, 1, 1), ""))
     check(*convolution(x_dims, w_dims, attrs, after=after, bias=False), close_to(w_dims))
+
+
+LINES = [name for name in SHAPES if "lines" in name] + ["a long signal", "positions"]
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("after", ["relu", "a gate", "bounded slope of a sum", "a program"])
+@pytest.mark.parametrize(
+    "orders", list(product(["channels first", "channels innermost", "gaps"], repeat=2))
+)
+def test_lines_may_have_their_dims_in_unlike_orders(name, after, orders):
+    node, inputs = convolution(*SHAPES[name], after=after)
+    (wanted,) = expected(node, inputs)
+    given = [laid_out(inputs[0], orders[0]), *inputs[1:]]
+    for library in LIBRARIES:
+        y = laid_out(np.full_like(wanted, np.nan), orders[1])
+        function, late = kernel_of(node, library).bind(given, [y], None)
+        function(*late)
+        np.testing.assert_allclose(y, wanted, **close_to(SHAPES[name][1]))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ KERNELS = {
     "MatMul": {"dims_order": (0, 1, 2, 3), "contiguous_inputs": (0, 1)},
     # These read and write C order alone.
     "Relu": {"contiguous": True, "contiguous_inputs": (0,)},
+    # This does, too, and writes its output in any order.
+    "LpPool": {"dims_order": LAST, "contiguous_inputs": (0,), "any_layout": True},
     "Add": {},
     "Neg": {},
 }
@@ -70,6 +72,11 @@ def test_assign_layouts_input_in_another_order_is_copied_before_its_reader():
     assert pool.inputs == copy.outputs
     assert copy.inputs[0] is graph.inputs[0]
     assert copy.outputs[0].type == graph.inputs[0].type
+
+
+def test_assign_layouts_result_in_its_own_order_has_no_copy_of_an_input_in_another():
+    graph, _, _ = assigned(f"{{ a = {POOL} (x) y = LpPool <kernel_shape = [1, 1]> (a) }}")
+    assert names(graph) == ["Reorder", "MaxPool", "LpPool"]
 
 
 def test_assign_layouts_chain_in_one_order_is_copied_once():

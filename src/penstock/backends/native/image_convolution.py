@@ -59,6 +59,11 @@ _CACHED = 1152  # elements
 _NEAR, _LEAST_COPIED = 2**21, 16
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
+# Positions of a line that are enough for a product of their own.
+_LEAST_LINE = 24
+# Channels up to which rows of images are copied with zeros around them, and positions of an item
+# for which copies into another order of dims take less time than a step of their own.
+_MOST_COPIED, _LEAST_OF_COPIES = 16, 96
 # Channels up to which a line of each channel alone is computed as one run of elements.
 _MOST_FLAT = 12
 _FOLLOWERS = frozenset(
@@ -230,6 +235,9 @@ def image_convolution(site: Site) -> NativeCall | None:
     images = chain.x, chain.addend, len(site.node.inputs)
     # No closure, whose cells Python's collector would walk for as long as plans live.
     copying = partial(build, site, chain, axes, copies=True)
+    # Sums of all channels are copied to a result in its own order while they are in the cache.
+    in_order = not is_depthwise and chain.addend is None
+    call = replace(call, any_layout=in_order)
     return of_any_strides(site, call, images, copying, first=chain.first)
 
 
@@ -418,12 +426,13 @@ def _convolution(
     packing: _Packing,
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
-    parts: tuple[int, Workload],
+    parts: tuple[int, Workload, np.ndarray | None],
 ) -> NativeCall:
     """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
-    row are adjacent, and elements of copies; ``parts``: the number of items, and the work of one.
+    row are adjacent, and elements of copies; ``parts``: the number of items, the work of one, and
+    ``even_lines`` of the kernel.
     """
-    items, work = parts
+    items, work, lines = parts
     channels, filters, *_, room = numbers
     places = np.array([0, *accumulate(packing.sizes)], np.int64)  # of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
@@ -436,7 +445,7 @@ def _convolution(
         *_words(chain, site, packing, every, weights),
         *(axes[0].words, axes[1].words, axes[2].words, places),
         *(*chain.gate, chain.low, chain.high),
-        *(x.dims[0], packing.groups or 1, *numbers, int(packing.pairs == "in turn"), items),
+        *(x.dims[0], packing.groups or 1, *numbers, lines, int(packing.pairs == "in turn"), items),
         WORKSPACE if rounds else None,
         *(packing.given_words(chain) if given else (None,) * 3),
         *(None, None, None),
@@ -487,31 +496,84 @@ def _of_all_channels(
     is_narrow = constant and site.library.level == "x86-64-v4" and filters <= GRAIN // 2
     pairs = "rounded" if rounds else "in turn" if is_narrow and channels % 2 == 0 else ""
     packing = _packing(site, chain, axes, groups, pairs)
+    most_rows = BLOCK * PANEL // min(every, PANEL)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
 
     joined = _joined(site, packing, columns, channels, filters) * (constant and not copies)
 
-    def of_block(most: int, room: int) -> NativeCall:
+    def of_block(most: int, room: int, lines: np.ndarray | None = None) -> NativeCall:
         panels = math.ceil(every / PANEL) * math.ceil(groups / max(joined, 1)) * phases
         whole = 2 * k * every * groups * phases * positions
-        blocks = blocks_of_rows(positions, panels, min(most, BLOCK), whole)
+        most = min(most, BLOCK if lines is None else most_rows)
+        blocks = blocks_of_rows(positions, panels, most, whole)
         # Whole lines, or else whole tiles, if there is room.
-        block, most = math.ceil(positions / blocks), min(most, BLOCK)
+        block = math.ceil(positions / blocks)
         unit = columns.positions if columns.positions <= most else _TILE
         block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
-        call = _convolution(site, chain, packing, axes, numbers, (items, work))
+        call = _convolution(site, chain, packing, axes, numbers, (items, work, lines))
         return replace(call, kernel="image_groups") if joined else call
 
-    addressed = _ADDRESSES // addresses
+    most = _ADDRESSES // addresses
+    if joined:  # which finds lines by themselves
+        return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
+    room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
+    lines = None if rounds else _even_lines(columns, room, x.dims[1], copies)
+    if lines is not None:
+        call = of_block(min(lines[0], most), 0, np.array(lines[1:], np.int64))
+    else:
+        has_copies = copies and not rounds  # to images with their channels innermost
+        call = of_block(*_copied_positions(columns, together, k, most, has_copies))
+    any_order = room is not None and room[0] >= _LEAST_OF_COPIES
+    return replace(call, words=(Tensor(chain.x, any_order=any_order), *call.words[1:]))
+
+
+def _even_lines(
+    columns: SeenAxis, room: tuple[int, int, int] | None, channels: int, copies: bool
+) -> tuple[int, int, int] | None:
+    """The positions of an item whose lines see what is equally far apart, in an image of so many
+    channels or in the ``room`` for copies of it, and the numbers of ``even_lines``; None if each
+    position has addresses of its own."""
+    if columns.inside and columns.positions >= _LEAST_LINE and not copies:
+        return BLOCK * PANEL, 0, 0
+    return room if copies or channels <= _MOST_COPIED else None
+
+
+def _copied_positions(
+    columns: SeenAxis, together: int, k: int, most: int, copies: bool
+) -> tuple[int, int]:
+    """The positions of an item, ``most`` at most, where each has addresses of its own, and elements
+    of memory for copies of the ``k`` that a position sees."""
     # Of large windows, copies of a few have memory of their own.
-    copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, addressed)
-    if copies and not rounds:  # to images with their channels innermost
-        return of_block(copied, copied * k)
-    addressed = max(addressed, BLOCK * bool(joined))
-    return of_block(addressed if columns.inside or together == 1 else copied, 0)
+    copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, most)
+    if copies:
+        return copied, copied * k
+    return most if columns.inside or together == 1 else copied, 0
+
+
+def _copied_lines(
+    axes: Sequence[SeenAxis], channels: int, most_rows: int
+) -> tuple[int, int, int] | None:
+    """The positions of an item, ``most_rows`` at most, such that there is room for copies of what
+    they see of each row of the image; the number of copies, and the columns of each. None if the
+    positions would be too few."""
+    slices, rows, columns = axes
+    of_line, line, stride = slices.most_taps * rows.most_taps, columns.positions, columns.stride
+    if line < _LEAST_LINE or 2 * of_line > _MOST_ROWS or max(len(a.taps) for a in axes) > 1:
+        return None
+    columns_of_line = (line - 1) * stride + columns.reach
+    room = min(_COPIED // (columns_of_line * channels), _MOST_ROWS) // of_line
+    if line <= most_rows and room:
+        count = min(most_rows // line, room)
+        return count * line, count * of_line, columns_of_line
+    # Parts of lines: an item may have the end of one and the begin of another.
+    most = (_COPIED // (2 * of_line * channels) - columns.reach) // stride + 1
+    most = min(most, most_rows, line) // _TILE * _TILE
+    if most < _LEAST_LINE:
+        return None
+    return most, 2 * of_line, (most - 1) * stride + columns.reach
 
 
 def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int) -> int:
@@ -606,7 +668,7 @@ def _of_each_channel(
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
         packing = _packing(site, chain, axes, 0, "", repeats)
-        return _convolution(site, chain, packing, axes, numbers, (items, work))
+        return _convolution(site, chain, packing, axes, numbers, (items, work, None))
 
     if copies:
         chunk = min(channels, PANEL, _COPIED // (rows * reach))
@@ -658,7 +720,9 @@ def of_any_strides(
             type_ = None if i is None else site.tensors[i]
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
-        innermost = False not in [own is None or own[1] == 1 for own in steps]
+        # A result in another order is copied to where it is, by kernels that know of that.
+        read = steps[:1] if call.any_layout else steps
+        innermost = False not in [own is None or own[1] == 1 for own in read]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call, NO_PROGRAM

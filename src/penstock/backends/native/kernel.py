@@ -31,10 +31,12 @@ from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_o
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An argument of a call: tensor ``index`` of a node, its inputs first, then its outputs;
-    ``own_order``: with its dims in their own order whatever ``NativeCall.dims_order`` is."""
+    ``own_order``: with its dims in their own order whatever ``NativeCall.dims_order`` is;
+    ``any_order``: the kernel reads it as fast in any."""
 
     index: int
     own_order: bool = False
+    any_order: bool = False
 
 
 class _Workspace:
@@ -201,7 +203,8 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     dense: tuple[int, ...] = ()
     if call.restrided is None or call.dims_order:
         read = _read(call)
-        read -= {w.index for w in call.words if isinstance(w, Tensor) and w.own_order}
+        given = [w for w in call.words if isinstance(w, Tensor)]
+        read -= {w.index for w in given if w.own_order or w.any_order}
         inputs = enumerate(node.inputs)
         dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
     kernel = Kernel(
@@ -214,7 +217,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         layout=LayoutHints(
             contiguous=call.restrided is None,
             dims_order=tuple(range(len(site.output().dims)))
-            if call.any_layout
+            if call.any_layout and not call.dims_order
             else call.dims_order,
             contiguous_inputs=dense,
             any_layout=call.any_layout,

@@ -89,6 +89,8 @@ class _Inserter:
             for _, inner in node.graphs:
                 self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
+            if order is not None and kernel is not None and kernel.layout.any_layout:
+                order = kernel.layout.dims_order  # whichever the output has
             for i in (
                 kernel.layout.contiguous_inputs if kernel is not None and order is not None else ()
             ):

@@ -142,8 +142,12 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
             __builtin_prefetch(addend + j, 0);
 }
 
-/* Elements from the sums of a row to those of the next. */
-#define SUMS_STEP(width) ((width) < LANES ? LANES : (width))
+/* Fetch `count` elements. */
+static inline void fetch_ahead(const float *from, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LINE / 4)
+        __builtin_prefetch(from + i);
+}
 
 #if defined(__AVX512F__)
 /* Of the rows of a tall tile in two groups, the first of which has `group`, the bits of those that are at `zeros`;
@@ -162,6 +166,23 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
         outside |= (others ^ own) << first;
     }
     return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
+}
+
+/* The same of a part at these addresses, whose first row is at `place` of its line if rows are a step apart; also where
+   an element before the first row of each group is. */
+INLINED int find_groups(const operands *x, const float *const *at, int64_t place, int rows, int group, int64_t *step,
+                        const float **groups)
+{
+    if (x->step) {
+        *step = 4 * x->step;
+        groups[0] = at[0] + place - x->step;
+        groups[1] = groups[0] + group * x->step;
+        return at[0] == x->zeros ? ALL_ROWS : 0;
+    }
+    const int outside = outside_of(at, x->zeros, rows, group, step);
+    groups[0] = (const float *)((intptr_t)at[1] - 2 * *step);
+    groups[1] = (const float *)((intptr_t)at[group + 1] - 2 * *step);
+    return outside;
 }
 #endif
 
@@ -276,18 +297,19 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
     const int64_t unit = unit_of(x, rows, vectors, kind);
     /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
        have so few sums that one addition waits for another. */
-    const int by_line = BY_WIDTH(unit && 2 * unit >= 7 * tiles_of(unit, most_rows(unit, vectors, kind)), 0, 0);
+    const int is_even = x->step != 0; /* and a tile in two lines would not be */
+    const int by_line =
+        is_even || BY_WIDTH(unit && 2 * unit >= 7 * tiles_of(unit, most_rows(unit, vectors, kind)), 0, 0);
     const int64_t most = most_rows(by_line ? unit : 0, vectors, kind);
     const uint32_t line = (uint32_t)(by_line ? unit : rows), tiles = (uint32_t)tiles_of(line, most);
     const uint32_t whole = line / tiles, more = line % tiles;
-    operands some = *x;
     /* Some tiles of a line have a row more than the others. */
     for (int64_t row = 0, one = more > 0, number, each; row < rows; row += number * each, one = !one && more) {
         number = !more ? (rows - row) / whole : one ? more : tiles - more, each = whole + one;
         if (!number)
             number = 1, each = rows - row;
         const target part = part_of(to, row, 0);
-        some.rows = x->rows + row;
+        const operands some = from_row(*x, row);
         const int64_t tall = kind == TWOS ? 2 * ROWS : (vectors - 2) * ROWS;
         (kind == TWOS || each > ROWS ? tall_forms + tall : forms + (kind * 4 + vectors - 1) * ROWS)[each - 1](
             some, w, width, moved(before, row * SUMS_STEP(width)), &part, f, column, end, number);
@@ -461,10 +483,10 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
     const float *before = NULL;
     /* Where taps are far apart, most of them see no image from any row. */
-    while (x.parts > 1 && all_at(x.zeros, x.rows + (x.parts - 1) * x.apart, (int)rows))
+    while (x.parts > 1 && is_outside(&x, x.parts - 1, rows))
         x.parts--;
     for (int64_t depth; x.parts; w += depth * width) {
-        if (most_parts == 1 && x.parts > 1 && all_at(x.zeros, x.rows, (int)rows)) {
+        if (most_parts == 1 && x.parts > 1 && is_outside(&x, 0, rows)) {
             x.parts--, x.rows += x.apart, depth = x.depth;
             continue;
         }

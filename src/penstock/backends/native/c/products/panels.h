@@ -15,18 +15,25 @@
 #include <stdint.h>
 #include "floats.h"
 
-enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product, at most */
+enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product with a whole panel, at most */
 enum { NEAR = 65536 }; /* elements of a matrix that stays in a cache from one block to the next */
+
+/* Elements from the sums of a row to those of the next. */
+#define SUMS_STEP(width) ((width) < GRAIN ? GRAIN : (width))
 
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
    need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. If `line` is not 0, rows are whole lines
    of so many, which are equally far apart in each part but for those at `zeros`, and tiles do not begin in one line
-   and end in another. Each of `taps` adjacent parts has what the one before has of the next row, in a line. */
+   and end in another. Each of `taps` adjacent parts has what the one before has of the next row, in a line. If `step`
+   is not 0, the rows of a line are so many elements apart, or at `zeros` in a part, and only its first one has an
+   address; the first row is `at` in its line. Meanwhile, `ahead_step` elements from `ahead` on are fetched for each row. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
     int pairs;
-    int64_t line, taps;
+    int64_t line, taps, step, at;
+    const float *ahead;
+    int64_t ahead_step;
 } operands;
 
 /* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear
@@ -72,6 +79,26 @@ INLINED int all_at(const float *place, const float *const *rows, int count)
     for (; count > 0 && *rows == place; rows++)
         count--;
     return !count;
+}
+
+/* The same operands from a row on. */
+static inline operands from_row(operands x, int64_t row)
+{
+    x.ahead += x.ahead_step ? row * x.ahead_step : 0;
+    if (!x.step) {
+        x.rows += row;
+        return x;
+    }
+    for (x.at += row; x.at >= x.line; x.at -= x.line)
+        x.rows++;
+    return x;
+}
+
+/* Whether all rows of a part are at zeros, those of whole lines from the first one on. */
+static inline int is_outside(const operands *x, int64_t part, int64_t rows)
+{
+    const int64_t addresses = x->step ? (uint32_t)(rows + x->line - 1) / (uint32_t)x->line : rows;
+    return all_at(x->zeros, x->rows + part * x->apart, (int)addresses);
 }
 
 /* For each vector j of each row r; both numbers are constants. */
@@ -139,8 +166,8 @@ static inline void put_floats(const target *to, const float *sums, int64_t count
 /* Round `count` numbers, `step` apart, to pairs of bfloat16; the last one may have 0 in its other half. */
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
 
-/* The first `count` columns of y = x w, for at most BLOCK rows and a panel of `width` columns, 8 if it has those of two
-   rows in turn; `next` is what is read after it, or NULL if all of the matrix is near. */
+/* The first `count` columns of y = x w, for at most BLOCK rows, or as many as have no more sums, and a panel of `width`
+   columns, 8 if it has those of two rows in turn; `next` is what is read after it, or NULL if all of the matrix is near. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count);
 #pragma GCC visibility pop

@@ -18,9 +18,11 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
 {
     /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. A single one of few
        rows has two sums of each, since one would wait for the multiplication before. */
-    enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2, HAS_ENDS = BY_WIDTH(VECTORS != 3, 0, 0) };
+    enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2 };
+    enum { HAS_ENDS = BY_WIDTH(VECTORS != 3 && KIND == FLOATS, 0, 0) };
     const int twice = VECTORS == 1 && rows < FEW;
-    const int64_t depth = x.depth, limit = x.begin + depth, ready = x.parts * depth >= LONG && !to->unfinished;
+    const int64_t depth = x.depth, ready = x.parts * depth >= LONG && !to->unfinished;
+    const int64_t y_step = to->step;
     const activation *const active = &to->activation;
     const int bounded = active->low > -INFINITY || active->high < INFINITY;
     const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
@@ -31,6 +33,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     const int group = (rows + 1) / 2, upper = (1 << group) - 1, lower = (1 << rows) - 1 - upper;
 #endif
     for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t begin = x.begin, limit = begin + depth, place = x.at * x.step;
         for (int64_t column = first; column < end; column += VECTORS * LANES) {
             float *y = first_y + column;
             const float *const addend = moved(first_addend, column), *const bias = moved(to->bias, column);
@@ -43,8 +46,11 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                 own[i] = (vector){0};
             if (bias && !TWO)
                 EACH(rows, VECTORS) own[r * VECTORS + j] = loaded(bias + j * LANES);
-            if (ready)
-                fetch_rows(to, y, addend, rows, VECTORS);
+            /* Short products take less time than it takes to fetch: the next tile's are fetched. */
+            if (ready || IS_TALL || x.parts * depth < LONG / 2)
+                fetch_rows(to, ready ? y : y + rows * y_step, addend, rows, VECTORS);
+            if (column == first)
+                fetch_ahead(x.ahead, rows * x.ahead_step);
 #if IS_TALL
 /* Where a row of a tall tile is: an odd number of steps, times a power of 2, from its group on. */
 #define BY(r) (((r) % group + 1) & -((r) % group + 1))
@@ -91,8 +97,8 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     {                                                                                              \
         const float *at[TALL_SUMS];                                                                \
         UNROLLED(r, rows)                                                                          \
-            at[r] = of_part[r];                                                                    \
-        for (int64_t k = x.begin; k < limit;) {                                                    \
+            at[r] = x.step ? of_part[0] + place + r * x.step : of_part[r];                         \
+        for (int64_t k = begin; k < limit;) {                                                      \
             const int64_t stop = smaller(k + ahead, limit);                                        \
             FETCH(AHEAD > 4)                                                                       \
             for (; k + 4 <= stop; k += 4) {                                                        \
@@ -111,28 +117,26 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
             for (int64_t part = 0; part < x.parts; part++) {
                 const float *const *of_part = x.rows + part * x.apart;
 #if IS_TALL
-                int64_t step = 0;
-                const float *group_at[2] = {0};
-#define FIND_GROUPS(seen) UNROLLED(i, 2) group_at[i] = (const float *)((intptr_t)(seen)[i * group + 1] - 2 * step)
+                int64_t step;
+                const float *group_at[2];
 #if VECTORS == 1
                 const int is_row = x.taps == 3 && part % 3 == 0 && part + 3 <= x.parts && rows <= x.line;
-                if (is_row && !outside_of(of_part + x.apart, x.zeros, rows, group, &step)) {
-                    const float *const left = of_part[0], *const right = of_part[2 * x.apart + rows - 1];
+                if (is_row && !find_groups(&x, of_part + x.apart, place, rows, group, &step, group_at)) {
+                    const float *const *const last = of_part + 2 * x.apart, *const left = of_part[0] + place;
+                    const float *const right = x.step ? last[0] + place + (rows - 1) * x.step : last[rows - 1];
                     const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
-                    FIND_GROUPS(of_part + x.apart);
-                    for (int64_t k = x.begin; k < limit; k += 1 + TWO)
+                    for (int64_t k = begin; k < limit; k += 1 + TWO)
                         STEP_OF_TAPS(0)
                     w += 2 * depth * width, part += 2;
                     continue;
                 }
 #endif
-                const int outside = outside_of(of_part, x.zeros, rows, group, &step);
+                const int outside = find_groups(&x, of_part, place, rows, group, &step, group_at);
                 const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
                 if (outside == ALL_ROWS) {
                     w += depth * width;
                     continue;
                 }
-                FIND_GROUPS(of_part);
                 /* At the edges of an image, the first or the last row of a tile is often outside. */
 #define EVEN(bits) if (outside == (bits)) PART(bits, 1) else
                 EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
@@ -146,17 +150,17 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                     w = from + depth * width;
                 }
 #else
-                if (all_at(x.zeros, of_part, rows))
+                const int has_ends = HAS_ENDS && rows > 2 && !x.step;
+                if (all_at(x.zeros, of_part, x.step ? 1 : rows))
                     w += depth * width;
-                else if (HAS_ENDS && rows > 2 && of_part[0] == x.zeros)
+                else if (has_ends && of_part[0] == x.zeros)
                     PART(1, 0)
-                else if (HAS_ENDS && rows > 2 && of_part[rows - 1] == x.zeros)
+                else if (has_ends && of_part[rows - 1] == x.zeros)
                     PART(1 << (rows - 1), 0)
                 else
                     PART(0, 0)
 #endif
             }
-#undef FIND_GROUPS
 #undef EVEN
 #undef PART
 #undef FETCH
@@ -186,12 +190,12 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                 UNROLLED(r, rows) {
                     UNROLLED(j, VECTORS)
                         memcpy(y + j * LANES, &own[r * VECTORS + j], VECTOR_BYTES);
-                    ADVANCE(y, to->step);
+                    ADVANCE(y, y_step);
                 }
             else
                 put_vectors(own, to, y, addend, column, rest, rows, VECTORS);
         }
-        x.rows += rows;
+        x = from_row(x, rows);
         first_y += rows * to->step;
         first_addend = moved(first_addend, rows * to->addend_step);
         before = moved(before, rows * SUMS_STEP(width));

@@ -4,15 +4,21 @@
    tap of the kernel, or each row of taps where channels are few, a table has the address of what a position sees, or
    of zeros outside of the image. What has gaps in memory, or a row of taps that is partly outside, is copied first.
 
+   What the positions of a line see is equally far apart where rows of taps are inside of the image, or see copies of
+   the image's rows with zeros around them. The table then has the first position of each line alone.
+
    Compiled with contraction to fused multiply-add. */
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
 // GCC options: -fno-tree-loop-distribute-patterns
 #include <stdlib.h>
+#include "copies.h"
 #include "image_convolution.h"
 
 enum { LEAST_LINE = 24 };
+/* Elements of a position that may take longer to read than to multiply, and rows of a tile. */
+enum { MOST_FETCHED = 64, MOST_TILE = 16 };
 enum { LEAST_CHANNELS = 8 }; /* of taps that are parts of their own, if three are multiplied at once */
 
 /* Whether all positions of an image are equally far apart. */
@@ -53,11 +59,8 @@ static void find_rows(const struct image_convolution *a, const phase *f, int64_t
     const int64_t wide = taps_of_part(a, f), parts = f->n_taps[2] / wide, stride = a->axes[2]->stride;
     seen_rows before;
     no_rows(&before, a, f);
-    const int64_t own = is_product(a, f) ? count : 0;
-    for (int64_t r = 0; r < own; r++)
-        seen.rows[r] = a->x + (first + r) * a->x_steps->column;
-    line l = line_of(f, first + own, count - own);
-    for (int64_t r = own; r < count; next_line(f, &l, count - r)) {
+    line l = line_of(f, first, count);
+    for (int64_t r = 0; r < count; next_line(f, &l, count - r)) {
         for (int64_t row = 0, slice = 0, of_slice = 0; row < f->n_taps[0] * f->n_taps[1]; row++, of_slice++) {
             if (of_slice == f->n_taps[1])
                 of_slice = 0, slice++;
@@ -74,17 +77,102 @@ static void find_rows(const struct image_convolution *a, const phase *f, int64_t
     }
 }
 
+/* Copy a matrix between memories with these steps from one row, and from one column, to the next. */
+static void copy_matrix(float *to, const float *from, int64_t rows, int64_t columns, int64_t row_step,
+                        int64_t column_step, int64_t from_row_step, int64_t from_column_step)
+{
+    copy_plan plan;
+    plan.rank = 2, plan.size = sizeof *to;
+    plan.dims[0] = rows, plan.to[0] = row_step * plan.size, plan.from[0] = from_row_step * plan.size;
+    plan.dims[1] = columns, plan.to[1] = column_step * plan.size, plan.from[1] = from_column_step * plan.size;
+    copy_elements(&plan, (const char *)from, (char *)to);
+}
+
+/* Copies of the image's rows from a column on, and the items that have used each of them last; and which one each row
+   of taps sees from the last line. */
+typedef struct {
+    const float *rows[MOST_ROWS];
+    int64_t starts[MOST_ROWS], items[MOST_ROWS], last, seen[MOST_ROWS];
+} line_copies;
+
+/* Return the place of a copy of `row` from column `start` on, which is there if the row of taps `other` saw it from the
+   line before, unless that is -1; else `*is_new` is set. Those of `count` that the item uses stay. */
+static int64_t place_of_copy(line_copies *copies, const float *row, int64_t start, int64_t other, int64_t item,
+                             int64_t count, int *is_new)
+{
+    int64_t i = other < 0 ? copies->last : copies->seen[other];
+    *is_new = other < 0 || copies->rows[i] != row || copies->starts[i] != start;
+    if (*is_new) {
+        for (i = copies->last; copies->items[i] == item;)
+            i = i + 1 < count ? i + 1 : 0;
+        copies->last = i;
+    }
+    copies->rows[i] = row, copies->starts[i] = start, copies->items[i] = item;
+    return i;
+}
+
+/* Copy some columns of a row from column `start` on, which may be outside. */
+static void copy_line(const struct image_convolution *a, const float *row, int64_t start, int64_t channels, float *copy)
+{
+    const int64_t columns = a->even->columns, column_step = a->x_steps->column, size = a->axes[2]->size;
+    const int64_t low = start < 0 ? smaller(-start, columns) : 0, end = smaller(size - start, columns);
+    const int64_t high = end < low ? low : end, count = high - low;
+    memset(copy, 0, low * channels * sizeof *copy);
+    memset(copy + high * channels, 0, (columns - high) * channels * sizeof *copy);
+    float *const to = copy + low * channels;
+    const float *const from = count ? row + (start + low) * column_step : row;
+    if (a->x_steps->channel == 1 && column_step == channels)
+        copy_floats(to, from, count * channels);
+    else
+        copy_matrix(to, from, count, channels, channels, 1, column_step, a->x_steps->channel);
+}
+
+/* Find where each part of what the first position of each line sees lies, or of the first of all if that is one line.
+   `copies` are those to make, or NULL. */
+static void find_lines(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen,
+                       line_copies *copies, int64_t item)
+{
+    const int64_t wide = taps_of_part(a, f), parts = f->n_taps[2] / wide, stride = a->axes[2]->stride;
+    const int64_t step = copies ? a->channels : a->x_steps->column, *const taps = f->taps[2];
+    const int64_t back = rows_back(a, f);
+    line l = line_of(f, first, count);
+    for (int64_t r = 0; r < count; r += l.some, next_line(f, &l, count - r), seen.rows++) {
+        const float **to = seen.rows;
+        const int64_t start = l.at[2] * stride + taps[0];
+        for (int64_t slice = 0, tap = 0; slice < f->n_taps[0]; slice++)
+            for (int64_t row = 0; row < f->n_taps[1]; row++, tap++) {
+                const float *from = seen_row(a, f, &l, &seen, slice, row);
+                if (from && copies) {
+                    int is_new;
+                    const int64_t other = row + back < f->n_taps[1] ? tap + back : -1, all = a->even->copies;
+                    const int64_t place = place_of_copy(copies, from, start, other, item, all, &is_new);
+                    copies->seen[tap] = place;
+                    float *const copy = seen.copy + place * a->even->columns * seen.channels;
+                    if (is_new)
+                        copy_line(a, from, start, seen.channels, copy);
+                    from = copy;
+                }
+                for (int64_t part = 0; part < parts; part++, to += seen.apart)
+                    *to = !from ? zeros : from + (taps[part] - (copies ? taps[0] : -l.at[2] * stride)) * step;
+            }
+    }
+}
+
 CHECKED_ITEMS_OF(image_convolution, image_convolution)
 {
     const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
-    const int dense = a->x_steps->channel == 1, direct = is_direct(a);
+    const int is_copied = a->even && a->even->copies, dense = a->x_steps->channel == 1 && !is_copied;
+    /* Results whose channels are apart are written to nearby memory, and copied. */
+    const int direct = is_direct(a), is_turned = a->y_steps->channel != 1 && !a->addend;
+    const activation none = NO_ACTIVATION;
     const int uniform = direct && is_uniform(a, a->y_steps) && (!a->addend || is_uniform(a, a->addend_steps));
     _Alignas(64) float nearby[COPIED], sums[BLOCK * PANEL];
     const float *rows[ADDRESSES];
     float *const copy = a->room > COPIED ? malloc(a->room * sizeof *copy) : nearby;
     if (!copy)
         return 1;
+    line_copies copies = {.rows = {0}};
     int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
@@ -100,29 +188,46 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const float *w = f.weights + (a->twos ? group * width : group * padded + column) * k;
         /* Copies are of one group, addresses are those of the first one. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
-        if (of != known)
-            find_rows(a, &f, first, count, (view){dense ? 0 : channel, a->channels, a->block, rows, copy});
+        const view images = {dense ? 0 : channel, a->channels, a->block, rows, copy};
+        const int own = !a->pairs && !is_copied && is_product(a, &f), even = own || a->even;
+        if (of != known && even)
+            find_lines(a, &f, first, own ? 1 : count, images, is_copied ? &copies : NULL, item + 1);
+        else if (of != known)
+            find_rows(a, &f, first, count, images);
         known = of;
-        const int64_t of_lines = parts > 1 && a->block % f.counts[2] == 0 ? f.counts[2] : 0;
-        const operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL, of_lines,
-                            taps_at_once(a, &f)};
+        const int has_lines = a->block % f.counts[2] == 0; /* else parts of lines */
+        const int64_t of_lines = own ? count : has_lines && (parts > 1 || even) ? f.counts[2] : 0;
+        const int64_t step = even ? a->axes[2]->stride * (is_copied ? a->channels : a->x_steps->column) : 0;
+        operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL, of_lines,
+                            taps_at_once(a, &f), step, 0, NULL, 0};
+        if (own && step == depth && depth <= MOST_FETCHED)
+            x.ahead = rows[0] + x.begin + MOST_TILE * step, x.ahead_step = step;
         const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
-        const target apart = {sums, PANEL, a->bias + group * padded + column, NULL, 0, NO_ACTIVATION, 0, 0};
         /* Where the positions of several lines are not equally far apart, each line is a product. */
-        const int by_line = direct && f.counts[2] >= LEAST_LINE;
-        if (!uniform && !by_line)
-            multiply_panel(x, count, w, width, next, &apart, some);
+        const int by_line = (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
         line l = line_of(&f, first, count);
-        for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
-            l.some = uniform ? count : l.some;
-            const target to = target_of(a, &f, &l, filter, group * padded + column);
+        const target all = target_of(a, &f, &l, filter, group * padded + column);
+        const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0};
+        if (!by_line)
+            multiply_panel(x, count, w, width, next, uniform ? &all : &apart, some);
+        const int64_t left = uniform && !by_line ? 0 : count;
+        for (int64_t r = 0, number = 0; r < left; r += l.some, next_line(&f, &l, left - r), number++) {
+            const target to = target_of(a, &f, &l, filter, group * padded + column), part = part_of(&apart, r, 0);
             operands of_line = x;
-            of_line.rows += r;
-            of_line.line = by_line && parts > 1 && !uniform ? l.some : x.line;
-            if (uniform || by_line)
-                multiply_panel(of_line, l.some, w, width, next, &to, some);
-            else
-                put_positions(a, to, l.some, sums + r * PANEL, some, PANEL);
+            of_line.begin += own ? r * step : 0;
+            of_line.ahead += x.ahead_step ? r * x.ahead_step : 0;
+            of_line.rows += own ? 0 : even ? number : r;
+            of_line.line = even || parts > 1 ? l.some : x.line;
+            if (by_line)
+                multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
+            /* Few channels at a time: it takes longer to write to many pages in turn. */
+            for (int64_t e = 0; e < some && is_turned; e += GRAIN)
+                copy_matrix(to.y + e * a->y_steps->channel, part.y + e, l.some, smaller(GRAIN, some - e), to.step,
+                            a->y_steps->channel, apart.step, 1);
+            if (is_turned)
+                continue;
+            if (!by_line || !direct)
+                put_positions(a, to, l.some, part.y, some, apart.step);
         }
         const int64_t ready = filter + some;
         seen = panel && item > begin ? seen : filter;

@@ -29,6 +29,12 @@ typedef struct {
     int64_t taps[];
 } source;
 
+/* Lines whose positions see of each part what is equally far apart: in the image, or if there are `copies`, in so many
+   copies of `columns` of the image's rows each. */
+typedef struct {
+    int64_t copies, columns;
+} even_lines;
+
 /* Of all kernels here. */
 struct image_convolution {
     const float *x, *weights, *bias;
@@ -41,6 +47,7 @@ struct image_convolution {
     int64_t block;                             /* positions of an item */
     int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
     int64_t room;     /* elements of copies */
+    const even_lines *even; /* or NULL: what the positions of a line see is not equally far apart */
     int64_t twos;     /* panels of filters have those of two channels in turn */
     int64_t items;    /* of the product */
     float *pairs;     /* of bfloat16, that x is rounded to; or NULL */
