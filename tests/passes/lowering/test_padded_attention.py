@@ -148,15 +148,33 @@ def test_one_query_for_all_rows_weighs_those_of_the_mask():
 SECOND = """yw = MatMul (y, w) yh = Reshape (yw, heads) k2 = Transpose <perm = [0, 2, 3, 1]> (yh)
     v2 = Transpose <perm = [0, 2, 1, 3]> (yh) t0 = MatMul (v2, k2) u0 = MatMul (v2, places_t)
     u1 = GatherElements <axis = -1> (u0, index) t1 = Add (t0, u1)"""
+WEIGH_SECOND = "p2 = Softmax <axis = -1> (t) c2 = MatMul (p2, v2)"
 NO_BIAS, NOT_0 = "with no bias for those that a mask hides", "another number of a weight of 0"
 NOT_FINITE = "weighs rows that may not be finite"
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e-4])
+def test_rows_that_a_scaled_bias_does_not_hide_are_computed(factor):
+    scores = f"t3 = Add (t1, bias) t = Mul (t3, small) {WEIGH_SECOND}"
+    model = onnx.load_model_from_string(
+        related(RELATIVE, "s = Add (s9, bias)", WEIGH, f"{SECOND} {scores}", behind=LATER)
+    )
+    (small,) = [tensor for tensor in model.graph.initializer if tensor.name == "small"]
+    small.CopyFrom(onnx.numpy_helper.from_array(np.array(factor, np.float32), "small"))
+    data, feeds = model.SerializeToString(), feeds_of()
+    other = {**feeds, "ids": np.where(feeds["mask"] == 0, 1, feeds["ids"])}
+    wanted, others = reference(data, feeds), reference(data, other)
+    assert np.abs(wanted - others).max() > 1e-4  # rows that pad act on the result
+    session = ps.compile(data, cache=False)
+    for own, want in ((feeds, wanted), (other, others)):
+        (got,) = session.run(own).values()
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize(
     ("scores", "weighs", "why"),
     [
         ("t = Tanh (t1)", "", NO_BIAS),
-        ("t3 = Add (t1, bias) t = Mul (t3, small)", "", NO_BIAS),
         ("t3 = Add (t1, bias) t = Max (t3, small)", "", NO_BIAS),
         ("t3 = Add (t1, bias) t = Transpose <perm = [0, 1, 3, 2]> (t3)", "", NO_BIAS),
         ("t3 = Div (u1, t0) t = Add (t3, bias)", "", "divides by rows"),

@@ -235,8 +235,8 @@ def image_convolution(site: Site) -> NativeCall | None:
     images = chain.x, chain.addend, len(site.node.inputs)
     # No closure, whose cells Python's collector would walk for as long as plans live.
     copying = partial(build, site, chain, axes, copies=True)
-    # Sums of all channels are copied to a result in its own order while they are in the cache.
-    in_order = not is_depthwise and chain.addend is None
+    # Products are copied to a result in its own order while they are in the cache.
+    in_order = call.kernel.endswith("_convolution") and chain.addend is None
     call = replace(call, any_layout=in_order)
     return of_any_strides(site, call, images, copying, first=chain.first)
 
@@ -488,17 +488,14 @@ def _of_all_channels(
     together = columns.most_taps if is_run else 1
     addresses = taps // together
     constant = site.weights(chain.w) is not None and not isinstance(chain.bias, int)
-    rounds = site.rounds and constant and channels % 2 == 0
+    pairs = _pairs(site, channels, filters) if constant else ""
+    rounds = pairs == "rounded"
     k //= 1 + rounds
     if max(x.dims[1], together * channels) > _MOST_CHANNELS or addresses > _ADDRESSES:
         return None
-    # A vector has the products of 8 filters with two channels.
-    is_narrow = constant and site.library.level == "x86-64-v4" and filters <= GRAIN // 2
-    pairs = "rounded" if rounds else "in turn" if is_narrow and channels % 2 == 0 else ""
     packing = _packing(site, chain, axes, groups, pairs)
     most_rows = BLOCK * PANEL // min(every, PANEL)
     phases, positions = len(packing.phases), x.dims[0] * math.prod([a.positions for a in axes])
-
     joined = _joined(site, packing, columns, channels, filters) * (constant and not copies)
 
     def of_block(most: int, room: int, lines: np.ndarray | None = None) -> NativeCall:
@@ -528,6 +525,16 @@ def _of_all_channels(
         call = of_block(*_copied_positions(columns, together, k, most, has_copies))
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     return replace(call, words=(Tensor(chain.x, any_order=any_order), *call.words[1:]))
+
+
+def _pairs(site: Site, channels: int, filters: int) -> str:
+    """How the numbers of two channels of a group are packed together, as ``_Packing`` has it."""
+    if channels % 2:
+        return ""
+    if site.rounds:
+        return "rounded"
+    # A vector has the products of 8 filters with two channels.
+    return "in turn" if site.library.level == "x86-64-v4" and filters <= GRAIN // 2 else ""
 
 
 def _even_lines(
