@@ -4,8 +4,8 @@ import numpy as np
 
 from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.ir.graph import Node, Value
-from penstock.ops.internal.fused import fused, parts
-from penstock.ops.internal.rounded_operand import rounds_operand, without_rounding
+from penstock.ops.internal.fused import fused, parts, rounds_operand
+from penstock.ops.internal.rounded_operand import without_rounding
 from penstock.ops.registry import standard
 
 REAL = TensorType(FLOAT32, (4, 4))

@@ -29,8 +29,7 @@ from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import NO_PACKED_CONSTANTS, Kernel
 from penstock.ops.common.constant_cache import REORDERED, SavedCopies, copies_of
 from penstock.ops.common.dtypes import FLOAT64
-from penstock.ops.internal.fused import parts
-from penstock.ops.internal.rounded_operand import rounds_operand, without_rounding
+from penstock.ops.internal.fused import parts, rounds_operand
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
@@ -52,6 +51,12 @@ def _in_any_order(node: Node) -> bool:
     kernels take sums."""
     op = parts(node)[0].op
     return op.elementwise or op.moves or op.view or "Max" in op.name or "Min" in op.name
+
+
+def _without_rounding(node: Node) -> Node:
+    from penstock.ops.internal.rounded_operand import without_rounding  # which few models need
+
+    return without_rounding(node)
 
 
 class NativeBackend(SpecializingBackend):
@@ -84,10 +89,11 @@ class NativeBackend(SpecializingBackend):
         self.library, self._precision, self.reproducible = loaded, precision, reproducible
 
     def work(self, node: Node) -> Workload | None:
-        rounded = rounds_operand(node)
-        if rounded and not self._rounds_for_models:
-            return None
-        node = without_rounding(node) if rounded else node
+        rounded = "region" in node.attrs and rounds_operand(node)
+        if rounded:
+            if not self._rounds_for_models:
+                return None
+            node = _without_rounding(node)
         family = family_of(node)
         work = None if family is None else family.work(node)
         if work is None or work.family not in _ROUNDED or not (rounded or self._rounds(node)):
@@ -156,11 +162,12 @@ class NativeBackend(SpecializingBackend):
         return replace(kernel, function=given, packed=NO_PACKED_CONSTANTS)
 
     def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        rounded, exact = rounds_operand(node), self._precision == "strict"
+        rounded = "region" in node.attrs and rounds_operand(node)
+        exact = self._precision == "strict"
         if rounded:
             if not self._rounds_for_models:
                 return None
-            node = without_rounding(node)
+            node = _without_rounding(node)
         family = family_of(node)
         if family is None or family.static is None:
             return None

@@ -9,7 +9,6 @@ from functools import partial
 from penstock.backends.native import AnyShapeCall, ahead_of_cache, by_memory, family, rows_ns, str_
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError
 from penstock.backends.native.reduce import around
-from penstock.ops.common.code_curves import softmax_points
 from penstock.ops.common.dtypes import INT16
 from penstock.ops.common.fixed_point import softmax_multiplier
 from penstock.ops.common.shape_rules import normalize_axis
@@ -33,6 +32,8 @@ def softmax_call(site: Site) -> NativeCall | None:
 @family("tflite.IntegerSoftmax", work=partial(by_memory, additions=8))
 def softmax_of_codes(site: Site) -> NativeCall | None:
     """IntegerSoftmax of rows of int16."""
+    from penstock.ops.common.code_curves import softmax_points  # which other models do without
+
     x, attrs = site.input(0), site.node.attrs
     if x is None or not x.elements or not x.dims or x.dtype != INT16:
         return None

@@ -150,13 +150,13 @@ def activation_of_codes(c: OperatorConversion) -> None:
 def _is_curve_of_codes(c: OperatorConversion) -> bool:
     """Whether it is of codes of 16 bits with no zero points; those of the logistic function, of the
     tangent and of a softmax are fractions of 15 bits."""
-    if len(c.inputs) != 1 or not _is_of_codes(c, (INT16,)):
+    (x, *others), (y, *_) = c.quantizations, c.output_quantizations
+    if others or x is None or y is None:
         return False
-    (x, *_), (y, *_) = c.quantizations, c.output_quantizations
-    assert x is not None and y is not None
     if c.op in ("LOGISTIC", "SOFTMAX", "TANH") and y.scales[0] != 2**-15:
         return False
-    return x.zero_points[0] == y.zero_points[0] == 0
+    # Types last, which may have to be inferred.
+    return x.zero_points[0] == y.zero_points[0] == 0 and _is_of_codes(c, (INT16,))
 
 
 @operator_rule("EXP", "LOG", "LOGISTIC", "TANH", integers=_is_curve_of_codes)

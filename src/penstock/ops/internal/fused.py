@@ -13,6 +13,7 @@ from penstock.core.types import ANY, RunValue, Type
 from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.kernel import Kernel, returning
 from penstock.ir.op import Attrs, Consts, Op, Types
+from penstock.ops.registry import COMPUTING
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,14 @@ FUSED = Op("Fused", "penstock", 1, 1, _infer, _compile)
 def is_fused(node: Node) -> bool:
     """Whether ``node`` is a fused node."""
     return node.op is FUSED
+
+
+def rounds_operand(node: Node) -> bool:
+    """Whether a node with a ``region`` is a product or convolution whose input is rounded to
+    bfloat16 first (``rounded_operand``). Those who ask for each node of a graph look for that
+    attribute before, which few have."""
+    beginning = node.attrs["ops"].split(" ", 3)[:3] if node.op is FUSED else []
+    return beginning[:2] == ["Cast", "Cast"] and beginning[-1] in COMPUTING
 
 
 def operation_name(node: Node) -> str:

@@ -2,25 +2,14 @@
 
     x -> Cast(bfloat16) -> Cast(float32) -> Conv(, w) -> Relu        are the parts of one node
 
-Its parts define what it computes. A backend with a kernel that rounds the input itself looks at the
-node ``without_rounding``.
+``fused.rounds_operand`` tells it. Its parts define what it computes. A backend with a kernel that
+rounds the input itself looks at the node ``without_rounding``.
 """
 
 from __future__ import annotations
 
 from penstock.ir.graph import Node, Value
-from penstock.ops.internal.fused import fused, is_fused, parts
-from penstock.ops.registry import COMPUTING
-
-_CASTS = 2
-
-
-def rounds_operand(node: Node) -> bool:
-    """Whether a node is such a fused node."""
-    if not is_fused(node):
-        return False
-    names = [part.op.full_name for part in parts(node)[: _CASTS + 1]]
-    return names[:_CASTS] == ["Cast"] * _CASTS and not COMPUTING.isdisjoint(names[_CASTS:])
+from penstock.ops.internal.fused import fused, parts
 
 
 def without_rounding(node: Node) -> Node:

@@ -13,7 +13,7 @@ and whether that kernel is expected to be faster than the nodes one by one. Othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from penstock.analysis.quantized_weights import producer
@@ -22,8 +22,7 @@ from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
 from penstock.ops.internal.arrays import ZERO_NAN
-from penstock.ops.internal.fused import fused, fused_copies, parts
-from penstock.ops.internal.rounded_operand import rounds_operand
+from penstock.ops.internal.fused import fused, fused_copies, parts, rounds_operand
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
@@ -81,6 +80,7 @@ class _ChainSearch:
     # Whether there was no kernel for the first two nodes of the last chain: probably, there is none
     # for those of the next chain, which is the same chain without its first node.
     doubtful: bool = False
+    join: Callable[[Sequence[Node]], Node] = fused
 
     def run(self, heavy: bool) -> None:
         starts = list(filter(_is_heavy if heavy else _begins_light, self.nodes))
@@ -92,16 +92,19 @@ class _ChainSearch:
     def _begin(self, node: Node, heavy: bool) -> None:
         """Look for a chain that begins with ``node``."""
         pair: Node | None = None
+        # The parts of a node that rounds its operand become parts of the new one.
+        rounds = "region" in node.attrs and rounds_operand(node)
+        self.join = fused_copies if rounds else fused
         if self.doubtful:
             beginning = self._chain(node, 2)
-            pair = _joined(beginning) if len(beginning) > 1 else None
+            pair = self.join(beginning) if len(beginning) > 1 else None
             if pair is None or not self.policy.has_kernel(pair):
                 return
             self.doubtful = False
         chain = self._chain(node, _MOST_NODES)
         if len(chain) == 1:
             return
-        whole = _joined(chain)
+        whole = self.join(chain)
         if self.policy.is_faster(whole):
             scan = self._by_scan if heavy else partial(self._by_bisection, pair=pair)
             candidate, length = scan(chain, whole)
@@ -118,7 +121,7 @@ class _ChainSearch:
 
     def _is_free(self, node: Node) -> bool:
         return (
-            (node.op.domain in _DOMAINS or rounds_operand(node))
+            (node.op.domain in _DOMAINS or ("region" in node.attrs and rounds_operand(node)))
             and node not in self.replacements
             and node not in self.left
             and node not in self.awaited
@@ -157,7 +160,7 @@ class _ChainSearch:
         fused node of all. A beginning may have a kernel where shorter ones have none: an integer
         product must end in a Cast."""
         for length in range(len(chain), 1, -1):
-            candidate = whole if length == len(chain) else _joined(chain[:length])
+            candidate = whole if length == len(chain) else self.join(chain[:length])
             if self.policy.has_kernel(candidate):
                 return candidate, length
         return None, 0
@@ -188,11 +191,6 @@ class _ChainSearch:
         return best, low
 
 
-def _joined(chain: Sequence[Node]) -> Node:
-    """The fused node of a chain."""
-    return fused_copies(chain) if rounds_operand(chain[0]) else fused(chain)
-
-
 def _grows(value: Value | None, result: Value | None) -> bool:
     """Whether ``value`` is broadcast to more elements than it pays to compute it for, instead of in
     a step of its own."""
@@ -216,7 +214,7 @@ def _links(node: Node) -> bool:
 def _is_heavy(node: Node) -> bool:
     """Whether a chain may begin with a node that is most of its work. Where two chains compete for
     a node, one with such a beginning wins."""
-    return "heavy" in node.op.traits or rounds_operand(node)
+    return "heavy" in node.op.traits or ("region" in node.attrs and rounds_operand(node))
 
 
 def _begins_light(node: Node) -> bool:
