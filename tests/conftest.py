@@ -114,7 +114,7 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 TESTS = Path(__file__).parent
 LONG = 10
 """cases of a sweep of which a SHARE is drawn"""
-SHARE = 1 / 6
+SHARE = 1 / 8
 SWEPT = {
     *("algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"),
     "stepping",
