@@ -459,7 +459,7 @@ class Replicas:
             except BaseException:
                 self._end_turn(number, False, begin)
                 raise
-            # Not when it was read: nobody may ever read what a run with a deadline has left.
+            # When the run ends, not when its values are read: a caller may never read them.
             values.then(lambda error: self._end_turn(number, error is None, begin))
             with values:
                 yield values

@@ -114,9 +114,9 @@ def dense_call(site: Site) -> NativeCall | None:
     element_ns = max(part_ns(multiplied), part_ns(read))
     items = math.ceil(rows / block) * panels
     pairs = WORKSPACE if site.rounds else None
-    # Rounded weights do not give the matrix back.
-    # Sums are of another order than those of the same row among others.
+    # A single row has a loop of its own, whose order of sums is not that of several rows.
     alone = rows == 1 and not site.rounds and not site.ordered
+    # Rounded weights do not give the matrix back.
     held = {"keep": weights} if site.rounds else {"reordered": {layer.w: weights}}
     call = NativeCall(
         "dense",

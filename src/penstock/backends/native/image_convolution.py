@@ -514,7 +514,7 @@ def _of_all_channels(
         return replace(call, kernel="image_groups") if joined else call
 
     most = _ADDRESSES // addresses
-    if joined:  # which finds lines by themselves
+    if joined:  # its kernel finds the lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
     room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
     lines = None if rounds else _even_lines(columns, room, x.dims[1], copies)
@@ -540,9 +540,9 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
 def _even_lines(
     columns: SeenAxis, room: tuple[int, int, int] | None, channels: int, copies: bool
 ) -> tuple[int, int, int] | None:
-    """The positions of an item whose lines see what is equally far apart, in an image of so many
-    channels or in the ``room`` for copies of it, and the numbers of ``even_lines``; None if each
-    position has addresses of its own."""
+    """The positions of an item, and the numbers of ``even_lines``, if adjacent positions of a line
+    read elements at a constant distance, in an image of ``channels`` or in the ``room`` for copies
+    of it; None if each position needs an address of its own."""
     if columns.inside and columns.positions >= _LEAST_LINE and not copies:
         return BLOCK * PANEL, 0, 0
     return room if copies or channels <= _MOST_COPIED else None
