@@ -12,6 +12,7 @@ import penstock as ps
 from tests.session.test_artifact import image, net
 from tests.support.onnx_text import compile_text
 from tests.support.sweeps import drawn
+from tests.support.timing import SOON
 from tools.mutations import changed_artifact
 
 
@@ -47,7 +48,7 @@ def test_documents_that_lie_are_refused_or_harmless(path: Path, seed: int) -> No
     path.write_bytes(changed_artifact(path.read_bytes(), random.Random(seed)))
     try:
         opened = ps.open(path, limits=ps.Limits(max_bytes=1 << 26), strict=True)
-        opened.run(image(), timeout=10)
-        opened.run(image(), ["c"], timeout=10)
+        opened.run(image(), timeout=SOON)
+        opened.run(image(), ["c"], timeout=SOON)
     except ps.PenstockError as error:
         assert not isinstance(error, ps.InternalError), error

@@ -15,6 +15,7 @@ from penstock.compiler.subgraph import Extract, Subgraph
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import InvalidInput
 from tests.support.onnx_text import graph_from_text
+from tests.support.timing import SOON
 
 #   x -- a -+- b -- y
 #           +- c -- z
@@ -177,13 +178,13 @@ def test_concurrent_requests_for_one_subgraph_get_the_same_one(tree):
     subgraphs = []
 
     def ask() -> None:
-        start.wait(30)
+        start.wait(SOON)
         subgraphs.append(tree.resolve({"x": X}, ["c"], None)[0].subgraph)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert len(subgraphs) == 8
     assert len(set(map(id, subgraphs))) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from penstock.core.records import cached_property
+from tests.support.timing import SOON
 
 
 class Square:
@@ -16,7 +17,7 @@ class Square:
         """The area."""
         self.calls += 1
         if self.meet is not None:
-            self.meet.wait(20)
+            self.meet.wait(SOON)
         return self.x * self.x
 
 
@@ -38,7 +39,7 @@ def test_threads_compute_those_of_several_objects_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert [square.__dict__.get("area") for square in squares] == [4, 9]
 
 
@@ -48,7 +49,7 @@ def test_threads_that_compute_the_same_get_one_object():
 
         @cached_property
         def part(self) -> object:
-            self.meet.wait(20)
+            self.meet.wait(SOON)
             return object()
 
     made, got = Made(), []
@@ -56,6 +57,6 @@ def test_threads_that_compute_the_same_get_one_object():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert len(got) == 2
     assert got[0] is got[1] is made.part

@@ -38,7 +38,7 @@ class OnDevices(ExecutorConformance):
         session = self.compile(model_from_text(text))
         feeds = {"x": np.ones(3, np.float32), "i": np.array([3])}
         with pytest.raises(ps.RunError, match=r"Gather.*index 3 is out of bounds"):
-            session.submit(feeds).result(30)
+            session.submit(feeds).result(SOON)
 
 
 class TestStreamsOnDevices(OnDevices):

@@ -17,6 +17,7 @@ from penstock.host import fork, gc_pause, threads
 from penstock.ops.common import constant_cache
 from penstock.session import plan_cache
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
 
 MODEL = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
 X = np.ones(2, np.float32)
@@ -39,7 +40,7 @@ def test_submit_is_refused_while_its_thread_holds_a_lock_that_workers_need(name)
         with pytest.raises(ps.PenstockError, match="while this thread hands work or memory"):
             session.submit({"x": X})
         np.testing.assert_array_equal(session.run({"x": X})["y"], -X)  # which needs no worker
-    np.testing.assert_array_equal(session.submit({"x": X}).result(timeout=30)["y"], -X)
+    np.testing.assert_array_equal(session.submit({"x": X}).result(timeout=SOON)["y"], -X)
 
 
 def test_locks_of_pools_are_shared():
@@ -56,14 +57,14 @@ def held_by_another_thread(lock):
     def hold():
         with lock:
             held.set()
-            end.wait(30)
+            end.wait(SOON)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(SOON)
     yield
     end.set()
-    thread.join(30)
+    thread.join(SOON)
 
 
 def test_lock_of_another_thread_refuses_nothing():
@@ -92,7 +93,7 @@ def test_no_lock_is_lost_that_threads_make_at_a_time():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     known = {id(each()) for each in fork._LOCKS}
     assert all(id(lock) in known for own in made for lock in own)
 

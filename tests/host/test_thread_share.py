@@ -18,6 +18,7 @@ from penstock.host.thread_share import ThreadShare
 from penstock.ir.kernel import Binder, Kernel
 from tests.support.onnx_text import compile_text
 from tests.support.processes import in_child
+from tests.support.timing import SOON
 
 
 class Counting(NumpyBackend):
@@ -138,7 +139,7 @@ def test_threads_of_numpys_products_are_set_per_thread():
         backend.set_threads(2)
         other = threading.Thread(target=use)
         other.start()
-        other.join(30)
+        other.join(SOON)
         use()
         assert seen == [1, 2, 1, 2]
     finally:
@@ -180,7 +181,7 @@ def test_thread_share_entered_by_many_threads_restores_threads():
     wrong: list[int] = []
 
     def use(streams: int) -> None:
-        begin.wait(30)
+        begin.wait(SOON)
         for _ in range(300):
             with ThreadShare([backend], streams):
                 if backend.threads > 4 // streams:
@@ -190,7 +191,7 @@ def test_thread_share_entered_by_many_threads_restores_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert not wrong
     assert backend.threads == 4
 
@@ -412,13 +413,13 @@ def test_runs_at_once_are_bound_for_fewer_threads():
     session(EYE)
     assert backend.seen == [(2, 2)]
     inside, both = threading.Event(), threading.Barrier(2)
-    backend.meet = lambda: (inside.set(), both.wait(30))
+    backend.meet = lambda: (inside.set(), both.wait(SOON))
     threads = [threading.Thread(target=session, args=(EYE,)) for _ in range(2)]
     for thread in threads:
         thread.start()
-        assert inside.wait(30)
+        assert inside.wait(SOON)
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert sorted(backend.seen[1:]) == [(1, 1), (2, 2)]  # the first did not know of the second
     assert set().union(*session.inspect.executor._arenas.free) == {1, 2}
 

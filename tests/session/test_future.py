@@ -17,6 +17,7 @@ from penstock.host.threads import Workers
 from penstock.observers.base import Observer
 from penstock.session.future import RunFuture
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
 
 MODEL = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
 ROUNDS = 40  # more than a wait has lines
@@ -75,7 +76,7 @@ def test_wait_may_be_interrupted_anywhere_by_a_wait_for_another_run(wait, submit
 
         def interrupt(observer=observer, answers=answers):
             observer.told.set()
-            answers.append(session.submit({"x": X}).result(timeout=20)["y"])
+            answers.append(session.submit({"x": X}).result(timeout=SOON)["y"])
 
         count, _ = interrupted_at(line, interrupt, getattr(future, wait))
         np.testing.assert_array_equal(future.result()["y"], -X)
@@ -128,11 +129,11 @@ def test_future_with_an_error_is_freed_without_the_collector():
 def test_end_of_a_future_wakes_all_who_wait():
     future: RunFuture[int] = RunFuture()
     got: list[int] = []
-    threads = [threading.Thread(target=lambda: got.append(future.result(30))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: got.append(future.result(SOON))) for _ in range(4)]
     for thread in threads:
         thread.start()
     future.set_result(7)
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     assert got == [7] * 4
-    assert future in wait([future], timeout=30).done
+    assert future in wait([future], timeout=SOON).done

@@ -35,6 +35,7 @@ from tests.support import tflite_networks
 from tests.support.modules import ModuleWith
 from tests.support.onnx_text import compile_text
 from tests.support.quantizable import convolutional, feed_forward, images, rows
+from tests.support.timing import wait_until
 
 RUNS = 16
 BOUND = 0.02
@@ -339,13 +340,11 @@ def test_cancelling_keeps_the_model(endless: list[subprocess.Popen[str]]) -> Non
 def test_forked_child_leaves_the_search_to_its_parent(endless: list[subprocess.Popen[str]]) -> None:
     with compiled(convolutional()) as session:
         quantization = recorded(session)
-        while not endless:
-            quantization.wait(0.001)
-        process = quantization._process
+        wait_until(lambda: quantization._process is not None)
         quantization.forked()  # as in a child
         assert quantization.state == "kept" and "forked" in str(quantization.reason)
         quantization.cancel()
-        assert process is not None and endless[0].poll() is None
+        assert endless[0].poll() is None
 
 
 def test_only_ports_are_fed_and_fetched(finds: object) -> None:

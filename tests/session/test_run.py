@@ -360,7 +360,7 @@ def test_a_job_that_is_stopped_in_the_queue_ends_at_once_and_does_nothing_later(
     if how == "token":
         token.cancel()
     with pytest.raises(ps.Cancelled if how == "token" else ps.DeadlineExceeded):
-        task.future.result(30)
+        task.future.result(SOON)
     task()
     assert not executor.controls
     assert seen.told == []
@@ -414,7 +414,7 @@ def test_a_job_is_over_when_the_executor_says_so_on_any_thread():
     (done,) = later
     thread = threading.Thread(target=done, args=((7,), None))
     thread.start()
-    assert task.future.result(30) == {"y": 7}
+    assert task.future.result(SOON) == {"y": 7}
     thread.join()
     assert seen.told == ["begin", None]
 
@@ -428,7 +428,7 @@ def test_job_is_ended_once_by_the_first_of_several_threads(seed):
         begin = threading.Barrier(4)
 
         def at_once(act: Callable[[], object], begin: threading.Barrier = begin) -> None:
-            begin.wait(30)
+            begin.wait(SOON)
             act()
 
         acts = [token.cancel, task.future.cancel, task, task]
@@ -437,7 +437,7 @@ def test_job_is_ended_once_by_the_first_of_several_threads(seed):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(SOON)
         assert task.future.done()
         assert task.future.count == (0 if task.future.cancelled() else 1)
         assert len(executor.controls) <= 1

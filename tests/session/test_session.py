@@ -116,7 +116,7 @@ def test_fetches_in_another_order_share_a_plan(session):
         assert list(outputs) == list(dict.fromkeys(fetches))
         np.testing.assert_array_equal(outputs["product"], X * SCALE)
         assert outputs["z"].shape == X.shape
-        later = session.submit(feeds, fetches, ["y"]).result(30)
+        later = session.submit(feeds, fetches, ["y"]).result(SOON)
         assert list(later) == list(outputs)
     assert len(session._subgraphs) == 1
     assert session.memory.count == 1
@@ -441,11 +441,11 @@ def test_child_forked_during_a_compilation_can_compile(proto):
     def hold() -> None:
         with plan_cache._LOCK, session._subgraphs.main.lock:
             held.set()
-            end.wait(30)
+            end.wait(SOON)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert held.wait(30)
+    assert held.wait(SOON)
     child = os.fork()
     if not child:
         good = False
@@ -454,7 +454,7 @@ def test_child_forked_during_a_compilation_can_compile(proto):
         finally:
             os._exit(0 if good else 1)
     end.set()
-    thread.join(30)
+    thread.join(SOON)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     session(np.ones((5, 3), np.float32), SCALE)
 

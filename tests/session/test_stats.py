@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from tests.support.logs import logged
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 
 TEXT = "g (float[N] x) => (float[N] y) { a = Exp(x) y = Neg(a) }"
 
@@ -37,7 +38,7 @@ def test_stats_count_each_run_that_finds_a_plan_once():
     session.run(x(1), timeout=60)
     session.run(x(1), observers=[ps.Profile()])
     session.run(x(1), out={"y": np.empty(1, np.float32)})
-    session.submit(x(1)).result(30)
+    session.submit(x(1)).result(SOON)
     session.run(x(1), ["y"])
     assert session.stats.plans_found == 6
     session.profile(x(1), runs=2)  # has runs of its own, and plans are compiled anew
@@ -65,9 +66,9 @@ def test_stats_count_runs_of_all_kinds():
     session(np.ones(1, np.float32))
     session.run(x(1), ["a"])
     session.run(x(1), timeout=60)
-    session.submit(x(1)).result(30)
+    session.submit(x(1)).result(SOON)
     asyncio.run(session.arun(x(1)))
-    ps.Stream().run(session, x(1)).result(30)
+    ps.Stream().run(session, x(1)).result(SOON)
     with pytest.raises(ps.InvalidInput):
         session.run({"nothing": 1})
     assert session.stats.runs == 8
@@ -99,14 +100,14 @@ def test_stats_count_submitted_runs_that_have_not_ended():
     class Waiting(ps.Observer):
         def run_begin(self, run):
             began.set()
-            assert go_on.wait(30)
+            assert go_on.wait(SOON)
 
     began, go_on = threading.Event(), threading.Event()
     session = compile_text(TEXT, backends=["numpy"], max_pending=4)
     future = session.submit(x(1), observers=[Waiting()])
-    assert began.wait(30)
+    assert began.wait(SOON)
     assert session.stats.pending == 1
     go_on.set()
-    future.result(30)
-    session.submit(x(1)).result(30)
+    future.result(SOON)
+    session.submit(x(1)).result(SOON)
     assert session.stats.pending == 0

@@ -49,7 +49,7 @@ def test_stream_runs_in_order(double, gate):
         future.add_done_callback(lambda _, n=n: seen.append(n))
     assert not stream.query() and not futures[0].done()
     gate.set()
-    assert stream.wait(20)
+    assert stream.wait(SOON)
     assert stream.query()
     assert seen == [1, 2, 3]
     assert [future.result()["y"].tolist() for future in futures] == [[2] * n for n in (1, 2, 3)]
@@ -69,10 +69,10 @@ def test_stream_run_returns_before_its_turn(double, gate):
 def test_two_streams_run_at_the_same_time():
     one, other = ps.Stream(), ps.Stream()
     meet = threading.Barrier(2)
-    futures = [stream.call(lambda: meet.wait(20)) for stream in (one, other)]
+    futures = [stream.call(lambda: meet.wait(SOON)) for stream in (one, other)]
     if pool().size < 2:
         pytest.skip("needs two threads")
-    assert sorted(future.result(30) for future in futures) == [0, 1]
+    assert sorted(future.result(SOON) for future in futures) == [0, 1]
 
 
 def test_a_stream_waits_for_a_signal_of_another(double, gate):
@@ -84,7 +84,7 @@ def test_a_stream_waits_for_a_signal_of_another(double, gate):
     one.call(lambda: None)
     assert not other.query()
     gate.set()
-    assert other.wait(20)
+    assert other.wait(SOON)
     assert seen == ["one", "other"]
 
 
@@ -104,7 +104,7 @@ def test_streams_that_wait_hold_no_thread(gate):
     assert threading.active_count() <= max(before, pool().size + before)
     assert len(done) == 0
     gate.set()
-    assert all(stream.wait(20) for stream in waiting)
+    assert all(stream.wait(SOON) for stream in waiting)
     assert len(done) == 50
 
 
@@ -118,14 +118,14 @@ def test_wait_sees_the_signal_as_it_was_when_it_began(gate):
     # A later emission does not concern a wait that has begun.
     one, other, signal = ps.Stream(), ps.Stream(), ps.Signal()
     one.signal(signal)
-    assert signal.wait(20)
+    assert signal.wait(SOON)
     other.wait_for(signal)
     one.call(gate.wait)
     one.signal(signal)
     assert other.call(lambda: 1).result(SOON) == 1
     assert not signal.query()
     gate.set()
-    assert signal.wait(20) and signal.query()
+    assert signal.wait(SOON) and signal.query()
 
 
 def test_stream_wait_ends_at_its_timeout(gate):
@@ -210,7 +210,7 @@ def test_two_streams_run_one_session_at_once():
         (n, stream.run(session, {"n": np.int64(n), "x": x})) for n in range(8) for stream in streams
     ]
     for n, future in runs:
-        np.testing.assert_array_equal(future.result(30)["y"], expected[n])
+        np.testing.assert_array_equal(future.result(SOON)["y"], expected[n])
 
 
 def test_stream_runs_larger_shapes_after_smaller_ones(double, gate):
@@ -219,7 +219,7 @@ def test_stream_runs_larger_shapes_after_smaller_ones(double, gate):
     stream.call(gate.wait)
     futures = [stream.run(double, ones(n)) for n in (10, 100_000, 5, 1_000_000, 10)]
     gate.set()
-    sizes = [future.result(30)["y"].sum() for future in futures]
+    sizes = [future.result(SOON)["y"].sum() for future in futures]
     assert sizes == [20, 200_000, 10, 2_000_000, 20]
 
 
@@ -245,7 +245,7 @@ def test_stream_run_is_on_the_pool_of_its_session(double):
     stream = ps.Stream()
     for session in (own, double, own):
         stream.run(session, ones(), observers=[Threads()])
-    assert stream.wait(20)
+    assert stream.wait(SOON)
     assert [name.rsplit("-", 1)[0] for name in names] == [
         "penstock-own",
         "penstock-host",
@@ -270,6 +270,6 @@ def test_runs_of_a_stream_on_a_closed_pool_fail_and_the_next_run_goes_on(double,
         with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
             future.result(SOON)
     assert after.result(SOON)["y"].tolist() == [2, 2]
-    assert stream.wait(20)
+    assert stream.wait(SOON)
     with pytest.raises(ps.RunError, match="the pool 'closed' is closed"):
         stream.run(closed, ones(2)).result(SOON)

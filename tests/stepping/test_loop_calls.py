@@ -6,8 +6,7 @@ import asyncio
 import threading
 
 from penstock.stepping.loop_calls import LoopCalls
-
-SOON = 30
+from tests.support.timing import SOON
 
 
 def on_thread(job):

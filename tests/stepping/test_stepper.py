@@ -21,6 +21,7 @@ from tests.support.decoders import (
     reference_logits,
     stepper_of,
 )
+from tests.support.timing import SOON
 
 RNG = np.random.default_rng(1)
 PLACES = 400
@@ -259,7 +260,7 @@ def test_stepper_that_nobody_has_is_freed_with_its_thread() -> None:
     thread, gone = stepper._thread, ref(stepper)
     assert isinstance(thread, threading.Thread)
     del stepper
-    thread.join(20)
+    thread.join(SOON)
     gc.collect()
     assert not thread.is_alive()
     assert gone() is None

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.ir.kernel import DeviceWork, Kernel
 from tests.support.far_backend import Far, FarBackend
-from tests.support.timing import slow
+from tests.support.timing import SOON, slow
 
 MOST_JOBS = 500
 
@@ -42,7 +42,7 @@ class Moment:
         return self.passed.is_set()
 
     def synchronize(self) -> None:
-        assert self.passed.wait(30)
+        assert self.passed.wait(SOON)
 
 
 class Lane:

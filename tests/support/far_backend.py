@@ -20,6 +20,7 @@ from penstock.core.types import TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel, array_of
 from penstock.tuning.measure import Cost
+from tests.support.timing import SOON
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class FarBackend:
 class MeetingBackend(FarBackend):
     """A far backend whose kernels wait until another one runs, on whichever of these backends."""
 
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=SOON)
 
     def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
         kernel = super().kernel(node, types)

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from tests.support.tf_graphs import Flow
+from tests.support.timing import SOON
 
 EXECUTORS = ("frames", "auto")
 
@@ -23,10 +24,10 @@ def ran(
     for executor in EXECUTORS:
         session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
         options = {"trace": trace} if executor == "frames" else {}
-        outputs = session.run(feeds, fetches, targets, timeout=20, **options)
+        outputs = session.run(feeds, fetches, targets, timeout=SOON, **options)
         answers[executor] = [outputs[name].tolist() for name in fetches]
     session = ps.compile(g.bytes(), executor="frames")
-    outputs = session.run(feeds, fetches, targets, timeout=20)
+    outputs = session.run(feeds, fetches, targets, timeout=SOON)
     answers["segments"] = [outputs[name].tolist() for name in fetches]
     assert answers["auto"] == answers["segments"] == answers["frames"]
     return answers["frames"], trace.counts
@@ -44,7 +45,7 @@ def refused(
     for executor in EXECUTORS:
         with pytest.raises(error, match=match):
             session = ps.compile(g.bytes(), executor=executor, backends=["numpy"])
-            session.run(feeds, fetches, targets, timeout=20)
+            session.run(feeds, fetches, targets, timeout=SOON)
 
 
 def inputs(**dtypes: str) -> Flow:

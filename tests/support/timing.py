@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 # Seconds after which a wait is given up: only a failing test comes to that.
-SOON = 30
+SOON = 120
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tests.support.timing import slow
+from tests.support.timing import SOON, slow
 
 aten = torch.ops.aten
 _OF_HOST = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
@@ -44,7 +44,7 @@ class LateEvent:
         return self.passed.is_set()
 
     def synchronize(self) -> None:
-        assert self.passed.wait(30)
+        assert self.passed.wait(SOON)
 
 
 class HostStream:
@@ -85,7 +85,7 @@ class LateStream:
     def wait_event(self, event: LateEvent) -> None:
         self.runtime.counts["wait"] += 1
         passed = event.passed
-        self.put(lambda: passed.wait(30))
+        self.put(lambda: passed.wait(SOON))
 
     def query(self) -> bool:
         return self.put_there == self.done[0]
@@ -94,7 +94,7 @@ class LateStream:
         self.runtime.counts["synchronize"] += 1
         passed = threading.Event()
         self.put(passed.set)
-        assert passed.wait(30)
+        assert passed.wait(SOON)
         if self.errors:
             raise self.errors.pop()
 

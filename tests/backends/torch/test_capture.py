@@ -8,6 +8,7 @@ import pytest
 import penstock as ps
 from tests.support.logs import logged
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 from tests.support.torch_kernels import needs_torch
 
 pytestmark = needs_torch
@@ -111,7 +112,7 @@ def test_runs_at_the_same_time_have_graphs_of_their_own():
     results = [session.submit({"x": X * i}) for i in range(24)]
     for i, result in enumerate(results):
         for name, want in expected(TEXT, {"x": X * i}).items():
-            np.testing.assert_allclose(result.result(30)[name], want, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(result.result(SOON)[name], want, rtol=1e-4, atol=1e-6)
 
 
 def test_error_in_a_captured_step_names_it():

@@ -115,7 +115,7 @@ def test_run_that_is_cancelled_while_the_gpu_works_ends_and_the_next_one_runs():
     np.testing.assert_allclose(session(x), np.exp(np.sin(x)), rtol=1e-6)
     gate, token = threading.Event(), ps.CancelToken()
     for stream in list(backend.device.runtime.streams):
-        stream.put(lambda: gate.wait(20))
+        stream.put(lambda: gate.wait(SOON))
     run = session.submit({"x": x}, cancel=token)
     token.cancel()
     with pytest.raises(ps.Cancelled):

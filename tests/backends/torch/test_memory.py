@@ -11,6 +11,7 @@ import pytest
 import penstock as ps
 from penstock.plan.plan import SlotKind
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 from tests.support.torch_kernels import inference_modes, needs_torch
 
 pytestmark = needs_torch
@@ -101,7 +102,7 @@ def test_runs_at_the_same_time_have_arenas_of_their_own():
     results = [session.submit({"x": x}) for x in inputs]
     for x, result in zip(inputs, results, strict=True):
         a = np.sin(x).T
-        np.testing.assert_allclose(result.result(30)["y"], np.cos(a - np.exp(a)), rtol=1e-4)
+        np.testing.assert_allclose(result.result(SOON)["y"], np.cos(a - np.exp(a)), rtol=1e-4)
 
 
 def test_runs_are_in_inference_mode_and_leave_the_callers_as_it_was():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.timing import SOON
 from tests.support.torch_kernels import needs_torch
 from tests.support.torch_official import check, floats, official_tests
 
@@ -81,12 +82,12 @@ def test_flag_is_put_back_where_calls_of_two_threads_would_overlap():
     def function(end: threading.Event) -> None:
         assert flags.on
         begun.release()
-        assert end.wait(30)
+        assert end.wait(SOON)
 
     call = with_flag(on_gpu(True), function, flags, "on", True)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(call, ends[0])
-        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=SOON)
         second = pool.submit(call, ends[1])
         begun.acquire(timeout=0.2)  # the second has begun, unless it waits for the first
         ends[0].set()

@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.tuning.measure import Cost
 from tests.support.onnx_text import compile_text
+from tests.support.timing import SOON
 from tests.support.torch_kernels import needs_torch
 
 pytestmark = needs_torch
@@ -212,11 +213,11 @@ def test_submitted_runs_take_and_return_tensors():
     session.run_async(
         lambda *result: (came.append(result), done.set()), {"x": tensor()}, returns="torch"
     )
-    assert done.wait(30)
+    assert done.wait(SOON)
     results = [
-        session.submit({"x": tensor()}, returns="torch").result(30),
+        session.submit({"x": tensor()}, returns="torch").result(SOON),
         asyncio.run(session.arun({"x": tensor()}, returns="torch")),
-        ps.Stream().run(session, {"x": tensor()}, returns="torch").result(30),
+        ps.Stream().run(session, {"x": tensor()}, returns="torch").result(SOON),
         came[0][0],
     ]
     for result in results:

@@ -12,6 +12,7 @@ import numpy as np
 import penstock.compat.onnxruntime as ort
 from tests.compat.test_onnxruntime import BOTH, TEXT, I, X, model
 from tests.support.onnx_text import model_from_text
+from tests.support.timing import SOON
 
 
 def described(ports: list) -> list[tuple]:
@@ -58,7 +59,7 @@ def test_run_async_calls_back_with_outputs_or_an_error(runtime):
         ended.set()
 
     session.run_async(["j"], {"x": X, "i": I}, done, "data")
-    assert ended.wait(30)
+    assert ended.wait(SOON)
     ((results, data, error),) = found
     np.testing.assert_array_equal(results[0], 2 * I)
     assert (data, error) == ("data", "")
@@ -70,7 +71,7 @@ def test_run_async_that_fails_calls_back_with_the_text():
     session = ort.InferenceSession(model(text))
     feeds = {"x": X[0], "i": np.array([5])}
     session.run_async(None, feeds, lambda *told: (found.append(told), ended.set()), None)
-    assert ended.wait(30)
+    assert ended.wait(SOON)
     assert found[0][0] == [] and "Gather" in found[0][2]
 
 

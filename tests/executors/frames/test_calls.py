@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.executors.frames import run, scheduler
 from tests.support.tf_graphs import Flow, Func, Shape, Type
+from tests.support.timing import SOON
 
 INT32 = Type("int32")
 KINDS: dict[str, Any] = {"Tin": [INT32], "Tout": [INT32]}
@@ -61,7 +62,7 @@ class Functions(Flow):
 
     def value(self, n: int, executor: str = "frames", **limits: Any) -> int:
         session = self.session(executor, **limits)
-        return int(session.run({"n": n}, ["call"], timeout=30)["call"])
+        return int(session.run({"n": n}, ["call"], timeout=SOON)["call"])
 
 
 def triangle() -> Functions:
@@ -315,7 +316,7 @@ def test_endless_recursion_without_outputs_meets_the_limit() -> None:
     g.node("StatefulPartitionedCall", name="call", f=Func("F"), Tin=[], Tout=[])
     session = ps.compile(g.bytes(), limits=ps.Limits(max_calls=500), backends=["numpy"])
     with pytest.raises(ps.LimitExceeded, match="'F'"):
-        session.run({}, [], ["call"], timeout=20)
+        session.run({}, [], ["call"], timeout=SOON)
 
 
 def test_endless_recursion_obeys_deadline_and_cancellation() -> None:
@@ -367,7 +368,7 @@ def test_concurrent_runs_have_calls_of_their_own() -> None:
     session = fibonacci().session()
     futures = [session.submit({"n": n % 12}, ["call"]) for n in range(60)]
     known = [0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89]
-    assert [int(future.result(30)["call"]) for future in futures] == known * 5
+    assert [int(future.result(SOON)["call"]) for future in futures] == known * 5
 
 
 def test_sessions_do_not_share_variables_of_a_function() -> None:

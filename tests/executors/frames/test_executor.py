@@ -19,7 +19,7 @@ from tests.support.onnx_text import compile_text, model_from_text
 from tests.support.sweeps import drawn
 from tests.support.tf_cases import Case, cases, check, feeds, follow
 from tests.support.tf_graphs import Flow
-from tests.support.timing import slow, wait_until
+from tests.support.timing import SOON, slow, wait_until
 
 
 class TestFrames(ExecutorConformance):
@@ -102,7 +102,7 @@ def test_concurrent_runs_have_frames_of_their_own():
     runs = [run for run in case.runs if "error" not in run["expect"]] * 10
     futures = [(r, session.submit(feeds(r), r["fetches"], r["targets"])) for r in runs]
     for run, future in futures:
-        check(case, run, future.result(30))
+        check(case, run, future.result(SOON))
 
 
 def test_other_executors_refuse_frames_and_name_those_that_run_them():
@@ -136,7 +136,7 @@ def test_ended_run_leaves_no_objects_behind():
     try:
         for _ in range(3):
             session.run({"n": np.int32(5)}, ["while/Exit"])
-            session.submit({"n": np.int32(5)}, ["while/Exit"]).result(30)
+            session.submit({"n": np.int32(5)}, ["while/Exit"]).result(SOON)
         wait_until(lambda: not any(issubclass(type(x), FramesRun) for x in gc.get_objects()))
     finally:
         gc.enable()

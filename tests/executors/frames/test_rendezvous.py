@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.errors import Aborted
 from penstock.executors.frames.rendezvous import Rendezvous, edge_key
+from tests.support.timing import SOON
 
 
 class Taken:
@@ -111,7 +112,7 @@ def test_values_of_many_threads_are_taken_once_in_order():
                 found = rendezvous.recv((sender, taker), keep)
                 if found is not None:
                     keep(*found, None)
-                assert came.wait(10)
+                assert came.wait(SOON)
 
     threads = [threading.Thread(target=f, args=(i,)) for f in (send, take) for i in range(4)]
     for thread in threads:

@@ -17,6 +17,7 @@ from penstock.executors.frames.rendezvous import Rendezvous
 from tests.support.frame_runs import inputs, loop_counts, ran, refused
 from tests.support.sweeps import scaled
 from tests.support.tf_graphs import Type
+from tests.support.timing import SOON
 
 
 def test_merge_with_a_dead_control_input_stays_live() -> None:
@@ -358,7 +359,7 @@ def test_dead_recv_still_consumes_its_key(monkeypatch: pytest.MonkeyPatch) -> No
         node.device = "/device:CPU:1" if node.name == "there" else "/device:CPU:0"
     session = ps.compile(g.bytes(), "frames", backends=["numpy"], devices=2)
     trace = ps.Trace()
-    outputs = session.run({"zero": 0, "n": 6}, ["while/y/exit"], timeout=20, trace=trace)
+    outputs = session.run({"zero": 0, "n": 6}, ["while/y/exit"], timeout=SOON, trace=trace)
     assert outputs["while/y/exit"] == 5
     assert trace.counts["there"] == 3
     # What the predicate does not let in is dead in the last turn, too.
