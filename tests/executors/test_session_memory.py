@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.errors import OptionError
+from penstock.executors.control import Control
 from tests.support.bounded import WIDE, held, least, rows, session_of
 from tests.support.timing import SOON
 
@@ -116,3 +117,19 @@ def test_waiting_runs_of_many_threads_leave_nothing_behind():
     assert not failures
     memory = session._plans.memory
     assert not memory.waiting and not memory.results
+
+
+def test_run_of_a_dropped_plan_leaves_less_for_plans():
+    """Its arena is the session's to the end of the run, though its plan is no longer kept."""
+    session = session_of(WIDE, memory=held(session_of(WIDE, shapes={"x": (9, 1024)})) + 400_000)
+    session.run({"x": rows(9)})
+    (executor,) = session._plans.executors()
+    arena = executor._arenas.take(Control())
+    subgraph = session._plans.subgraph_of(executor)
+    session._plans.forget(subgraph, next(iter(session._plans.of(subgraph))))
+    memory = session._plans.memory
+    for count in range(1, 30):
+        session.run({"x": rows(1 + count % 2)})
+        session.run({"x": rows(count % 9)})
+        assert memory.held + memory.taken <= memory.limit
+    executor._arenas.give(arena)

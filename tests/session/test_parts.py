@@ -111,7 +111,9 @@ def test_runs_beside_one_in_parts_leave_its_results_their_memory(executor, monke
         thread.join(SOON)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
-    assert 0 < most[0] <= session._plans.memory.limit
+    # A plan may be compiled between the moment when another one is found and that when it runs.
+    late = max(executor.plan_bytes for executor in session._plans.executors())
+    assert 0 < most[0] <= session._plans.memory.limit + late
     assert session._plans.memory.results == 0
 
 

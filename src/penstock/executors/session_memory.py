@@ -102,8 +102,12 @@ class SessionMemory:
     @property
     def unused(self) -> int:
         """Bytes that no arena has taken."""
-        taken = sum([pool.count * pool.needs for pool in self._alive()])
-        return max(self.left - taken, 0)
+        return max(self.left - self.taken, 0)
+
+    @property
+    def taken(self) -> int:
+        """Bytes that arenas have taken, those of runs of plans that were dropped meanwhile too."""
+        return sum([pool.count * pool.needs for pool in self._alive()])
 
     def check(self, needed: int) -> None:
         """Raise ``LimitExceeded`` if a run that needs ``needed`` bytes could never begin. In a run

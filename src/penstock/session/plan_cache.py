@@ -275,33 +275,37 @@ class PlanCache:
         """Give up arenas and then plans, those not used for longest first, down to the limit."""
         if self.unbounded:
             return
-        most = self._max_bytes
+        most, memory, weights = self._max_bytes, self.memory, 0
         by_use = self._by_use()
-        held = sum([_nbytes(kept.executor) for kept in by_use])
-        # The run that comes allocates its arenas again.
-        if not last.arena_bytes:
-            held += last.run_bytes
-        weights, memory = 0, self.memory
-        if memory is not None:
-            held += max(getattr(last, "needs_bytes", 0) - last.run_bytes, 0)
+        plans = sum([kept.executor.plan_bytes for kept in by_use])
+        if memory is None:
+            # The run that comes allocates its arenas again.
+            held = plans + sum([kept.executor.arena_bytes for kept in by_use])
+            held += 0 if last.arena_bytes else last.run_bytes
+        else:
+            # Runs of plans that were dropped hold their arenas to the end.
+            held = plans + memory.taken
+            held += 0 if last.arena_bytes else getattr(last, "needs_bytes", last.run_bytes)
             weights = self._weights(last)
             left = memory.limit - weights - memory.results
             most = left if most is None else min(most, left)
-        elif most is None:  # to count constants takes longer than a small run
+        if most is None:  # to count constants takes longer than a small run
             most = _LEAST_BYTES
             most = most if held <= most else max(most, last.table.constant_bytes)
         for executor in [kept.executor for kept in by_use]:
             if held > most and executor is not last:
-                before = executor.arena_bytes
+                before = executor.arena_bytes if memory is None else memory.taken
                 # Arenas first: a plan takes longer to compile than an arena to allocate.
                 executor.trim()
-                held -= before - executor.arena_bytes
-                self._dropped += before - executor.arena_bytes
+                freed = before - (executor.arena_bytes if memory is None else memory.taken)
+                self._dropped += freed
+                held -= freed
         for kept in by_use[:-1]:
             if held <= most:
                 break
             self._kept.pop(kept.place, None)
-            subgraph, freed = kept.place[0], _nbytes(kept.executor)
+            subgraph, freed = kept.place[0], kept.executor.plan_bytes
+            freed += kept.executor.arena_bytes if memory is None else 0
             held -= freed
             self._dropped += freed
             self.evicted += 1
@@ -311,11 +315,6 @@ class PlanCache:
                 subgraph.last = NO_PLAN
         if memory is not None:
             memory.held = weights + sum([own.executor.plan_bytes for own in self._by_use()])
-
-
-def _nbytes(executor: Executor) -> int:
-    """Bytes that dropping a plan gives back."""
-    return executor.arena_bytes + executor.plan_bytes
 
 
 def counter_value(counter: count[int]) -> int:
