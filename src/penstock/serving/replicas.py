@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,9 +40,9 @@ from penstock.core.types import NamedValues, RunValue, RunValues
 from penstock.executors.control import CancelToken, Control, begin_run, end_run
 from penstock.executors.feeds import convert
 from penstock.host.threads import Line, Workers, pool
-from penstock.ir.graph import Model
 from penstock.serving.batching import check_rows, joined, kind, split
 from penstock.serving.batching import warm_up as run_ahead
+from penstock.serving.replica import MOST_ON_WORKERS, replicas_of, shared_loops, worker_sessions
 from penstock.serving.request_records import (
     QueuedRequest,
     QueueTurn,
@@ -55,121 +55,14 @@ from penstock.serving.request_records import (
 )
 from penstock.serving.unequal import UnequalRequests, tried_lengths
 from penstock.session.artifact import has_state
-from penstock.session.session import RunDone, Session, compile
+from penstock.session.session import Session, compile
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from numpy.typing import ArrayLike
-
     from penstock.session.value_stream import ValueStream
-    from penstock.stepping.shared_loops import SharedLoops
-    from penstock.tuning.worker_placement import WorkerPool
-
-# Batches that a replica on a worker may have been given: the next is there when one has ended, so
-# that the worker does not wait for a message there and back.
-_MOST_ON_WORKERS = 2
-
 
 _BY_CALLER = Cancelled("the request was cancelled by its caller")
-
-
-class ReplicaCluster(Protocol):
-    """A cluster whose workers can be replicas (``penstock.Cluster``)."""
-
-    workers: int
-
-    def each_worker(self) -> Sequence[WorkerPool]:
-        """Each worker as a cluster of its own."""
-        ...
-
-
-class SessionReplica:
-    """Runs a session: in this process one that replicas share, which keeps no state between runs,
-    on threads of ``workers``; on a cluster one whose graphs are on one worker. ``most``: how many
-    batches it may have been given at once."""
-
-    runs_here = True
-    """whether a thread that has a request may run it itself"""
-
-    def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
-        self.session = session
-        self.most = most
-        self._workers = workers
-
-    def begin(
-        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
-    ) -> None:
-        """Begin a run; call ``done`` when it has ended, on any thread. ``check`` is called before,
-        and ends it if it raises."""
-        self.session._begin(done, options, self._workers, check)
-
-
-class LoopsReplica(SessionReplica):
-    """Runs a model whose runs share the iterations of its loops, on threads of ``workers``."""
-
-    runs_here = False
-
-    def __init__(self, loops: SharedLoops, workers: Workers) -> None:
-        super().__init__(loops.session, 1, workers)
-        self._loops, self._threads = loops, workers
-
-    def begin(
-        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
-    ) -> None:
-        """As ``SessionReplica.begin``, without ``check``: no requests are joined to a batch."""
-        feeds = cast("Mapping[str, ArrayLike]", options.feeds)
-
-        # A thread for each run, which waits in its loop for steps that another one may compute.
-        def run() -> None:
-            try:
-                outputs = self._loops.run(feeds, options.fetches, cancel=options.cancel)
-            except BaseException as error:
-                # Whatever ends a run is the request's: this thread goes on to the next one.
-                done(None, error)
-            else:
-                done(outputs, None)
-
-        self._threads.submit(run, options.priority or 0)
-
-
-def _worker_sessions(
-    model: Any, n: int, cluster: ReplicaCluster, options: Mapping[str, Any]
-) -> list[Session]:
-    """A session for each worker of a cluster."""
-    from penstock.frontends.load import load
-
-    if n != cluster.workers:
-        raise ValueError(f"n={n}: the cluster has {cluster.workers} workers, each is a replica")
-    if not isinstance(model, Model):
-        names = ("limits", "map_weights", "signature", "timeout", "cancel")
-        loading = {name: options[name] for name in names if name in options}
-        model = load(model, **loading)
-    return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
-
-
-def _shared_loops(model: object, max_batch: int) -> SharedLoops | None:
-    """The model, if its runs share the iterations of its loops. Raises ``ValueError`` if they are
-    to be joined to batches as well."""
-    # By what it has: the module of SharedLoops is imported by those who use it.
-    if not isinstance(getattr(model, "session", None), Session):
-        return None
-    if max_batch > 1:
-        raise ValueError("max_batch= is not for SharedLoops, whose runs share iterations")
-    return cast("SharedLoops", model)
-
-
-def _replicas(
-    sessions: Sequence[Session],
-    loops: SharedLoops | None,
-    n: int,
-    most: int,
-    workers: Workers | None,
-) -> list[SessionReplica]:
-    """``n`` replicas, which divide the sessions or share the loops."""
-    if loops is not None and workers is not None:
-        return [LoopsReplica(loops, workers)] * n
-    return [SessionReplica(own, most, workers) for own in [*sessions] * (n // len(sessions))]
 
 
 def _close_later(workers: Workers) -> None:
@@ -291,7 +184,7 @@ class Replicas:
             n = 1 if cluster is None else cluster.workers
         # Before anything is compiled or started, which would have to be undone.
         _check_sizes([n, queue, max_batch], max_batch_tokens, max_delay)
-        loops = _shared_loops(model, max_batch)
+        loops = shared_loops(model, max_batch)
         model = model if loops is None else loops.session
         self._own = not isinstance(model, Session)
         _check_options(self._own, options, cluster)
@@ -299,7 +192,7 @@ class Replicas:
         self._sessions: list[Session] = [model]
         most = 1
         if self._own and cluster is not None:
-            self._sessions, most = _worker_sessions(model, n, cluster, options), _MOST_ON_WORKERS
+            self._sessions, most = worker_sessions(model, n, cluster, options), MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
         # A thread for each run. The pool of the process has one for each core, on which the runs of
@@ -320,7 +213,7 @@ class Replicas:
         self.max_batch = max_batch
         self.max_batch_tokens = max_batch_tokens or 0
         self.max_delay = max_delay
-        self._replicas = _replicas(self._sessions, loops, n, most, workers)
+        self._replicas = replicas_of(self._sessions, loops, n, most, workers)
         self._workers = workers
         self._load = [0] * n
         self._lock = threading.RLock()

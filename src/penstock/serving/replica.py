@@ -1,0 +1,119 @@
+"""One replica of a model: what runs a request or a batch, on threads of its own or on a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from penstock.compiler.options import RunOptions
+from penstock.host.threads import Workers
+from penstock.ir.graph import Model
+from penstock.session.session import RunDone, Session, compile
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from penstock.stepping.shared_loops import SharedLoops
+    from penstock.tuning.worker_placement import WorkerPool
+
+MOST_ON_WORKERS = 2
+"""batches that a replica on a worker may have been given: the next is there when one has ended, so
+that the worker does not wait for a message there and back"""
+
+
+class ReplicaCluster(Protocol):
+    """A cluster whose workers can be replicas (``penstock.Cluster``)."""
+
+    workers: int
+
+    def each_worker(self) -> Sequence[WorkerPool]:
+        """Each worker as a cluster of its own."""
+        ...
+
+
+class SessionReplica:
+    """Runs a session: in this process one that replicas share, which keeps no state between runs,
+    on threads of ``workers``; on a cluster one whose graphs are on one worker. ``most``: how many
+    batches it may have been given at once."""
+
+    runs_here = True
+    """whether a thread that has a request may run it itself"""
+
+    def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
+        self.session = session
+        self.most = most
+        self._workers = workers
+
+    def begin(
+        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
+    ) -> None:
+        """Begin a run; call ``done`` when it has ended, on any thread. ``check`` is called before,
+        and ends it if it raises."""
+        self.session._begin(done, options, self._workers, check)
+
+
+class LoopsReplica(SessionReplica):
+    """Runs a model whose runs share the iterations of its loops, on threads of ``workers``."""
+
+    runs_here = False
+
+    def __init__(self, loops: SharedLoops, workers: Workers) -> None:
+        super().__init__(loops.session, 1, workers)
+        self._loops, self._threads = loops, workers
+
+    def begin(
+        self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
+    ) -> None:
+        """As ``SessionReplica.begin``, without ``check``: no requests are joined to a batch."""
+        feeds = cast("Mapping[str, ArrayLike]", options.feeds)
+
+        # A thread for each run, which waits in its loop for steps that another one may compute.
+        def run() -> None:
+            try:
+                outputs = self._loops.run(feeds, options.fetches, cancel=options.cancel)
+            except BaseException as error:
+                # Whatever ends a run is the request's: this thread goes on to the next one.
+                done(None, error)
+            else:
+                done(outputs, None)
+
+        self._threads.submit(run, options.priority or 0)
+
+
+def worker_sessions(
+    model: Any, n: int, cluster: ReplicaCluster, options: Mapping[str, Any]
+) -> list[Session]:
+    """A session for each worker of a cluster."""
+    from penstock.frontends.load import load
+
+    if n != cluster.workers:
+        raise ValueError(f"n={n}: the cluster has {cluster.workers} workers, each is a replica")
+    if not isinstance(model, Model):
+        names = ("limits", "map_weights", "signature", "timeout", "cancel")
+        loading = {name: options[name] for name in names if name in options}
+        model = load(model, **loading)
+    return [compile(model, **{**options, "cluster": one}) for one in cluster.each_worker()]
+
+
+def shared_loops(model: object, max_batch: int) -> SharedLoops | None:
+    """The model, if its runs share the iterations of its loops. Raises ``ValueError`` if they are
+    to be joined to batches as well."""
+    # By what it has: the module of SharedLoops is imported by those who use it.
+    if not isinstance(getattr(model, "session", None), Session):
+        return None
+    if max_batch > 1:
+        raise ValueError("max_batch= is not for SharedLoops, whose runs share iterations")
+    return cast("SharedLoops", model)
+
+
+def replicas_of(
+    sessions: Sequence[Session],
+    loops: SharedLoops | None,
+    n: int,
+    most: int,
+    workers: Workers | None,
+) -> list[SessionReplica]:
+    """``n`` replicas, which divide the sessions or share the loops."""
+    if loops is not None and workers is not None:
+        return [LoopsReplica(loops, workers)] * n
+    return [SessionReplica(own, most, workers) for own in [*sessions] * (n // len(sessions))]
