@@ -114,7 +114,7 @@ def most_bytes() -> Callable[[Callable[[], object]], int]:
 TESTS = Path(__file__).parent
 LONG = 10
 """cases of a sweep of which a SHARE is drawn"""
-SHARE = 1 / 8
+SHARE, COSTLY_SHARE = 1 / 8, 1 / 3
 SWEPT = {
     *("algorithms", "backends", "executors", "frontends", "ops", "passes", "plan", "session"),
     "stepping",
@@ -127,9 +127,11 @@ def _is_left_out(node: pytest.Item | pytest.Function, name: str, cases: int) -> 
     around = getattr(node, "cls", None), getattr(node, "module", None)
     alike = any(getattr(part, "sampled", False) for part in around)
     long = cases >= LONG and node.path.relative_to(TESTS).parts[0] in SWEPT
-    if not alike and (not long or node.get_closest_marker("whole")):
+    costly = node.get_closest_marker("costly") is not None
+    if not alike and not costly and (not long or node.get_closest_marker("whole")):
         return False
-    return random.Random(f"{os.environ[DAY]} {name}").random() >= SHARE
+    share = SHARE if alike or long else COSTLY_SHARE
+    return random.Random(f"{os.environ[DAY]} {name}").random() >= share
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -153,8 +155,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave most cases of long sweeps, and most tests of sampled classes and modules, to ``make test-full``,
-    by the day (tests/support/sweeps.py), and run the tests that trace allocations
+    """Leave most cases of long sweeps, most tests of sampled classes and modules, and most costly tests, to
+    ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
     last, since tracing slows all that come after."""
     run = [item for item in items if not item.get_closest_marker("full")]
     cases = Counter(item.nodeid.partition("[")[0] for item in run)

@@ -154,6 +154,7 @@ def in_float64(path: Path) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.costly
 def test_answers_for_files_are_those_of_magika(types, magika):
     files = repository_files()
     assert ROOT / "pyproject.toml" in files

@@ -46,6 +46,7 @@ def drawn(*lines: str) -> Image.Image:
     return image
 
 
+@pytest.mark.costly
 @pytest.mark.models
 def test_ocr_reads_lines_from_top_to_bottom(networks, tmp_path, capsys):
     drawn("Hello Penstock 2026", "second line").save(tmp_path / "text.png")

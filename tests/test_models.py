@@ -60,6 +60,7 @@ def test_real_models_agree_with_onnx_runtime(model: RealModel):
     assert arena_plan.size <= 1.05 * arena_plan.lower_bound
 
 
+@pytest.mark.costly
 def test_arenas_are_within_one_percent_of_their_lower_bounds():
     ratios = []
     for model in real_models():
@@ -118,6 +119,7 @@ def resnet50(seed: int = 0) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@pytest.mark.costly
 def test_resnet50_agrees_with_onnx_runtime_and_fits_its_arena():
     proto = resnet50()
     x = np.random.default_rng(1).standard_normal((1, 3, 224, 224)).astype(np.float32)

@@ -405,6 +405,7 @@ def test_planner_refuses_a_negative_size_for_conflicts():
 MANY = 100_000
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("planner", ["first_fit", "wic", "best"])
 def test_a_long_chain_of_equal_buffers_takes_two_of_them(planner):
     buffers = [Buffer(4096, i, i + 1) for i in range(MANY)]
@@ -418,6 +419,7 @@ def test_a_long_chain_of_unequal_buffers_takes_the_lower_bound():
     assert ratio(buffers) == 1
 
 
+@pytest.mark.costly
 def test_long_lived_buffers_beside_a_long_chain_take_little_more():
     draw = random.Random(0)
     buffers = [Buffer(64 * draw.randrange(1, 1 << 14), i, i + 1) for i in range(MANY // 4)]

@@ -52,6 +52,7 @@ def test_reduction_of_a_graph_without_implied_edges_is_the_graph():
     assert transitive_reduction(dag) is dag
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("batch", [1, 2, 4096])
 def test_edges_are_implied_if_they_start_before_another_one_that_ends_there(batch, monkeypatch):
     monkeypatch.setattr(stream_assignment, "_BATCH", batch)

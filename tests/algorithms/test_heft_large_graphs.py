@@ -111,6 +111,7 @@ COSTS: list[Callable[[random.Random], float]] = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_placements_are_close_to_the_bound(family):
     draw = random.Random(family.__name__)
@@ -149,6 +150,7 @@ def test_forks_and_joins_are_close_to_what_is_possible():
     assert max(ratios) <= 1.10
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("delay", [0.0, 0.5, 5.0])
 def test_placements_on_unequal_backends_are_valid_and_no_worse_than_on_one(delay):
     draw = random.Random(0)

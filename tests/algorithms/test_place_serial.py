@@ -357,6 +357,7 @@ def test_place_serial_on_two_backends_is_optimal(family):
     assert max(ratios) <= ROUNDING
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_place_serial_by_regions_is_near_the_optimum(family, monkeypatch):
     monkeypatch.setattr(min_sum, "_REGION", 40)

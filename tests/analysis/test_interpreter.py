@@ -98,6 +98,7 @@ def value_of(data: Any) -> Any:
     return data if data is None else np.asarray(data)
 
 
+@pytest.mark.costly
 def test_kernels_write_no_input_and_share_no_memory_unless_they_are_views(monkeypatch):
     seen: set[str] = set()
 

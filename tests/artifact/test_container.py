@@ -68,6 +68,7 @@ print(*[bytes_of({path!r}, what) for what in ("Rss", "Pss", "Anonymous")])
 """
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system for the pages of a process")
 @pytest.mark.parametrize("backends", [None, ["native", "numpy"], ["numpy"]], ids=str)
 def test_processes_share_the_weights_of_a_file(path: Path, backends: Any) -> None:

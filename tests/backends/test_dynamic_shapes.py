@@ -93,6 +93,7 @@ NETWORK = """
 WEIGHTS = {"w": draw(64, 96) / 8, "filter": draw(4, 1, 3, 3) / 3}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("executor", ["linear", "dataflow", "parallel", "streams", "auto"])
 def test_nodes_behind_a_data_dependent_one_get_compiled_kernels(executor):
     model = selected(NETWORK, **WEIGHTS)
@@ -243,6 +244,7 @@ def test_free_memory_is_given_back_once_kernels_took_much(monkeypatch):
     assert len(given) == 2
 
 
+@pytest.mark.costly
 def test_thousand_shapes_take_bounded_memory(at_once):
     session = ps.compile(
         selected("m = MatMul(k, w) y = Tanh(m)", w=WEIGHTS["w"]),

@@ -49,6 +49,7 @@ def test_a_chain_has_as_many_nodes_as_it_says() -> None:
     assert trace.counts == {f"add{i}": 1 for i in range(10)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_every_case_of_frames_runs(executor: str, tmp_path: Path) -> None:
     for case in cases():

@@ -87,6 +87,7 @@ def test_page_lists_slow_rows_and_means_of_the_domains() -> None:
     assert "| 40 | - | - | penstock refuses it: a/b |" in rows[2].line
 
 
+@pytest.mark.costly
 def test_command_prints_rows_of_what_is_asked_for() -> None:
     command = [sys.executable, "-m", "bench.operators", "--only", "ExpandDims", "--turns", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -69,6 +69,7 @@ def test_weights_in_blocks_are_near_those_of_onnx_runtime(bits):
     assert np.abs(difference).max() < 0.05 * np.abs(wanted).max()
 
 
+@pytest.mark.costly
 def test_decoders_are_fed_their_caches_back():
     decoders = [case for case in cases() if case.fed_back]
     assert len(decoders) == 4 * 4 * 2

@@ -62,6 +62,7 @@ def test_goal_that_cannot_be_met_ends_with_1(files):
     assert not (files / "out.onnx").exists()
 
 
+@pytest.mark.costly
 def test_metric_is_a_program(files):
     script = files / "metric.py"
     script.write_text(

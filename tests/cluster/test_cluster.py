@@ -56,6 +56,7 @@ def session(cluster):
     return ps.compile(source, cluster=cluster, place=halves(source))
 
 
+@pytest.mark.costly
 def test_many_runs_in_flight_get_their_own_answers(session):
     feeds = [images(1, seed) for seed in range(40)]
     futures = [session.submit({"x": x}) for x in feeds]

@@ -113,6 +113,7 @@ def programs_of_another_process() -> list[list[str]]:
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", drawn(range(len(CASES)), 3), ids=lambda i: f"{CASES[i]}")
 def test_program_is_the_same_in_every_compilation_and_process(case):
     first = programs(*CASES[case])

@@ -79,6 +79,7 @@ print(json.dumps([
     assert 0 < max(differences) < 0.05 and differences[0] == 0
 
 
+@pytest.mark.costly
 def test_helper_of_transformers_is_the_installed_one_where_there_is_one(dense: Path) -> None:
     pytest.importorskip("torch")
     program = """

@@ -151,6 +151,7 @@ def answer(program: str, runtime: str, folder: Path | None, tmp_path: Path) -> d
 _OF_FULL = [pytest.param(package, marks=pytest.mark.full) for package in (LONG, LARGE)]
 
 
+@pytest.mark.costly
 @pytest.mark.models
 @pytest.mark.parametrize("package", [*QUICK, *_OF_FULL])
 def test_package_gives_the_same_answers_on_penstock(package, tmp_path):

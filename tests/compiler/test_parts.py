@@ -51,6 +51,7 @@ def test_samples_that_act_on_one_another_stay_together(what):
         session_of(text, memory=memory * 2 // 3).run({"x": x})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sweep(sorted(zipfile.ZipFile(ENCODERS).namelist()), 4))
 @given(samples=st.integers(4, 9), seed=st.integers(0, 2**31), more=st.floats(-0.7, 0.2))
 @settings(max_examples=4)

@@ -31,6 +31,7 @@ def graph_def(nodes: int = NODES) -> bytes:
     return builder.bytes()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_looks_at_the_control_follow_one_another_closely(executor: str) -> None:
     session = ps.compile(chain(), executor=executor, backends=["numpy"])

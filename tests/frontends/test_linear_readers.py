@@ -115,6 +115,7 @@ def calls_of(function: Callable[[], Any]) -> int:
     return count
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("n", scaled(1_000, 20_000))
 def test_loading_twice_the_nodes_takes_twice_the_calls(name: str, n: int, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def peak(folder: Path, name: str, data: bytes) -> tuple[float, str]:
     return max(0, size - 64 * MIB) / len(data), text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", ONNX)
 def test_long_name_in_an_onnx_model_takes_memory_once(tmp_path: Path, case: str) -> None:
     times, text = peak(tmp_path, "model.onnx", ONNX[case]())
@@ -143,6 +144,7 @@ def test_long_name_in_an_onnx_model_takes_memory_once(tmp_path: Path, case: str)
     assert times < 20
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", GRAPH_DEFS)
 def test_long_name_in_a_graph_def_takes_memory_once(tmp_path: Path, case: str) -> None:
     times, text = peak(tmp_path, "model.pb", GRAPH_DEFS[case]())
@@ -150,6 +152,7 @@ def test_long_name_in_a_graph_def_takes_memory_once(tmp_path: Path, case: str) -
     assert times < 20
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", REFUSED)
 def test_long_name_is_shortened_in_errors(tmp_path: Path, case: str) -> None:
     times, text = peak(tmp_path, "model.onnx", REFUSED[case]())

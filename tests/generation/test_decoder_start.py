@@ -50,6 +50,7 @@ def test_suppressed_tokens_never_come(folders: Path, tmp_path: Path) -> None:
         assert beams[0] != wanted[0]
 
 
+@pytest.mark.costly
 def test_likeliest_language_is_chosen_unless_it_is_given(folders: Path, tmp_path: Path) -> None:
     shutil.copytree(folders / "t5", tmp_path, dirs_exist_ok=True)
     prompt, _, wanted = next(cases_of(folders, "t5"))
@@ -71,6 +72,7 @@ def test_decoder_prompt_of_a_decoder_alone_is_refused() -> None:
         generator.generate([1, 2], decoder_prompt=[1])
 
 
+@pytest.mark.costly
 def test_texts_of_models_without_positions_are_bounded(folders: Path, tmp_path: Path) -> None:
     prompt, _, _ = next(cases_of(folders, "t5"))
     with generator_of(folders / "t5") as generator:

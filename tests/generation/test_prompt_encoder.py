@@ -24,6 +24,7 @@ def generator(folders: Path, request: pytest.FixtureRequest) -> Iterator[tuple[s
         yield request.param, made
 
 
+@pytest.mark.costly
 def test_texts_are_those_of_transformers(folders: Path, generator: tuple[str, Generator]) -> None:
     name, own = generator
     for prompt, beams, wanted in cases_of(folders, name):
@@ -54,6 +55,7 @@ def test_several_texts_share_an_encoder_run(folders: Path) -> None:
         assert [[*text.tokens] for text in texts] == [wanted] * 3
 
 
+@pytest.mark.costly
 def test_prompt_lookup_changes_no_token(folders: Path) -> None:
     for prompt, beams, wanted in cases_of(folders, "marian"):
         if beams == 1:

@@ -529,6 +529,7 @@ def test_control_that_is_stopped_does_not_pause():
     assert other.late() is other.error
 
 
+@pytest.mark.costly
 def test_runs_of_sessions_pause_and_give_the_same_answers(queue, monkeypatch):
     monkeypatch.setattr("penstock.executors.linear.UNSEEN_RUN_S", 0.0)
     monkeypatch.setattr(admission, "SHORT_RUN_S", 0.0)

@@ -230,6 +230,7 @@ def tracked_by_a_plan(backend: str) -> float:
 
 
 # In a process of its own, where no other test leaves anything that comes or goes meanwhile.
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", MOST_TRACKED)
 def test_plan_of_a_further_shape_leaves_few_objects_to_the_collector(backend):
     program = "from tests.host.test_collector import tracked_by_a_plan as tracked\n"

@@ -49,6 +49,7 @@ def test_gc_is_paused_until_last_holder_leaves():
     assert gc.isenabled()
 
 
+@pytest.mark.costly
 def test_gc_collects_while_pauses_of_many_threads_overlap():
     class Node:
         pass
@@ -77,6 +78,7 @@ def test_gc_stays_disabled_if_it_was():
         gc.enable()
 
 
+@pytest.mark.costly
 def test_gc_pause_keeps_counts_and_generations():
     class Node:
         pass
@@ -98,6 +100,7 @@ def test_gc_pause_keeps_counts_and_generations():
     assert gone() is None
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(FREE_THREADED, reason="the collector has no generations")
 def test_gc_pause_makes_objects_old_where_many_modules_were_imported(monkeypatch):
     class Node:

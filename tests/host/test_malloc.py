@@ -186,6 +186,7 @@ def test_memory_for_weights_is_writable_and_as_large_as_asked_for(nbytes):
     assert (array.base is not None) == (nbytes >= 4 << 20)
 
 
+@pytest.mark.costly
 def test_weights_begin_with_a_line_and_do_not_overlap(monkeypatch):
     """Behind the first, those of a size lie in mappings of large pages, up to a limit."""
     monkeypatch.setattr(malloc, "_packed", 0)

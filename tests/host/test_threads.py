@@ -552,6 +552,7 @@ def test_forked_child_has_pools_without_threads_and_jobs(closed):
     assert ran == ["queued"]
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork_during_submit_is_safe(closed):
     """Whatever the parent's threads held at that moment, the child does not wait for it."""

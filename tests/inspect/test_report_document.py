@@ -74,6 +74,7 @@ def test_fused_step_has_the_names_of_its_nodes():
     )
 
 
+@pytest.mark.costly
 @needs_torch
 def test_streams_of_devices_have_tracks_of_their_own():
     from penstock.backends.torch.backend import TorchBackend

@@ -182,6 +182,7 @@ def test_replay_reports_a_value_that_a_loop_overwrites():
 LIGHT = sorted(Path(onnx.__path__[0], "backend/test/data/light").glob("*.onnx"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("path", sweep(LIGHT, 3), ids=lambda path: path.stem)
 def test_nothing_is_overwritten_in_networks(path):
     graph = ps.load(path).graph

@@ -134,6 +134,7 @@ def test_search_goes_on_from_a_record(search):
     assert calls == []
 
 
+@pytest.mark.costly
 def test_weights_are_stored_in_16_bits_where_8_have_too_large_an_error(search, monkeypatch):
     monkeypatch.setitem(SPEED, "static", 2.0)
     monkeypatch.setitem(SPEED, "dynamic", 2.0)

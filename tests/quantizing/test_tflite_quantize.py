@@ -21,6 +21,7 @@ def rms(outputs, wanted) -> float:
     return np.sqrt(np.square(outputs - wanted).mean(axis=tuple(range(1, wanted.ndim)))).max()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("make", "data"), [(convolutional, images), (feed_forward, rows)])
 def test_written_file_keeps_the_error_on_samples_held_out(make, data, tmp_path):
     (tmp_path / "m.tflite").write_bytes(make())

@@ -204,6 +204,7 @@ def test_long_request_is_refused_like_a_short_one(monkeypatch, data, datatype, s
 LONG_STRINGS = ["a" * 3_000_000, "\\" * 1_000_000, "ä[" * 500_000, '"' * 700_000] * 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("data", "datatype", "most"),
     [

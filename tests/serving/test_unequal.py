@@ -31,6 +31,7 @@ def answers(outputs: dict) -> list[np.ndarray]:
     return list(outputs.values())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [MEAN, WHOLE])
 def test_requests_of_any_lengths_get_what_they_get_alone(name):
     alone = ps.compile(model_of(name), "interpret", cache=False)

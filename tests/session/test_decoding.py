@@ -147,6 +147,7 @@ def test_prompts_of_many_rows_may_follow_steps(name):
         past = decoder.step(past, rows)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("options", [{"backends": ["numpy"]}, {"executor": "interpret"}, {}])
 def test_cache_may_be_fed_to_another_session(name, options):

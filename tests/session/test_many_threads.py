@@ -66,6 +66,7 @@ def wanted(x: np.ndarray, n: int) -> dict[str, np.ndarray]:
     return {"y": y, "z": e / e.sum(-1, keepdims=True)}
 
 
+@pytest.mark.costly
 @EXECUTORS
 def test_threads_on_a_shared_session_and_their_own_get_the_answers_of_one(executor, monkeypatch):
     """Each thread compiles a session while others run, feeds shapes that make plans of the shared
@@ -229,6 +230,7 @@ print(getattr(sys, "_is_gil_enabled", lambda: True)())
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("attempt", range(3))
 def test_first_models_of_a_process_may_be_compiled_by_threads_at_once(attempt):
     """Operations and kernels are imported when they are first looked up: by all threads here."""

@@ -23,6 +23,7 @@ def summary(*options: object) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["saved", "schedule"])
 def test_some_mutants_do_no_harm(kind: str) -> None:
     text = summary("--seed", "some", "--cases", CASES, "--kind", kind, "--step", 9)

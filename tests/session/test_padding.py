@@ -72,6 +72,7 @@ def leaves_out(session: ps.Session) -> bool:
     return any(step.node.op.name == "LiveRows" for step in session.inspect.plan.walk())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
 def test_encoders_leave_out_rows_that_pad_and_answer_as_before(name):
     assert difference(name, "any", padded(24, 3, 11, 1)) < MOST
@@ -79,6 +80,7 @@ def test_encoders_leave_out_rows_that_pad_and_answer_as_before(name):
     assert difference(name, "exact", padded(24, 3, 11, 1)) < MOST
 
 
+@pytest.mark.costly
 def test_pooled_encoders_leave_out_rows_without_being_asked():
     pooled = [n for n in NAMES if "_mean" in n or "_first" in n or "Sequence" in n]
     for name in sorted({*pooled} - PADDED):
@@ -86,6 +88,7 @@ def test_pooled_encoders_leave_out_rows_without_being_asked():
         assert leaves_out(session_of(name, "exact")), name
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sweep(sorted({*NAMES} - PADDED), 4))
 @given(data=st.data())
 def test_any_mask_gives_the_answers_of_the_padded_batch(name, data):

@@ -128,6 +128,7 @@ def test_least_memory_that_is_named_is_that_of_the_smallest_parts(name, samples)
         session_of(text, memory=named - 3000).run({"x": x})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["BertModel_script", "DebertaV2Model_script"])
 @pytest.mark.parametrize("share", [1.0, 1.2, 1.5, 2.0])
 def test_padded_batch_runs_with_any_memory_from_the_least_that_is_named_on(name, share):

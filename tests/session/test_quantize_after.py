@@ -209,6 +209,7 @@ def test_each_run_during_the_swap_has_one_of_both_answers(finds: object) -> None
             assert is_new == sorted(is_new) and is_new[-1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("source", ["model", "saved session"])
 def test_a_process_of_its_own_finds_the_model(source: str, tmp_path: Path) -> None:
     if source == "model":

@@ -81,6 +81,7 @@ print(min(runs, done))
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("call", "executor"),
     drawn(product(["run", "submit", "compile"], ["linear", "parallel", "frames"]), 5),

@@ -140,6 +140,7 @@ for executor in tests.EXECUTORS:
 
 
 # In a process of its own, where no other test leaves anything to collect.
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "use",
     drawn(["loop", "failing", "refused", "observed", "stopped", "framed", "nested", "saved"], 4),

@@ -70,6 +70,7 @@ def rows_of(results: Mapping[str, Any], i: int) -> str:
     return digest([value[i] for value in results.values()])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", drawn(NAMES, 3))
 @given(
     lengths=st.lists(st.integers(0, 24), min_size=1, max_size=6),
@@ -90,6 +91,7 @@ def test_sample_of_a_padded_batch_has_the_bits_that_it_has_alone(name, lengths, 
 POOLED = [n for n in NAMES if ("_mean" in n or "_first" in n) and "Deberta" not in n]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", drawn(POOLED, 6))
 def test_text_has_the_same_bits_whatever_it_is_padded_to(name):
     session = session_of(encoder(name))
@@ -173,6 +175,7 @@ def bits(names: Sequence[str], **environment: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(load_level("x86-64-v4") is None, reason="a processor without AVX512")
 def test_processors_without_wide_vectors_give_the_same_bits():
     names = [*NAMES[::4], *sorted({*ZOO} - REFUSED)[::5]]

@@ -192,6 +192,7 @@ def test_plans_of_all_subgraphs_are_bounded_together(proto):
     assert session.memory.count < 30
 
 
+@pytest.mark.costly
 def test_remembered_subgraphs_are_bounded():
     chain = " ".join(f"v{i + 1} = Neg(v{i})" for i in range(300))
     session = compile_text(f"g (float[2] v0) => (float[2] y) {{ {chain} y = Exp(v300) }}")

@@ -68,6 +68,7 @@ def path_of(kind: str, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"autotune": True}, {"executor": "frames"}], ids=str)
 @pytest.mark.parametrize("kind", ["onnx", "tflite", "pbtxt"])
 def test_process_that_keeps_no_sessions_writes_costs_alone_and_asks_nobody(kind, options, tmp_path):

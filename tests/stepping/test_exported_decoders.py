@@ -101,6 +101,7 @@ def test_padding_within_a_text_is_read_as_in_steps_of_one_row(exporter: str) -> 
     np.testing.assert_allclose(got, np.concatenate(wanted, 1), rtol=0, atol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
 def test_steps_of_decoders_that_optimum_exports_are_joined(name: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(ARCHIVE.with_name("encoder_decoders.zip")) as archive:

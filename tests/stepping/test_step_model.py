@@ -61,6 +61,7 @@ def use(path: Path, **options: object) -> None:
     gc.collect()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["spelled", "groups", "onnx", "slopes"])
 def test_second_stepper_reads_no_model_and_compiles_no_plan(kind: str, tmp_path: Path) -> None:
     path = written(decoder_model(kind), tmp_path / f"{kind}.onnx")

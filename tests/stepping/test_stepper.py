@@ -143,6 +143,7 @@ def test_fork_goes_on_by_itself(length: int) -> None:
         assert second.length == length + 20
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kept", [0, 1, 31, 32, 33, 64, 69, 70])
 def test_rows_that_were_cut_are_forgotten(kept: int) -> None:
     ids = text_of(70)

@@ -50,6 +50,7 @@ def test_drawn_case_follows_from_seed_and_number():
     assert len({str(case) for case in cases}) > 15
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "draw", [onnx_case, graph_def_case, saved_model_case, text_case, tflite_case, package_case]
 )
@@ -177,6 +178,7 @@ def test_alike_values_have_equal_types_shapes_and_nans():
         assert alike(np.ones(1, dtype), np.full(1, rounded).astype(dtype)) is same
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_roundings_of_a_long_chain_take_half_of_the_tolerance(dtype: str, tmp_path) -> None:
     name = f"test_attention_4d_causal_{dtype}_expanded"

@@ -110,6 +110,7 @@ def test_integers_are_counted_as_numpy_does():
     check(node_of("Range", inputs), inputs, refused=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_floats_are_counted_as_numpy_does(dtype):
     for bounds in (

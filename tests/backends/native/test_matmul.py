@@ -171,6 +171,7 @@ def matrices(draw: st.DrawFn) -> list[np.ndarray]:
     return arrays
 
 
+@pytest.mark.costly
 @pytest.mark.hypothesis
 @settings(deadline=None, max_examples=100)
 @given(matrices())

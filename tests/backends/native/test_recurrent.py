@@ -262,6 +262,7 @@ def test_threads_that_share_a_layer_refuse_lengths_beyond_the_steps():
             kernel.function(*inputs)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("threads", sweep([1, 2], 1))
 def test_long_layer_looks_between_its_steps_whether_the_run_must_stop(threads):
     inputs = layer_inputs("GRU", 1500, 1, 256, 1024)

@@ -186,6 +186,7 @@ def test_reduction_of_short_rows_is_placed_on_compiled_kernels():
     assert [backend for _, backend in profile.entries] == ["native"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("axes", [[0], [1], [1, 2], [0, 1, 2]])
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
 def test_product_of_codes_equals_numpy(dtype, axes):

@@ -78,6 +78,7 @@ def test_roi_align_of_numbers_that_are_not_finite_equals_numpy(value):
     check(node_of("RoiAlign", inputs, **attrs), inputs, {"rtol": 1e-6})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", sweep(product(["avg", "max"], [0, 3]), 1))
 def test_roi_align_of_regions_far_beyond_the_image_is_close_to_numpy(case):
     mode, ratio = case

@@ -48,6 +48,7 @@ def launches(session: ps.Session, backend, feeds, **options) -> tuple[int, int]:
     return counts["replay"] - before["replay"], counts["launch"] - before["launch"]
 
 
+@pytest.mark.costly
 def test_plan_on_one_device_is_one_launch_after_its_warm_up():
     import torch
 

@@ -35,6 +35,7 @@ def on_torch_alone(session: ps.Session) -> bool:
     return backends == {"torch"}
 
 
+@pytest.mark.costly
 @pytest.mark.models
 @pytest.mark.parametrize("model", drawn(real_models(), 6), ids=lambda model: model.name)
 def test_real_model_on_torch_agrees_with_onnx_runtime(model: RealModel):
@@ -63,6 +64,7 @@ def test_zoo_model_on_torch_agrees_with_onnx_runtime(one, model: bytes, feeds: d
         assert transfers_inside(session) == 0
 
 
+@pytest.mark.costly
 def test_resnet_runs_on_torch_alone_and_transfers_nothing_inside():
     model = resnet50()
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)

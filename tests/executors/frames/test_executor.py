@@ -72,6 +72,7 @@ def test_frames_executor_matches_the_recorded_runs_of_tensorflow(case: Case, exe
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("parallel", [1, 2, 32])
 def test_parallel_iterations_do_not_change_outputs(parallel):
     text = [case for case in cases() if case.name.startswith("loop_")]

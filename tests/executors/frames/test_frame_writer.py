@@ -48,6 +48,7 @@ def test_loop_that_reads_the_index_of_a_merge_is_one_node(executor: str, n: int)
     assert whole(session) == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", sweep([602, 606, 609, 617, 618, 623], 2))
 def test_random_loops_compute_the_same_as_single_nodes_on_every_backend(seed: int) -> None:
     graph = RandomGraph(seed, unraised=True)

@@ -107,6 +107,7 @@ def outcome(session: ps.Session, graph: RandomGraph, x: int) -> tuple[dict, dict
     return outputs, {n: k for n, k in trace.counts.items() if n in graph.names}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", drawn(range(60), 4))
 def test_random_graphs_on_several_devices_equal_one_device(seed):
     graph = RandomGraph(seed)

@@ -36,6 +36,7 @@ def outcome(session: ps.Session, x: int, fetch: str, **options: Any) -> Any:
         return "dead"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", drawn(range(500, 512), 2))
 def test_segments_compute_the_same_as_single_nodes_on_every_backend(seed: int) -> None:
     graph = RandomGraph(seed)
@@ -55,6 +56,7 @@ def counted(session: ps.Session, x: int, fetch: str, names: Collection[str]) -> 
     return value, {name: count for name, count in trace.counts.items() if name in names}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", drawn(range(700, 712), 2))
 def test_counts_are_the_same_on_every_backend_and_on_devices(seed: int) -> None:
     graph = RandomGraph(seed, unraised=bool(seed % 2), uneven=bool(seed % 3))

@@ -390,6 +390,7 @@ def test_expansion_of_twenty_thousand_nodes_is_accepted_whatever_the_size_of_the
     assert len(graph.nodes) == 2**10
 
 
+@pytest.mark.costly
 def test_expansion_is_as_large_as_the_limit_allows() -> None:
     model = doubling(15)
     assert "max_nodes_per_byte" in problem(model)

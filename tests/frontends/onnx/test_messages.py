@@ -93,6 +93,7 @@ def model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("first", ["onnx", "penstock"])
 def test_messages_stand_beside_the_onnx_package_imported_before_or_later(

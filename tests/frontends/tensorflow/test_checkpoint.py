@@ -96,6 +96,7 @@ def test_shared_prefixes_of_keys_take_memory_in_proportion_to_the_file(
     assert most_bytes(job) < 40 * len(index)
 
 
+@pytest.mark.costly
 def test_many_small_entries_take_memory_in_proportion_to_the_file(
     tmp_path: Path, most_bytes: Callable[[Callable[[], object]], int]
 ) -> None:

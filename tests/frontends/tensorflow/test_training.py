@@ -42,6 +42,7 @@ def test_training_matches_tensorflow(name: str, tmp_path: Path) -> None:
 SOME = ["mlp_Adam", "lstm_Momentum", "convolutional_GradientDescent"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "executor"), drawn([(name, other) for name in SOME for other in OTHERS], 4)
 )
@@ -51,6 +52,7 @@ def test_training_matches_tensorflow_on_other_executors(
     check(name, executor, tmp_path)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("executor", drawn(["parallel", "auto", "streams", "frames"], 2))
 def test_measuring_is_no_training_step(executor: str, tmp_path: Path) -> None:
     """Neither ahead of the first run, with ``autotune``, nor by ``profile``."""

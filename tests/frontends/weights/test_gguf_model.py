@@ -201,6 +201,7 @@ def test_tensor_of_an_unsupported_type_is_named() -> None:
         ps.load(changed)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3", "gpt2"])
 def test_changed_bytes_give_a_model_or_a_refusal(name: str) -> None:
     data = CASES[name].gguf().bytes()

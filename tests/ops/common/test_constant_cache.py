@@ -96,6 +96,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_share_what_is_made_of_constants(name):
     op, first, constants, attrs, more = CASES[name]

@@ -130,6 +130,7 @@ def test_batches_that_are_to_be_reproducible_need_attention_in_one_node():
         session._check_rows(feeds)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted({*NAMES} - PADDED))
 def test_encoders_of_exporters_are_proven(name):
     session = ps.compile(model_of(name), cache=False, dead_rows="any")

@@ -19,6 +19,7 @@ def test_limit_is_the_size_of_the_table_of_positions(kind: str) -> None:
     assert steps.table == ("cos" if kind == "groups" else "places")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "most"),
     [

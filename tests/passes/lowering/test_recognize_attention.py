@@ -159,6 +159,7 @@ def test_attention_of_other_shapes_is_left_as_it_is(inputs):
     assert not ops(optimized(text))["Attention"]
 
 
+@pytest.mark.costly
 @given(
     heads=st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 2), (6, 3)]),
     rows=st.integers(1, 4),

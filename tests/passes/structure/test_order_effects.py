@@ -209,6 +209,7 @@ def with_effects(graph_def: bytes) -> ps.ir.graph.Model:
     return model
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("models", scaled(7, 20))
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_effects_of_tensorflow_obey_data_and_control_edges(executor, models, pool):

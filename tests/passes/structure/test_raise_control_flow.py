@@ -111,6 +111,7 @@ def raised(
     return made, stays
 
 
+@pytest.mark.costly
 @given(programs(), st.tuples(st.integers(-4, 4), st.integers(-4, 4)))
 def test_raising_of_random_programs_leaves_no_primitive(
     program: Block, numbers: tuple[int, int]
