@@ -30,6 +30,8 @@ def check_names(verb: str, names: Iterable[str], inputs: Mapping[str, Type]) -> 
     """Raise ``InvalidInput`` unless ``names`` are those of all ``inputs``. ``verb`` is what is done
     with them, as in "cannot feed"."""
     given = [*names]
+    if {*given} == inputs.keys():
+        return
     for name in given:
         if name not in inputs:
             raise InvalidInput(f"cannot {verb} {quoted(name)}: {suggest(name, inputs)}")
@@ -56,6 +58,8 @@ def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
 
 def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
     """An array of the dtype of ``input_type``."""
+    if type(value) is np.ndarray and value.dtype == input_type.dtype and value.dtype != STRING:
+        return value
     try:
         _refuse_masks(name, value)
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
