@@ -253,7 +253,7 @@ class _Search:
             if offset + sizes[i] > limit:
                 near = [j for j in self.neighbours[i] if ends[j]]
                 offset = self.weakest_spot(i, near, offsets, ends, limit)
-                # What has to eject others once is likely to be in their way again: it comes to rest
+                # A block that had to eject others is likely to be in their way again: it settles
                 # first.
                 self.resistance[i] += len(self.neighbours[i])
                 # Each counts as eight visits: the weakest spot takes three sorts, and sums.
