@@ -65,7 +65,7 @@ def node_types(
             types.append(None if value is None else value.type)
             if value is None or value.is_held:
                 consts.append(None if value is None else value.const)
-        # What is not held is given back only when it is asked for.
+        # Constants that were released are restored only when their contents are asked for.
         contents = consts if len(consts) == len(types) else Contents(node.inputs)
         return node.op.infer(types, node.attrs, contents)
     except PenstockError:

@@ -167,7 +167,7 @@ def _escaping_results(
 
 
 def _computed(graph: Graph, values: Sequence[Value]) -> list[Value]:
-    """Those of ``values`` that nodes of ``graph`` itself compute."""
+    """Return the ``values`` that nodes of ``graph`` itself compute, not those of its subgraphs."""
     own = set(graph.nodes)
     return [value for value in values if value.producer in own]
 

@@ -323,7 +323,7 @@ def _check_control_inputs(index: _Index) -> Iterator[str]:
                 yield f"{scope} has {other.label} as a target, which is not a node of that graph"
 
 
-# What the nodes of control-flow operations must have, and what their graphs must.
+# Requirements on the nodes of control-flow operations, and on their graphs.
 _CONTROL_FLOW: Mapping[Role | None, tuple[str, str]] = {
     Role.IF: (
         "an If has one input, the condition",
