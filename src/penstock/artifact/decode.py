@@ -223,7 +223,7 @@ class _Decoder:
         op, inputs, outputs, *_ = fields
         attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
         attrs = {
-            # What is neither a list nor an object is as JSON has it; so are all keys text.
+            # Scalars stay as JSON has them; lists and objects are decoded. All keys are text.
             k: self.attribute(x) if x.__class__ is list or x.__class__ is dict else x
             for k, x in _typed(attributes, dict).items()
         }
