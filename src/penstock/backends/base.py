@@ -239,7 +239,7 @@ class CopiesPeer(Protocol):
     """Copies values from memories of other backends directly."""
 
     def copy_from(self, source: RunValue) -> Callable[[BackendValue], BackendValue] | None:
-        """What copies a value of the backend ``source`` into a new one; None if nothing does."""
+        """Return a function that copies from the backend ``source``, or None."""
 
 
 class StacksRows(Protocol):
@@ -386,8 +386,8 @@ def group_name(where: Where) -> str:
 
 
 def copier(source: Backend, target: Backend) -> Callable[[Any], Any] | None:
-    """What copies a value from the memory of one backend straight to that of another; None if that
-    takes a copy in the host's memory between."""
+    """Return a function that copies values from the memory of ``source`` directly to that of
+    ``target``; None if a copy must go through the host's memory."""
     peer = capability(target, CopiesPeer)
     return None if peer is None else peer.copy_from(source)
 

@@ -53,7 +53,7 @@ _WORTH_ESTIMATING = 1 << 16
 # Elements of inputs whose contents are looked at.
 _MOST_CONTENTS = 8
 
-# What unknown dims are taken for in estimates, and those of lists of integers, such as shapes.
+# Assumed sizes in estimates: of unknown dims, and of lists of integers, such as shapes.
 _NOMINAL_DIM, _NOMINAL_LENGTH, _NOMINAL_RANK = 32, 4, 2
 
 _NUMPY = NumpyBackend()

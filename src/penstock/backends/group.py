@@ -112,8 +112,8 @@ class Group(HostBackend):
 
 
 def _copy(source: Backend, target: Backend) -> Callable[[Any], Any]:
-    """What makes a new value in the memory of ``target`` from one in that of ``source``: directly,
-    or through the host."""
+    """Return a function that copies a value from the memory of ``source`` into a new one in that of
+    ``target``: directly, or through the host."""
     direct = copier(source, target)
     if direct is not None:
         return direct

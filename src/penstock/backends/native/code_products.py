@@ -39,11 +39,11 @@ _POINT = Window(1, 1, 1)
 
 
 class Rescaling(NamedTuple):
-    """What becomes of sums, by filter: plus ``terms``, times ``factors``, plus ``offsets``, they
-    are real numbers, ``low`` to ``high``, or codes whose range and zero point ``bounds`` has
-    (``code_bounds``); ``exact`` multipliers give these without real numbers, which are then a
-    first guess. Tensors are of real numbers: one for all filters, or one for each; one
-    array of factors may be for all, too."""
+    """Conversion of integer sums to results, by filter: the sums plus ``terms``, times ``factors``,
+    plus ``offsets``. The results are real numbers, from ``low`` to ``high``, or codes whose range
+    and zero point ``bounds`` has (``code_bounds``). With ``exact`` multipliers codes are computed
+    in integers, and the factors only give a first guess. Tensors hold real numbers: one for all
+    filters, or one for each; an array of factors may have one for all, too."""
 
     terms: np.ndarray
     factors: np.ndarray | Tensor | None = None
@@ -74,7 +74,7 @@ class Rescaling(NamedTuple):
         _, zero, low, *_ = view = bounds.view(np.int64)
         view[-1] = numbers.size if (self.exact.shifts > 0).all() else -numbers.size
         factors = np.ldexp(_ONE * numbers, -31 - shifts)
-        # What the first rounding, to an integer, adds to a tie of the second one.
+        # The amount that the first rounding, to an integer, adds to a tie of the second one.
         offsets = np.where(numbers > 0, np.ldexp(_ONE / 2, -shifts), 0)
         offsets += _ONE / 2 + _SLACK if low == zero else 0
         one = np.concatenate([factors.astype(FLOAT32), numbers.view(FLOAT32)])
@@ -111,7 +111,7 @@ class CodeWeights(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """How many images there are, and their axes, which may have changed places."""
+    """Number of images and their axes, rows and columns swapped if ``turned``."""
 
     images: int
     rows: Window
@@ -126,8 +126,8 @@ class Axes(NamedTuple):
 
 
 class _Depth(NamedTuple):
-    """What a position sees: ``parts`` of ``part`` codes each, which are padded to ``size``;
-    tiles take ``deep`` of them at once."""
+    """Input of one position: ``parts`` of ``part`` codes each, padded to ``size``; tiles take
+    ``deep`` of them at once."""
 
     parts: int
     part: int
@@ -172,7 +172,7 @@ def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | 
 def products_of_images(
     site: Site, axes: Axes, x: Operand, weights: CodeWeights, rescaling: Rescaling
 ) -> NativeCall | None:
-    """What positions of images of any strides see, times ``weights``."""
+    """Return a call for a convolution of images of any strides with ``weights``, or None."""
     if axes.are_rows and weights.groups == 1:
         return products_of_rows(site, x, weights, rescaling)
     call = _products(site, axes, x, _merged(weights), rescaling)
@@ -250,7 +250,7 @@ def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
 
 
 def merged_groups(groups: int, filters: int, channels: int) -> int:
-    """How many adjacent groups are computed as one; ``filters`` and ``channels`` are a group's."""
+    """Return how many adjacent groups, each of these ``filters`` and ``channels``, to merge."""
     most = max(min(_PANEL // max(filters, 1), TILE // max(channels, 1)), 1)
     return max(m for m in range(1, most + 1) if groups % m == 0)
 
@@ -455,9 +455,9 @@ def site_inputs(site: Site) -> Sequence[Value | None]:
 
 
 def scaled_sums(site: Site, nodes: Sequence[Node], filters: int, axis: int) -> Rescaling | None:
-    """What ``nodes`` behind a product of integers make of its sums: a Cast to float32, a product
-    with factors, terms, and bounds, each if it is there. Factors and terms are one for all, or one
-    for each index of ``axis``."""
+    """Return the rescaling that ``nodes`` behind a product of integers express: a Cast to float32,
+    then an optional product with factors, sum with terms, and bounds. Factors and terms are one for
+    all, or one for each index of ``axis``. None if the nodes are anything else."""
     place = {value: i for i, value in enumerate(site_inputs(site))}
     cast, *others = nodes
     result, output = cast.outputs[0], site.output()

@@ -71,7 +71,7 @@ class CodePair(NamedTuple):
             factors = [signs[0] * a / y, signs[1] * b / y]
             added -= factors[0] * zeros[0] + factors[1] * zeros[1]
             size = 4 * 255 * (a + b) / y + 2 * abs(added + 257)
-        # What float32 rounds off, in parts times 1024; products may also be too small for it.
+        # Error of float32, in parts times 1024; products may also be too small for it.
         exactly = size > 768 * _SLACK or a * b < 1e-30
         swapped = self.kernel.startswith("integer_add") and a < b
         numbers = [*zeros, *self.limits, int(exactly), swapped]
@@ -135,7 +135,7 @@ def _bounded(by: Multiplier) -> tuple[int, int]:
 
 
 def integer_pair(node: Node, kind: str) -> CodePair:
-    """That of a node of IntegerArithmetic."""
+    """Return the operation on two tensors of codes of an IntegerArithmetic node."""
     attrs, operation = node.attrs, node.attrs["operation"]
     kernel = f"integer_{'mul' if operation == 'Mul' else 'add'}_{kind}"
     return CodePair(kernel, operation, attrs["scales"], attrs["zero_points"], attrs["code_limits"])

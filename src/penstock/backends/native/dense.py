@@ -216,7 +216,7 @@ def _dims(node: Node) -> _Dims | None:
 
 
 def _layer(site: Site) -> _Layer | None:
-    """What a node computes; None if it is nothing that there is a kernel for."""
+    """Return the dense layer that a node computes, or None if no kernel is available for it."""
     node = site.node
     product, *others = parts(node)
     inputs = node.attrs["region"].inputs if is_fused(node) else node.inputs
@@ -251,7 +251,7 @@ def _layer(site: Site) -> _Layer | None:
         return None
     for part in others:
         added = [value for value in part.inputs if value is not result]
-        # What begins with anything else is the program's, whose terms may have any form.
+        # From any other operation on, nodes are left to the program, which takes terms of any form.
         if part.op.name != "Add" or len(added) != 1 or not term(added[0]):
             break
         result, first = part.outputs[0], first + 1

@@ -267,8 +267,7 @@ class _Program:
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
         value: Term | None = None
         if first:
-            # What the part before has written counts as an input: the program computes in place on
-            # it.
+            # The result of the part before counts as an input: the program computes in place on it.
             self.inputs = {Term("f4"): len(site.node.inputs), **self.inputs}
             known[parts(node)[first - 1].outputs[0]] = next(iter(self.inputs))
         for part in parts(node)[first:]:
@@ -638,8 +637,8 @@ def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[byt
 
 
 def _rounded(term: Term, value: Value | None) -> Term:
-    """What others in the chain read of a value that is computed as float32: rounded, if it is of 16
-    bits."""
+    """Return the term that other nodes of the chain read for a value computed as float32: rounded,
+    if the value's type has 16 bits."""
     type_ = None if value is None else value.type
     narrow = _NARROW.get(_name(type_)) if isinstance(type_, TensorType) else None
     if narrow is None:
@@ -680,7 +679,7 @@ def _tiles(
 
 
 def _modes_of_rows(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
-    """How each operand comes into a register where tiles end with rows."""
+    """Return how to load each operand into a register where tiles end with rows."""
     dense = _dense(dims)
     return [_DIRECT if list(own) == dense else _GATHERED if any(own) else _ONCE for own in strides]
 

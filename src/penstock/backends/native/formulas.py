@@ -1,4 +1,4 @@
-"""What elementwise operations compute, as formulas of the operations of the interpreter in
+"""Formulas of elementwise operations, in terms of the operations of the interpreter in
 ``c/core/elementwise.c``.
 
     >>> x = Term("f4")

@@ -100,7 +100,7 @@ def image_workload(node: Node) -> Workload | None:
         return None
     added = 0.0
     for part in others:
-        # Those of programs; others cost next to nothing where sums are written.
+        # Count programs only: other operations cost next to nothing where sums are written.
         additions = 0.0 if part.op.name in _FOLLOWERS else additions_of(part)
         if additions is None:
             return None
@@ -165,7 +165,7 @@ class SeenAxis(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """Those of the largest phase."""
+        """The number of positions of the largest phase."""
         return -(-self.results // len(self.taps))
 
     @property
@@ -242,7 +242,7 @@ def image_convolution(site: Site) -> NativeCall | None:
 
 
 def _chain(site: Site) -> _Chain | None:
-    """What a node computes, if it is one that there are kernels for."""
+    """Return the convolution and what follows it in a node, or None if no kernel is available."""
     if not is_fused(site.node):
         return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
@@ -355,7 +355,7 @@ class _Packing(NamedTuple):
         return [phase for phase in self.phases if _PADDING not in phase]
 
     def given_words(self, chain: _Chain) -> tuple[Word, ...]:
-        """What the packing of weights that a run gives needs to know."""
+        """Return the arguments for packing weights that are given at run time."""
         kernel = self.shape[2:]
         strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
         taps = [
@@ -399,7 +399,7 @@ class _Packing(NamedTuple):
 def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
     """Weights with the taps of a phase alone."""
     for axis, taps in enumerate(phase, 2):
-        # Those of a convolution are all there are: they need no copy.
+        # A convolution's phase has all taps: they need no copy.
         if taps != tuple(range(w.shape[axis])):
             w = w.take(taps, axis)
     return w
@@ -452,7 +452,7 @@ def _convolution(
     )
     ns = part_ns(work)
     if weights is not None:
-        # Those of a transposed convolution are held in both orders.
+        # Weights of a transposed convolution are held in both orders.
         is_kept = packing.transposed or rounds
         held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
@@ -528,7 +528,7 @@ def _of_all_channels(
 
 
 def _pairs(site: Site, channels: int, filters: int) -> str:
-    """How the numbers of two channels of a group are packed together, as ``_Packing`` has it."""
+    """Return how to pack pairs of channels of a group: a value of ``_Packing.pairs``."""
     if channels % 2:
         return ""
     if site.rounds:
@@ -690,7 +690,7 @@ def _of_each_channel(
 
 
 def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
-    """How often weights repeat for a line that is a single run of elements; 1 if it is not."""
+    """Return how often to repeat weights for a line that is one run of elements; else 1."""
     slices, rows, columns = axes
     line = (columns.results + columns.reach) * channels
     few = channels <= _MOST_FLAT and max(rows.reach, columns.most_taps) <= _MOST_ROWS

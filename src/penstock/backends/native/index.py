@@ -28,7 +28,7 @@ def _strides(dims: Sequence[int]) -> list[int]:
 
 
 def _suffix(site: Site, x: TensorType) -> str | None:
-    """What kernels of the elements of ``x`` are called: by size, or by dtype for a reduction."""
+    """Return the suffix of kernels for elements of ``x``: by size, or by dtype for a reduction."""
     reduction = site.attr("reduction", "none")
     name = site.node.op.name.lower()
     if x.dtype is None or x.dtype.kind not in "biuf":
@@ -130,7 +130,7 @@ def gather_blocks(site: Site) -> NativeCall | None:
     )
 
 
-# What becomes of indices out of range, as in c/tables/index.c.
+# Treatments of indices out of range, as in c/tables/index.c.
 _FROM_END, _EXACT, _FROM_ZERO, _INSIDE, _NEAREST = range(5)
 _NAMES = "multiply=mul prod=mul minimum=min maximum=max sum=add =none"
 _REDUCTIONS = dict([pair.split("=") for pair in _NAMES.split()])

@@ -91,8 +91,8 @@ def rows_of_codes(weights: ConstantRef) -> Reordered:
 
 
 def starts_of_sums(held: Reordered, bias: np.ndarray | int = 0) -> np.ndarray:
-    """What sums of products with ``rows_of_codes`` begin with, in whole panels: ``bias``, less what
-    rows of uint8 add, which are 128 more than the codes."""
+    """Return the initial sums of products with ``rows_of_codes``, in whole panels: ``bias``, less
+    the excess of rows of uint8, which are 128 more than the codes."""
     _, sums, _ = held.arrays
     start = np.zeros(-(-sums.size // _PANEL) * _PANEL, INT32)
     start[: sums.size] = bias - 128 * sums

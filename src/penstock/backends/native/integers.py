@@ -130,7 +130,7 @@ def _weights(site: Site, node: Node, places: _Places, n: int) -> CodeWeights | N
 
 
 def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | None:
-    """What an operation makes of its sums; None if its scales or its bias are no constants."""
+    """Return the rescaling of sums; None if scales or the bias are no constants."""
     factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
     y_zero, dtype = _constant(site, places.y[1], 1), site.output().dtype
     if factors is None or terms is None or y_zero is None or dtype is None:

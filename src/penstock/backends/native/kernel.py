@@ -135,8 +135,8 @@ class NativeCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """What ``function`` makes of the tensors that a kernel ``writes``: strings of their indices, or
-    outputs whose shapes depend on data of arrays that are large enough."""
+    """A ``function`` applied to the tensors that a kernel ``writes``: it makes strings of their
+    indices, or outputs of data-dependent shapes from arrays that are large enough."""
 
     writes: tuple[TensorType, ...]
     function: Callable[..., RunValue]

@@ -84,7 +84,7 @@ def _product(
     y_row = of_y.pop() if len(a.dims) > 1 else columns
     leads = [_steps(m[:-2], len(dims)) for m in (left[1:] if len(a.dims) > 1 else left, right)]
     axes = _merged([*zip(dims, *leads, of_y, strict=True), (rows, a_row, 0, y_row)])
-    # What the right matrix is the same for are rows.
+    # Axes along which the right matrix is the same become rows.
     of_rows = axes.pop() if axes and not axes[-1][2] else (1, 0, 0, 0)
     of_columns, of_inner = (columns, 0, b_column, y_column), (inner, a_inner, b_inner, 0)
     return _Product(axes, of_rows, of_columns, of_inner)
@@ -244,7 +244,7 @@ def chosen_product(site: Site) -> NativeCall | None:
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
-    """How many indices in a row are of one x, whose last leading dims may be 1; None for others."""
+    """Return how many successive indices share one x, whose last leading dims may be 1, or None."""
     end = len(lead)
     while end and lead[end - 1] == 1:
         end -= 1

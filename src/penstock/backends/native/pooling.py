@@ -107,9 +107,9 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
 
 
 class _Part(NamedTuple):
-    """What an item of the work is: ``lanes`` planes that it brings side by side, 0 for none; rows
-    and columns of the result; as many rows as a ``group`` are combined by rows before any are by
-    columns, or else windows at once (``direct``)."""
+    """Size of a work item: ``lanes`` planes that it interleaves, or 0; rows and columns of the
+    result. ``group`` rows are combined by rows before columns, unless windows are taken at once
+    (``direct``)."""
 
     lanes: int
     band: int

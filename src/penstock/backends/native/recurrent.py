@@ -228,7 +228,7 @@ def _parts(layer: Layer) -> tuple[int, ...]:
 
 
 class _Sizes(NamedTuple):
-    """How the work of a layer is divided."""
+    """Division of a layer's work into items and chunks of steps."""
 
     padded: int  # units in whole blocks
     rows: int  # of the batch, of an item
@@ -241,7 +241,7 @@ class _Sizes(NamedTuple):
 def _sizes(
     layer: Layer, steps: int, batch: int, hidden: int, width: int, is_quantized: bool = False
 ) -> _Sizes:
-    """How a layer is divided that multiplies X [steps, batch, width]."""
+    """Return how to divide the work of a layer for an X of shape [steps, batch, width]."""
     block = _CODE_UNITS if is_quantized else _UNITS
     padded = math.ceil(hidden / block) * block
     columns = layer.gates * padded

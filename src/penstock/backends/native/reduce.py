@@ -73,7 +73,7 @@ def product_of_codes(site: Site) -> NativeCall | None:
 
 
 def _rescaling(site: Site) -> tuple[float, ...]:
-    """What the kernels of means and products of codes take besides."""
+    """Return the further arguments of the kernels of means and products of codes."""
     x, attrs, name = site.input(0), site.node.attrs, site.node.op.name
     if x is None or x.dtype is None or name not in ("IntegerMean", "IntegerProduct"):
         return ()

@@ -232,7 +232,7 @@ def _longest_run(indices: np.ndarray) -> tuple[int, int]:
 
 
 def _lanes(site: Site, name: str, taps: Sequence[int]) -> int:
-    """Those of a vector, if a row of the result is made of two rows of float32; else 0."""
+    """Return the lanes of a vector if a result's row is made of two rows of float32; else 0."""
     of_two = name == "resize_float32" and math.prod(taps[:-1]) == 2
     return LANES.get(site.library.level, 0) if of_two else 0
 

@@ -74,7 +74,7 @@ def embedded_words(site: Site) -> NativeCall | None:
         return None
 
     def products() -> np.ndarray:
-        """What each character adds to the windows that it is the i-th one of."""
+        """Return each character's contribution to a window, by its position there."""
         added = table @ weights[:, 0].transpose(1, 2, 0)
         return np.pad(added, ((0, 0), (0, 0), (0, -filters % _FILTERS)))
 
