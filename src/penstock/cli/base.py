@@ -158,7 +158,7 @@ def show_table(
         click.echo(f"and {len(rows) - len(shown) + 1} more; --json has all")
 
 
-# How far a command has come, on a terminal: rich's bar where rich is installed, else a line.
+# Progress of a command on a terminal: rich's bar where rich is installed, else a line.
 
 
 _DELAY = 1.0  # most commands have ended by then, for which a bar would only flicker

@@ -102,7 +102,7 @@ def _generator_of(model: Model, path: str, options: CompileArguments) -> Generat
 
 
 def _tokens_of(generator: Generator) -> int:
-    """How many tokens prompts may have of."""
+    """Return the size of the vocabulary from which to draw prompts."""
     known = generator.tokenizer.size
     outputs = {value.name: value.type for value in generator.stepper.model.graph.outputs}
     shape = getattr(outputs.get("logits"), "shape", None) or (None,)

@@ -99,7 +99,7 @@ def interrupting() -> Iterator[CancelToken]:
 
 
 def _said(asks: bool) -> Iterator[str]:
-    """What is typed, or the lines of a pipe, up to the end."""
+    """Yield the lines that are typed, or those of a pipe, until the input ends."""
     if not asks:
         for line in sys.stdin:
             if line.strip():
@@ -145,7 +145,7 @@ def chat(
     Needs penstock-runtime[generate].
     """
     GenerationOptions(**choice)  # type: ignore[arg-type]  # here, before the model is read
-    # What is said later takes any time: only reading the model has a bar.
+    # A chat takes any time: show a bar only while the model is read.
     as_json = bool(click.get_current_context().params.get("as_json"))
     with showing_progress("chat", quiet=as_json):
         generator = made.read(model, options)

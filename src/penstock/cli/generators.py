@@ -30,7 +30,7 @@ DRAFT = click.option(
 
 @dataclass(frozen=True)
 class GeneratorOptions:
-    """What a generator is made with beside its model: a tokenizer, a draft, and ``steps``, options
+    """Settings of a generator beside its model: a tokenizer, a draft model, and ``steps``, options
     of its stepper."""
 
     tokenizer: str | None

@@ -186,8 +186,8 @@ def plan(
     options: CompileArguments,
     question: _Question,
 ) -> JsonObject:
-    """How a model will run: its steps and their memory, or the generated program, its streams, a
-    forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
+    """Show how a model will run: its steps and their memory, or the generated program, its streams,
+    a forecast for one machine or for a cluster, or the arenas of all memory planners; or its graph
     after a compiler pass."""
     from penstock.textual.printer import format_graph
 

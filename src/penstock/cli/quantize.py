@@ -93,14 +93,14 @@ def metric_of(program: str) -> Metric:
                     f"--metric {program!r} must print a number last: {error} {more}"
                 ) from error
 
-    # What is resumed was measured by the same program.
+    # The name is part of a record's key: only the same program's measurements are resumed.
     metric.__qualname__ = program
     return metric
 
 
 def _output_of(words: Sequence[str]) -> tuple[int, str, str]:
-    """What a program ends with, and what it prints. Where this thread's work must stop meanwhile,
-    the program is ended."""
+    """Run a program and return its exit status, output and errors. If this thread is told to stop
+    meanwhile, the program is killed."""
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
         try:
