@@ -1,5 +1,5 @@
-"""What the driver of a cluster keeps: whether all workers are there, which of them has which
-variable, and what links cost."""
+"""State of a cluster's driver: which workers are alive, which of them holds which variable, and the
+costs of links."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Wholeness:
         return self.is_whole or self.ended is not None
 
 
-# Which worker of a cluster has which variable.
+# The worker of each variable.
 
 
 class VariableHomes:

@@ -133,8 +133,8 @@ class ClusterExecutor:
         return outputs
 
     def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
-        # What callers do when a run has ended may take long, or wait for another run: not on the
-        # thread that takes the messages of a worker.
+        # Callbacks of a finished run may be slow or wait for another run: keep them off the thread
+        # that takes a worker's messages.
         self._begin(inputs, control, lambda *result: pool().submit(partial(done, *result)))
 
     def _begin(self, inputs: RunValues, control: Control, done: Done) -> ClusterRun:

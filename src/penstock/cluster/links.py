@@ -41,7 +41,7 @@ SMALL_BYTES = 64 << 10
 _HEAD_BYTES = 16 << 10
 # Bytes of an array from which on it is not pickled with the rest of a message.
 _BESIDE_BYTES = 1 << 10
-# What Ray stores beside a message, by which the reader tells it from objects of Ray's own.
+# Mark that Ray stores beside a message, which tells it from objects of Ray's own.
 _MARK = b"penstock"
 # Answers that are read at once.
 _MOST_ANSWERS = 64
@@ -245,7 +245,7 @@ class LinkReader:
             if packed is None:
                 return False
             try:
-                # What is read refers to the buffer, which is free when nothing does.
+                # The message refers to the buffer, which is freed when nothing else does.
                 message = _unpacked(packed)
                 del packed
                 with suppress(OSError):  # the writer is gone

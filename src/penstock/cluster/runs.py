@@ -159,7 +159,7 @@ class Runs:
         assert self.members is not None
         self.members.members[worker].link.post(message)
 
-    # What workers say.
+    # Messages of workers.
 
     def take(self, worker: int, message: Message) -> None:
         """A message of a worker."""

@@ -1,4 +1,4 @@
-"""How many seconds the parts of a cluster wait for one another, where no option says so."""
+"""Default timeouts of a cluster, in seconds."""
 
 START_S = 60.0
 """For a worker to begin: Ray starts a process, which imports NumPy and compiles its parts."""
