@@ -114,7 +114,7 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     complete = not unknown and all(is_plannable(slot.type) for slot in copies)
     if fits and complete:
         return Allocations(known=total)
-    # What is known is added up already, so that runs count only the rest.
+    # Sizes known now are summed here, so that runs add up only the rest.
     if fits:
         return Allocations(True, taken, frozenset(unknown), total, complete)
     steps = frozenset(unknown.union(known))

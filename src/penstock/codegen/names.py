@@ -192,9 +192,9 @@ def _joined(*texts: str) -> str:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """What a program is bound to: the arena in the ``host``'s memory (uint8, of the size planned),
-    the ``remote`` ones, by the name of their memory, and the ``workspaces`` that streams of devices
-    have for steps. ``on_streams``: kernels of devices are called through streams."""
+    """Memory to which a program is bound: the arena in the ``host``'s memory (uint8, of the planned
+    size), the ``remote`` arenas by the name of their memory, and the ``workspaces`` that device
+    streams have for steps. ``on_streams``: kernels of devices are called through streams."""
 
     host: np.ndarray
     remote: Mapping[str, Any]
