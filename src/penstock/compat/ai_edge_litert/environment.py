@@ -1,4 +1,4 @@
-"""What LiteRT shares among models: paths of its libraries, of which there are none here."""
+"""Process-wide settings of LiteRT: paths of its libraries, of which there are none here."""
 
 from __future__ import annotations
 

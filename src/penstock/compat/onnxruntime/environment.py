@@ -1,4 +1,4 @@
-"""What ONNX Runtime has for a whole process: devices, allocators, pools of threads."""
+"""Process-wide settings of ONNX Runtime: devices, allocators, thread pools."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class OrtDeviceVendorId(IntEnum):
 
 
 class OrtExecutionProviderDevicePolicy(IntEnum):
-    """What to prefer among devices; there is one."""
+    """Preference among devices, of which there is one."""
 
     DEFAULT = 0
     PREFER_CPU = 1
@@ -131,7 +131,7 @@ def get_ep_devices() -> list[OrtEpDevice]:
 
 
 def get_build_info() -> str:
-    """What this is."""
+    """Return the name and version of Penstock, and of the interface that it stands in for."""
     return f"Penstock {VERSION}, with the interface of ONNX Runtime"
 
 

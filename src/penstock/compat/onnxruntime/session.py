@@ -106,7 +106,7 @@ class InferenceSession:
         self._outputs = [port.name for port in self._session.outputs]
         self._inputs = [port.name for port in self._session.inputs]
 
-    # What is known of the model.
+    # Properties of the model.
 
     def get_inputs(self) -> list[NodeArg]:
         """Names, dims and types of the inputs."""

@@ -1,2 +1,2 @@
-"""What programs import of ``onnxruntime.transformers`` to run models; the scripts that change
-models are ONNX Runtime's own, found where that is installed (``penstock.compat.install``)."""
+"""The modules of ``onnxruntime.transformers`` that programs import to run models. Scripts that
+change models are ONNX Runtime's own, if that is installed (``penstock.compat.install``)."""
