@@ -37,7 +37,7 @@ before the thread blocks only when it next runs code of Python."""
 EVENT_S = (2e-5, 1e-3)
 """Between two looks whether an event of a device has come: at first, and at most."""
 UNCHECKED_S = 1.0
-"""What a kernel of ours may take, by estimate, without a checkpoint: as long as NumPy's do."""
+"""Largest estimated time of one of our kernels without a checkpoint; NumPy's may take as long."""
 SHORT_RUN_S = 8e-3
 """A run that takes less does not wait for others: to hand a core over takes up to 0.3 ms, as a
 thread must come awake, and each has its core for a few ms at a time anyway."""

@@ -73,7 +73,7 @@ else:
         """A tuple with names for its elements."""
 
     class _Tuple(tuple):
-        """What all named tuples have."""
+        """Methods of all named tuples."""
 
         __slots__ = ()
 
