@@ -187,8 +187,8 @@ class CompiledExecutor:
         self._counts = program.allocations.counts
 
     def recipe(self) -> Callable[[], Executor]:
-        """What makes another executor of the same program, and holds neither this one nor its
-        arenas and what is bound to them."""
+        """Return a function that makes another executor of the same program. It keeps alive neither
+        this executor nor its arenas and the kernels bound to them."""
         return partial(_made_again, type(self), self._program, self._arguments, self._share.tuner)
 
     @property

@@ -90,7 +90,7 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
 
 
 def _other_dtype(wanted: np.dtype, given: np.dtype) -> str:
-    """That a dtype is not the one of an input, and what to do."""
+    """Return the end of a message about a feed of the wrong dtype, with the remedy."""
     name = dtype_name(wanted)
     if given.kind in "UST":
         return f"{name}, not an array of strings; give it numbers"
@@ -250,7 +250,7 @@ def _fit(dims: Shape, shape: Sequence[int]) -> bool:
 
 
 def _rank_hint(dims: Shape, shape: Sequence[int]) -> str:
-    """What would make an array of a wrong rank fit, if one dim of 1 more or less does."""
+    """Return a hint to reshape an array of a wrong rank, if one dim of 1 more or less fits."""
     if _fit(dims, [1, *shape]):
         return "; with a first dim of 1, array[np.newaxis], it would fit"
     if _fit(dims, [*shape, 1]):

@@ -191,7 +191,7 @@ class TaskRun:
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
         self.aside = _Continuations()
-        # Which signals have been emitted.
+        # Whether each signal has been emitted.
         self.S: list[Any] = [False] * flow.signals
         self.running = 0
         self.failed = False

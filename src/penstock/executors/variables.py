@@ -76,7 +76,7 @@ class Variables(Mapping[str, np.ndarray]):
             raise InvalidInput(
                 f"variable {name!r} has no value yet: set it, or run its initializer as a target"
             )
-        # What callers do to it must not change the variable.
+        # The caller may write to its copy without changing the variable.
         return value.copy()
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -88,7 +88,7 @@ class FrameInstance:
     def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
         self.static = static
         self.around = around
-        # Those of all runs, until a constant Enter brings a value for this run alone (``_keep``).
+        # Shared by all runs, until a constant Enter brings a value for this run alone (``_keep``).
         self.inputs = static.inputs
         self.waits = static.waits
         self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
