@@ -1,4 +1,4 @@
-"""What is needed to add to Penstock: operations, kernels, backends, and the types of values.
+"""The API for extending Penstock with operations, kernels, backends and types of values.
 
 ::
 
