@@ -150,7 +150,7 @@ def _imported(
     source: Any, head: bytes, limits: Limits, map_weights: bool, signature: str | None
 ) -> Model:
     """The model, which no session has saved. ``head``: its first bytes, of a folder none."""
-    # What a saved session, which opens in a few milliseconds, does without.
+    # Imported here: a saved session, which opens in a few milliseconds, needs none of it.
     from penstock.frontends.common.other_formats import (
         last_part,
         refuse_by_contents,

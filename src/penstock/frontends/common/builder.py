@@ -95,7 +95,7 @@ class NodeBuilder:
     nodes: list[Node] = field(default_factory=list, init=False)
     final: Node | None = field(default=None, init=False)
 
-    # What the file says of the inputs.
+    # Information in the file about the inputs.
 
     def input_constant(self, index: int) -> np.ndarray | None:
         """Input ``index`` if it is a constant."""
@@ -176,7 +176,7 @@ class NodeBuilder:
             )
         return shape
 
-    # What the node becomes.
+    # Nodes to emit in place of the file's node.
 
     def fresh(self, hint: str) -> str:
         """A name for a new value."""

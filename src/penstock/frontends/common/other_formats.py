@@ -210,8 +210,8 @@ def no_model_folder(folder: str) -> InvalidModel:
 
 
 def cut_short(data: bytes, numbers: Collection[int]) -> str:
-    """How much a protobuf message with fields of these ``numbers`` lacks at its end, as a part of a
-    sentence; "" unless that is what is wrong with it."""
+    """Return a clause that tells how far a protobuf message with fields of these ``numbers`` was
+    cut short; "" unless that is its fault."""
     at = 0
     with suppress(ValueError):
         for _ in range(_MOST_FIELDS):

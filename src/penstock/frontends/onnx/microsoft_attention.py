@@ -109,7 +109,7 @@ def decoder_attention(b: NodeUpgrade) -> None:
 
 
 def _features(shape: Shape | None) -> int:
-    """Those of [batch, places, features] or [batch, heads, places, size]; 0 if they are unknown."""
+    """Return features of [batch, places, features] or [batch, heads, places, size], or 0."""
     dims = {3: (shape or ())[2:], 4: (shape or ())[1::2]}.get(len(shape or ()), (0,))
     return math.prod([dim if isinstance(dim, int) else 0 for dim in dims])
 

@@ -74,7 +74,7 @@ class NodeUpgrade(NodeBuilder):
         self.append(op, "", inputs, outputs, attrs, f"{short_name(self.name)}/{op}")
 
     def kept(self, op: str, attrs: Attrs) -> Attrs:
-        """Those of ``attrs`` that the current version of ``op`` has."""
+        """Return the entries of ``attrs`` that the current version of ``op`` has."""
         allowed = current(op)[1].attributes
         return {key: value for key, value in attrs.items() if key in allowed}
 

@@ -153,7 +153,7 @@ def conv_transpose(c: Conversion) -> None:
     if c.op.startswith("Depthwise"):
         weights, groups = _depthwise_weights(c)
     else:
-        # What the convolution forward gives is what this one takes: its O are ONNX's C.
+        # The output of the forward convolution is the input of this one: its O are ONNX's C.
         weights = c.emit("Transpose", [c.inputs[1]], {"perm": [n + 1, n, *range(n)]})
         groups = _groups(c, image_format, None if sizes is None else tuple(sizes))
     inputs = [image_format.channels_first(c.inputs[2]), weights]

@@ -373,7 +373,7 @@ def _listed(graph: Graph) -> str:
 # such as those of Keras layers inside of a ``tf.Module``, and restores only the copies by nodes.
 
 
-# How checkpoints write the characters of a name that mean something in a key.
+# Escapes in checkpoints for characters of a name that are special in a key.
 _ESCAPED = str.maketrans({".": "..", "/": ".S"})
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Objects that one key leads through at most, so that a file cannot ask for long keys without end.
@@ -395,7 +395,7 @@ class ObjectGraph:
             if called in self._proto.concrete_functions:
                 bound = self._proto.concrete_functions[called].bound_inputs
                 inputs = [text for text in node.input if not text.startswith("^")]
-                # What a function captures are the last of its arguments.
+                # The captures of a function are the last of its arguments.
                 yield from zip(reversed(inputs), reversed(bound), strict=False)
 
     def key(self, number: int, most: int) -> str:

@@ -29,7 +29,7 @@ FILLING = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
 """operations that fill a table"""
 _MOST_CALLS = 10_000
 _MOST_IDENTITIES = 16
-# What an index of a line's parts may be besides: the whole line, and its number.
+# Special indices of a line's parts: the whole line, and its number.
 _WHOLE_LINE, _LINE_NUMBER = -2, -1
 
 Contents = tuple[np.ndarray, np.ndarray]
@@ -101,7 +101,7 @@ def table_contents(
                     continue
                 name = table.node.name
                 given = _filled(node, table.node, sources[1:], place, library, content)
-                # Which of the two remains is up to the order of runs.
+                # The order of runs decides which of the two remains.
                 again = name in filled and not _are_equal(contents[name], given)
                 contents[name] = None if again else given
                 filled.add(name)

@@ -18,7 +18,7 @@ from penstock.core.types import FLOAT32
 
 SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
 Parameters = Mapping[str, "float | str | Sequence[float] | None"]
-"""What a configuration says: ``rope_type``, ``rope_theta``, ``factor`` and others"""
+"""Parameters of a configuration: ``rope_type``, ``rope_theta``, ``factor`` and others"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from penstock.frontends.weights.settings import unsupported
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 """dtypes by the names that files have for them"""
 
-# What checkpoints hold beside the parameters that a graph reads: buffers that follow from the
-# configuration, and the heads of other tasks.
+# Entries of checkpoints that no graph reads: buffers that follow from the configuration, and the
+# heads of other tasks.
 _UNREAD = re.compile(
     r"rotary_emb\.|\.attn\.(masked_)?bias$|position_ids$|pooler\.|^cls\.|^lm_head\.|classifier\.|"
     r"^vocab_|qa_outputs\.|score\.|predictions\.|vision_|multi_modal_projector\."
