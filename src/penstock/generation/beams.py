@@ -147,7 +147,8 @@ class BeamSearch:
             assert beam.sampler is not None
             mask = None if beam.grammar is None else beam.grammar.mask()
             text = [*self.prompt, *beam.tokens]
-            # What is forbidden in one beam makes no other token of it likelier than in others.
+            # A token forbidden in one beam must not make its others likelier than those of other
+            # beams.
             logs = numbers - np.float32(log_sum_exp(numbers))
             adjusted = beam.sampler.adjusted(logs, text, len(beam.choices), mask)
             for token in largest_first(adjusted, min(count, adjusted.size)):

@@ -1,5 +1,5 @@
-"""What the text of an encoder-decoder begins with, and which tokens it never has, as the
-configuration beside the model says: ``generation_config.json``, or else ``config.json``.
+"""The tokens that begin a text of an encoder-decoder, and those that it never has, as read from the
+model's ``generation_config.json`` or, without it, ``config.json``.
 
 Texts of models of many languages begin with tokens that say which one is meant. Where Whisper's
 caller does not say it, the likeliest of these behind the first token is taken, as its authors do.

@@ -1,4 +1,4 @@
-"""Guesses at the next tokens, which a step checks together: the text is the same as without.
+"""Drafts of the next tokens, which one step verifies together without changing the text.
 
 ::
 
@@ -76,7 +76,7 @@ class DraftSource(NamedTuple):
 
     @classmethod
     def of(cls, stepper: Stepper, place: str | Path | None) -> DraftSource:
-        """That of a model, with files beside it in a ``place``."""
+        """Return the source for the model of ``stepper``, which has its files in ``place``."""
         rows, _, logits = interface_of(stepper)
         size = vocabulary_size_of(stepper, logits)
         known = context_of(stepper.metadata, place or stepper.path)

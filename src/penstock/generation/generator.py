@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
     from penstock.generation.prompt_encoder import PromptEncoder
 
-# What most requests do without is imported where it is needed: chats, grammars, beams, drafts.
+# Imported where they are needed, as most requests do without: chats, grammars, beams, drafts.
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.ndarray"
 """A text, tokens, messages of a chat, or sound"""
@@ -409,7 +409,7 @@ class Generator:
         return TextRequest(writer, tokens, grammar, self._drafts_of_text())
 
     def _drafts_of_text(self) -> Drafts | None:
-        """What guesses tokens of a text ahead."""
+        """Return a new drafter for one text: a model, a lookup in the prompt, or None."""
         if self._drafts is None and not self._lookup:
             return None
         from penstock.generation.drafts import DraftModel, PromptLookup

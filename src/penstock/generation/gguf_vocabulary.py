@@ -48,7 +48,7 @@ _DEEPSEEK3 = (
 )
 _CODER_CJK = "[一-龥\u0800-一가-\ud7ff]+"
 
-# How text is divided, pattern by pattern, before pairs are joined, with the names of it.
+# The patterns that split text, in turn, before pairs are merged, by the names of pre-tokenizers.
 _DIVISIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum",

@@ -1,5 +1,5 @@
-"""Which tokens may follow, so that a text has the form of a grammar, a JSON schema or a regular
-expression. llguidance computes it."""
+"""Masks of the tokens that keep a text within a grammar, a JSON schema or a regular expression, as
+computed by llguidance."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TokenGrammar:
             )
 
     def accepted(self, tokens: list[int]) -> int:
-        """How many of some tokens may follow, one after the other. None is added."""
+        """Return how many of ``tokens`` may follow in turn. The state is unchanged."""
         return self._matcher.validate_tokens(tokens)
 
     def forced(self) -> list[int]:
@@ -147,5 +147,5 @@ class TokenGrammar:
 
 
 def _message(matcher: LLMatcher) -> str:
-    """What llguidance says, without the state of its parser."""
+    """Return llguidance's error message, shortened, without the state of its parser."""
     return shortened(matcher.get_error().partition("\n<state>")[0].strip(), MAX_SENTENCE)

@@ -1,4 +1,4 @@
-"""What a caller asks of a generated text: its length, how tokens are chosen, and its form."""
+"""Options of a request for text: its length, the choice of tokens, and its form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_TEXTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How a text is generated. The defaults choose the likeliest token at each step.
+    """Options of text generation. The defaults choose the likeliest token at each step.
 
     Every value is checked on creation: a wrong type raises ``TypeError``, a value out of its bounds
     ``InvalidInput``. Sequences become tuples, and a schema that is a mapping becomes text.

@@ -1,4 +1,4 @@
-"""What a decoder reads of a prompt in all of its steps: computed once, by the encoder.
+"""The encoder of an encoder-decoder: computes once per prompt what each decoder step reads.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a request for text returns."""
+"""Result of a request for text."""
 
 from __future__ import annotations
 

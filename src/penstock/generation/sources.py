@@ -1,4 +1,4 @@
-"""What a generator needs beside a model: its tokenizer, its inputs, and how long texts may be."""
+"""A generator's settings besides the model: tokenizer, names of ports, context length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
 
 
 def vocabulary_size_of(stepper: Stepper, logits: str) -> int | None:
-    """How many tokens the output of logits is for, if its shape says so."""
+    """Return the size of the last axis of ``logits``, or None if it is not fixed."""
     types = {port.name: port.type for port in stepper._engine.runner.session.outputs}
     shape = getattr(types[logits], "shape", None)
     return shape[-1] if shape and isinstance(shape[-1], int) else None

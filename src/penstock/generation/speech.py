@@ -25,7 +25,7 @@ _LOWEST, _HIGHEST = 0.0, 8000.0
 
 
 class MelSpectrogram(NamedTuple):
-    """How sound is made features: ``bands`` of Fourier transforms of ``window`` samples each
+    """Parameters of log-mel features: ``bands`` of Fourier transforms of ``window`` samples each
     ``hop`` samples, of at most ``seconds`` at ``rate`` samples a second."""
 
     bands: int = 80

@@ -33,10 +33,10 @@ _BEFORE = 8
 
 
 class TextSource(NamedTuple):
-    """What texts of a model are made with: the names of the input that has tokens and of the output
-    that has logits, the tokenizer, the tokens that end a text, and the most tokens of a text with
-    its prompt, None if that is not known; tokens that do not come first, the dtype of tokens, and
-    tokens that never come unless a request has a bias for them.
+    """A model's settings for text: the names of the input of tokens and of the output of logits,
+    the tokenizer, the tokens that end a text, and the most tokens of a text with its prompt (None
+    if unknown); the tokens that may not come first, the dtype of tokens, and the tokens that never
+    come unless a request has a bias for them.
     """
 
     rows: str
@@ -80,7 +80,7 @@ class TextWriter:
 
     @property
     def left(self) -> int | None:
-        """How many more tokens the text may have."""
+        """The number of tokens that the text may still have; None if it is unlimited."""
         return None if self._most is None else self._most - len(self.result.tokens)
 
     def take(self, choice: TokenChoice, complete: bool = False) -> TextPiece:
