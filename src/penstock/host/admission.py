@@ -41,7 +41,7 @@ from penstock.host.threads import Line, cores_of_thread, usable_cores
 # A run waits for at most this many times the time that it would take if all runs shared the cores:
 # times vary.
 _SLACK = 2
-# How many times as long as it takes itself a run waits for those of a higher priority.
+# The longest wait of a run for those of a higher priority, as a multiple of its own time.
 _PATIENCE = 8
 
 

@@ -52,8 +52,8 @@ _ALLOW: tuple[type, ...] = (
 _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
 # Young objects above which to list them takes too long: where users have turned the collector off.
 _MOST_YOUNG = 1 << 20
-# Which deallocators look first is no promise of Python's: a test frees objects of each type. The
-# collector of a free-threaded build walks the heap, and knows no young objects.
+# Python does not promise which deallocators look first: a test frees objects of each type. The
+# collector of a free-threaded build walks the heap, and has no young generation.
 _TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
 

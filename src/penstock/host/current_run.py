@@ -140,5 +140,5 @@ class Budget:
 
 # Arrays up to which none are looked at again.
 _FEW_ARRAYS = 1000
-# What an array takes beside its elements: the object, a reference to it, and an entry here.
+# Size of an array besides its elements: the object, a reference to it, and an entry here.
 _ARRAY_BYTES = 256

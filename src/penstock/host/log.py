@@ -1,5 +1,5 @@
-"""What a program may listen to: lines of the logger "penstock", of plans that are compiled and
-dropped and of what is missing, and spans of OpenTelemetry.
+"""Events for a program that listens: lines of the logger "penstock" about plans compiled or dropped
+and about what is missing, and spans of OpenTelemetry.
 
 Penstock does not import ``logging``, which takes a few milliseconds, nor ``opentelemetry``: a
 program that listens has imported them.

@@ -118,7 +118,7 @@ class Line(Generic[Waiting]):
         return sum(map(len, self._levels.values()))
 
     def __iter__(self) -> Iterator[Waiting]:
-        """Those that wait, higher priorities first."""
+        """Iterate over the waiting items, higher priorities first."""
         for level in sorted(self._levels, reverse=True):
             yield from tuple(self._levels[level])
 
