@@ -314,7 +314,7 @@ def _of_node(node: Node, known: Mapping[str, str]) -> Path:
     if node.op.domain == "penstock":
         return ()  # added for the steps beside it, and named after a value
     if known:
-        # What a pass makes of a node has its name before a slash.
+        # Nodes that a pass makes are named after the original, which comes before a slash.
         scope = known.get(node.name) or known.get(node.name.partition("/")[0], "")
         return tuple(filter(None, scope.split("/")))
     written = next((value.name for value in node.outputs if value is not None), "")
