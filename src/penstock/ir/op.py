@@ -47,8 +47,8 @@ Trait: TypeAlias = Literal[
     "forwards handle",
     "any order",
 ]
-"""What else passes ask an operation for. What only a few operations have is no field of ``Op``, so
-that a further trait is a word here and where those operations are registered.
+"""Further properties of an operation that passes query. Those of only a few operations are no
+fields of ``Op``, so that a new trait is a word here and where those operations are registered.
 
 ``begins``: a chain of elementwise operations may begin with it and be one kernel; ``begins heavy``:
 it also is most of the work of that kernel. ``links``: it may follow in a chain, as elementwise
