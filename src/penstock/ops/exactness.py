@@ -1,4 +1,4 @@
-"""Which nodes NumPy computes to the same bits on all processors, for ``reproducible=True``.
+"""Nodes that NumPy computes to the same bits on all processors, for ``reproducible=True``.
 
 IEEE 754 rounds sums, products, quotients and roots of two numbers in one way. Of functions such as
 ``exp``, and of sums of many numbers, NumPy has several forms, and takes one by the processor.

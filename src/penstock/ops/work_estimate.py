@@ -1,4 +1,4 @@
-"""How much work a node is, and what it is expected to take: one formula, and rates as data.
+"""Work of a node and its expected time: one formula, with rates as data.
 
 Work is floating-point operations and bytes, from types alone. The estimate is the sum of a fixed
 time and of what each resource takes, as in a roofline without overlap::

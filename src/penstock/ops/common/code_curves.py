@@ -62,7 +62,7 @@ def softmax_points() -> np.ndarray:
 
 
 def on_lines(points: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """What lines between 513 points give for codes of 16 bits, int64 as both."""
+    """Interpolate linearly between 513 ``points`` at 16-bit ``codes``; int64, as both are."""
     place, offset = 256 + (codes >> 7), codes & (_BETWEEN - 1)
     slope = (points[place + 1] - points[place]).astype(np.int16).astype(np.int64)
     return points[place] + ((slope * offset + _BETWEEN // 2) >> 7)

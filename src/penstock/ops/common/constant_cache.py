@@ -238,8 +238,8 @@ def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
 def sources_after_release(
     constants: Iterable[np.ndarray],
 ) -> list[ref[np.ndarray] | ref[Reordered]]:
-    """What gives each of some constants later: itself while anything holds it, or what it is given
-    back from."""
+    """Return a reference that gives each constant later: itself while it is alive, or the entry
+    that restores it."""
     homes: dict[int, Reordered] = {}
     for reference in _REORDERED.valuerefs():
         entry = reference()

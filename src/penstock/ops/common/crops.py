@@ -38,7 +38,7 @@ def resized_crops(
     y = _positions(boxes[:, 0], boxes[:, 2], height, int(size[0]), exact_ends)
     x = _positions(boxes[:, 1], boxes[:, 3], width, int(size[1]), exact_ends)
     inside_y, inside_x = (y >= 0) & (y <= height - 1), (x >= 0) & (x <= width - 1)
-    # What lies outside is replaced, but needs some place to be read from.
+    # Values outside are replaced, but need some place to be read from.
     y, x = np.where(inside_y, y, np.float32(0)), np.where(inside_x, x, np.float32(0))
     begins = which.astype(np.int64)[:, None] * height
     # Channels of a single image that lie first are picked one by one: to move them takes longer.

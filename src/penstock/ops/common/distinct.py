@@ -26,7 +26,7 @@ def distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def in_order(
     order: np.ndarray, first: np.ndarray, numbers: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What ``distinct_rows`` returns, in another order of the distinct rows [M]."""
+    """Return the result of ``distinct_rows`` with its distinct rows [M] in another ``order``."""
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     return first[order], ranks[numbers], counts[order]

@@ -239,7 +239,7 @@ def _widened(make: Make, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
     wide_outputs = [_wide(t) for t in outputs]
     wide_consts = _WideConsts(consts)
     inner = make(wide_inputs, wide_outputs, wide_consts)
-    # What routines computed of converted constants is found again by the identity of these.
+    # Results of routines on converted constants are found again by the identity of these.
     if inner.prepared:
         inner = inner._replace(kept=wide_consts.shares)
     if wide_inputs == list(inputs) and wide_outputs == list(outputs):

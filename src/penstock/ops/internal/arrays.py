@@ -32,8 +32,8 @@ def _trip_count(*bounds: np.ndarray, least: int) -> np.ndarray:
 
 _COUNT = always(TensorType(INT64, ()))
 TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _COUNT, array_kernel(_trip_count))
-"""How often a loop runs that counts up to a limit. Inputs are pairs of integers, where a counter
-starts and its limit; the loop ends with the first counter that reaches its limit, after ``least``
+"""Trip count of a loop that counts up to a limit. Inputs are pairs of integers, the start of a
+counter and its limit; the loop ends with the first counter that reaches its limit, after ``least``
 iterations at the earliest."""
 
 

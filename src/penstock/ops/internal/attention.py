@@ -90,7 +90,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    """That with keys as values have them: [..., positions, size]."""
+    """Return the work of attention with keys laid out as values: [..., positions, size]."""
     return attention_work(attrs, [inputs[0], inputs[2]], output)
 
 

@@ -62,7 +62,8 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
-    """Which rows each row of a head sees, by the biases of one attention, all of four dims."""
+    """Return the rows that each row of a head sees, by the biases of one attention, of four
+    dims."""
     seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
     for bias in biases:
         # The negation lets NaN count as seen: it spoils the scores of the row that sees it.
@@ -112,7 +113,7 @@ def _note_read(live: np.ndarray, index: np.ndarray | tuple[np.ndarray, ...]) -> 
     """Note rows that are read by index; those out of range are an error of their reader."""
     sample, row = index if isinstance(index, tuple) else np.moveaxis(index, -1, 0)
     batch, rows = live.shape
-    # What counts from the end is negative.
+    # Negative indices count from the end.
     sample, row = np.where(sample < 0, sample + batch, sample), np.where(row < 0, row + rows, row)
     valid = (sample >= 0) & (sample < batch) & (row >= 0) & (row < rows)
     live[sample[valid], row[valid]] = True

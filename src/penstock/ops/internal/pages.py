@@ -145,7 +145,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
 
 def _bias(at: np.ndarray, total: int, window: int, by_distance: np.ndarray | None) -> np.ndarray:
-    """What is added to the scores of rows at some positions, [..., rows, total]."""
+    """Return the bias of the scores of rows at the positions ``at``, [..., rows, total]."""
     distance = at[:, None] - np.arange(total)
     hidden = distance < 0
     if window:
@@ -178,7 +178,7 @@ def check_runs(
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    # How long the pasts are is not known: as many positions as a page has.
+    # The lengths of pasts are not known: assume as many positions as a page has.
     q = inputs[0]
     assert q is not None
     return 2 * output[1] * output[2] * attrs["positions"] * (q[3] + output[3])

@@ -453,7 +453,7 @@ def word_conv_embedding(
     lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)
     if len(table) > words.size:
         table, words = table[words.reshape(-1)], np.arange(words.size).reshape(words.shape)
-    # What each character adds to the windows that it is the i-th one of.
+    # Each character's contribution to a window, by its position there.
     products, chars = table @ weights[:, 0].transpose(1, 2, 0), words.T
     values = np.take(products[0], chars[:places], 0)
     for i in range(1, window):

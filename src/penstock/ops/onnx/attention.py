@@ -30,7 +30,7 @@ from penstock.ops.registry import operator
 # Bytes of scores at a time: what processors keep near one core.
 _BLOCK_BYTES = 2**19
 
-# What the fourth output of Attention shows.
+# Contents of the fourth output of Attention.
 RAW, CAPPED, BIASED, SOFTMAX = range(4)
 
 _ANY: Shape = (None,) * 4

@@ -171,7 +171,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     start = padded_bytes = 0
     covering = list(boxes([axis.count for axis in axes], limit))
     sizes = [prod(high - low for low, high in box) for box in covering]
-    # What the windows see takes the start of the workspace; the padded elements lie behind it.
+    # The windows' elements take the start of the workspace; the padded elements lie behind them.
     layout = Scratch()
     layout.field((rows * max(sizes),), dtype)
     behind = layout.size
@@ -357,7 +357,7 @@ def _shifted(
             planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
         for image, result in zip(x, out.reshape(shape_out), strict=True):
             for where, shifts in pieces:
-                # What no element is copied to is padding, and the piece before has used the same
+                # Elements that nothing is copied to are padding, and the piece before used the same
                 # memory.
                 planes.fill(0)
                 length = shifts.length

@@ -243,7 +243,7 @@ def box_edges(boxes: np.ndarray, center_point_box: bool = False) -> np.ndarray:
 
 
 def shares(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """How much of their union the pairs of boxes share, from ``box_edges``."""
+    """Return the intersection over union of pairs of boxes, from ``box_edges``."""
     x0, x1, y0, y1, area = rows[:, :, None]
     width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])

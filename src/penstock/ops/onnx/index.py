@@ -342,7 +342,7 @@ def slice_(node: Node, types: Types) -> Kernel:
             dim = dims[i]
             if not isinstance(dim, int) and step < 0 and start < -1:
                 return None  # depends on the dim
-            # What would depend on a dim that is unknown has been given up above.
+            # Results that depend on an unknown dim have been given up above.
             limit = dim if isinstance(dim, int) else sys.maxsize
             result[i] = slice(*_clamped(start, end, step, limit))
         return (*result, ...)

@@ -43,7 +43,7 @@ def negative_log_likelihood(
 
     def into(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None, out: np.ndarray) -> None:
         ignored = None if ignore is None else target == ignore
-        # What is ignored may name no class, and reads class 0, which then counts for nothing.
+        # An ignored target may name no class: it reads class 0, which then counts for nothing.
         index = target if ignored is None else np.where(ignored, 0, target)
         if index.size and not (ignored is not None and ignored.all()):
             low, high = index.min(), index.max()

@@ -278,7 +278,7 @@ def _window_sizes(axes: Sequence[Window], padding: bool) -> int | np.ndarray:
     for axis in axes:
         start = np.arange(axis.count) * axis.stride - axis.begin
         bounds = (-axis.begin, axis.size + axis.end) if padding else (0, axis.size)
-        # How many kernel positions lie before each bound.
+        # The number of kernel positions before each bound.
         low, high = (np.clip(-((start - b) // axis.dilation), 0, axis.kernel) for b in bounds)
         sizes = np.multiply.outer(sizes, high - low)
     return int(sizes.flat[0]) if sizes.size and (sizes == sizes.flat[0]).all() else sizes

@@ -37,7 +37,7 @@ _PACKED_INTS = {
     for name, bits in SUB_BYTE.items()
     if "int" in name
 }
-# Those of less than a byte have neither infinity nor NaN: casts to them saturate.
+# Types of less than a byte have neither infinity nor NaN: casts to them saturate.
 _FLOATS = {*FLOAT8, *SUB_BYTE} - _PACKED_INTS.keys()
 TARGETS = {"int8", "uint8", "int16", "uint16", *FLOAT8, *SUB_BYTE}
 SOURCES = TARGETS | {"int32"}

@@ -191,7 +191,7 @@ def cell_weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeig
         n, hidden = r.shape
         bias = r_bias = None
         if b is not None:
-            # What is added and scaled below must not change the array of the model.
+            # Copied, as additions and scalings below must not change the array of the model.
             bias = b[:n].copy()
             # The bias of the state's product for the new gate is multiplied by the reset gate; all
             # others only add up.

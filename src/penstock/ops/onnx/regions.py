@@ -102,7 +102,7 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     bins = attrs.get("output_height", 1), attrs.get("output_width", 1)
 
     def samples(region: np.ndarray, sizes: Sequence[int]) -> list[_Samples]:
-        """Those along height and width of a region x1, y1, x2, y2."""
+        """Return the samples along height and width of a region x1, y1, x2, y2."""
         one = region.dtype.type(1)
         corners = region * one.dtype.type(scale) - one.dtype.type(0.5 if shifted else 0)
         _check_finite(corners)

@@ -33,7 +33,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
 from penstock.ops.registry import array_operator
 
-# What a list takes for each element, and an element that is a view.
+# Bytes that a list takes for each element, and for an element that is a view.
 _PLACE_BYTES = 8
 _VIEW_BYTES = 200
 

@@ -159,7 +159,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     if target is None:
         return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
     fixed: Any = target if dims is None else reshaped_dims(dims, target, allowzero)
-    # Which dims are copied is known in a run only.
+    # Only a run knows which dims are copied.
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 

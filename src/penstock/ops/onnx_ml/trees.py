@@ -191,7 +191,7 @@ class _Votes:
         self.table: np.ndarray | None = None
         nodes = len(ensemble.forest.feature)
         sums = aggregate in ("SUM", "AVERAGE")
-        # What leaves every aggregate as it is.
+        # The neutral element of each aggregate.
         neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
         # Each leaf votes once: a vector takes the place of a table of all leaves and targets.
         if len(np.unique(leaf)) == len(leaf) and (targets == 1 or sums):

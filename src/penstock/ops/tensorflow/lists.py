@@ -34,7 +34,7 @@ from penstock.ops.common.shape_rules import all_known, always, fits, ints, tenso
 from penstock.ops.registry import Prepared
 from penstock.ops.tensorflow import common, tensor_arrays
 
-# What a list takes for each place.
+# Bytes that a list takes for each place.
 _PLACE_BYTES = 8
 
 

@@ -209,7 +209,7 @@ def _split(text: str, separator: str, most: int) -> list[str]:
             break
         words.append(match[0])
         end = match.end()
-    # What is left when the last split was made, even if nothing is.
+    # After the last split the rest is a word, even an empty one.
     return [*words, text[end:].lstrip(_SPACE)] if len(words) == most else words
 
 
