@@ -30,7 +30,7 @@ class GraphChecks:
 
 
 def _facts(graph: Graph) -> list[object]:
-    """What a graph consists of, to be compared: all that a pass may change in it."""
+    """Return all parts of a graph that a pass may change, for comparison."""
     facts: list[object] = [graph, *graph.inputs, *graph.outputs, *[v.type for v in graph.inputs]]
     for node in graph.walk():
         facts += (node, node.op, id(node.attrs), len(node.attrs), len(node.inputs))

@@ -1,4 +1,4 @@
-"""What passes have in common: the protocol of a pass, and the context in which it runs."""
+"""The protocol of a pass, and the context in which it runs."""
 
 from __future__ import annotations
 
@@ -103,8 +103,7 @@ class Placing:
         return None
 
     def other_places(self, node: Node) -> OtherPlaces:
-        """Which inputs and outputs of a node its kernel has elsewhere than in its backend's
-        memory."""
+        """Return the inputs and outputs that a node's kernel has outside its backend's memory."""
         return NO_OTHER_PLACES
 
     def direct(self, source: str, target: str) -> bool:
@@ -199,14 +198,14 @@ class PassContext:
     framed: bool = False
     """Whether the graph has TensorFlow's frames, so that values may be dead."""
     numerics: Numerics = Numerics()
-    """How values are rounded, and constants are computed."""
+    """Rounding of values, and the evaluation of constants."""
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
-    """What weights were converted to, in all graphs of a session."""
+    """Converted weights, shared by all graphs of a session."""
     inferred: dict[Node, list[object]] = field(default_factory=dict)
-    """What the types of nodes were inferred from, in the rounds before: the objects."""
+    """Objects from which each node's types were inferred in earlier rounds."""
     placing: Placing = field(default_factory=Placing)
-    """Where nodes run: what a pass decides of it is kept there."""
+    """Where nodes run; passes record their decisions there."""
     frames: FramePolicy = field(default_factory=FramePolicy)
-    """What becomes of frames and devices: what a pass decides of it is kept there."""
+    """Treatment of frames and devices; passes record their decisions there."""
     after_pass: AfterPass | None = None
     """Called with each pass that ran, and each graph as that left it."""

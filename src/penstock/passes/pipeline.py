@@ -378,7 +378,7 @@ LOWER: tuple[Pass, ...] = (
     Fuse(),
     # A fused node has one backend: chains are fused before nodes are placed.
     AssignBackends(),
-    # What moves values needs to know in whose memory they are.
+    # Transfers need the memory of each value.
     insert_transfers,
     AssignLayouts(),
 )

@@ -213,7 +213,7 @@ class Substitution:
                 continue
             seen.add(node)
             if node in self._removed:
-                # What waited for the node waited for its producers with it.
+                # Nodes that waited for the removed one waited for its producers with it.
                 sources = [p for v in node.inputs if v is not None and (p := v.producer)]
                 instead = self._removed[node]
                 stack += [*instead[::-1], *sources[::-1], *node.control_inputs[::-1]]
@@ -248,7 +248,7 @@ def new_name(name: str, taken: Counter[str]) -> str:
 def produced_by(value: Value | None, *names: str) -> Node | None:
     """The producer of ``value``, if it is one of these operations and has one output."""
     node = None if value is None else value.producer
-    # What waits for other nodes must not be taken into a node that does not.
+    # A node with control inputs must not be merged into a node without.
     if node is None or node.op.full_name not in names or node.control_inputs:
         return None
     return node if len(node.outputs) == 1 else None

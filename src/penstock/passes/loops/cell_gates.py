@@ -1,4 +1,4 @@
-"""What the gates of a recurrent cell in a loop add up, taken apart.
+"""Decomposition of the gates of a recurrent cell in a loop into summands.
 
 ::
 
@@ -37,7 +37,7 @@ class Columns(NamedTuple):
 
 
 class GateSum(NamedTuple):
-    """What adds up to a gate: columns of rows, products of the state by weights [units, units],
+    """Summands of a gate: columns of rows, weights [units, units] of products with the state,
     constants [units], and other values."""
 
     rows: list[Columns]
@@ -162,7 +162,7 @@ class CellMatcher:
         return None
 
     def _gate(self, value: Value | None, which: int) -> GateSum | None:
-        """What ``value`` is the sigmoid of; that of output ``which`` of a GruGates."""
+        """Return the summands under a sigmoid, or under output ``which`` of a GruGates."""
         node = None if value is None else value.producer
         if value is None or node is None:
             return None
@@ -185,8 +185,8 @@ class CellMatcher:
         return None if whole is None else self._sum(whole, part.begin)
 
     def _sum(self, value: Value, begin: int = 0) -> GateSum | None:
-        """What adds up to the columns of ``value`` from ``begin`` on; None if there are too many
-        or they are no rows of float32."""
+        """Return the summands of the columns of ``value`` from ``begin`` on; None if there are too
+        many or they are no rows of float32."""
         total = GateSum([], [], [], [])
         left, count = [Columns(value, begin)], 0
         while left:
@@ -328,7 +328,7 @@ def row_of(const: np.ndarray, begin: int, width: int) -> np.ndarray | None:
 
 
 def _part_of(value: Value) -> Columns:
-    """What ``value`` is a part of along the last axis, and where it begins; else itself."""
+    """Return the value that ``value`` is a part of along the last axis, or itself; the offset."""
     node = value.producer
     if node is None or node.control_inputs or not value.rank or node.inputs[0] is None:
         return Columns(value, 0)

@@ -114,7 +114,7 @@ def _count_constant(node: Node) -> bool:
 
 
 def _constant_trips(node: Node) -> int | None:
-    """How often a Loop runs whose conditions are that what counts is below constants."""
+    """Return the trip count of a Loop whose conditions are that counters are below constants."""
     limit, guard = node.inputs[:2]
     body: Graph = node.attrs["body"]
     most = None if limit is None or limit.const is None else max(int(limit.const.item()), 0)
@@ -207,8 +207,8 @@ def _may_grow(start: Value) -> bool:
 
 
 def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
-    """What a counter ends with: its limit, if it started below it, or else where it started, after
-    ``least`` iterations."""
+    """Compute a counter's final value: its limit if it started below it, or else where it started,
+    after ``least`` iterations."""
     end, start = node.outputs[counter.place], counter.start
     if end is None:
         return []

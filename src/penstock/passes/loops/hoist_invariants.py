@@ -1,4 +1,4 @@
-"""What loops do not change, computed and read outside of the loop instead.
+"""Hoisting of loop invariants: values that a loop does not change are computed before it.
 
 ::
 
@@ -94,13 +94,13 @@ def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
     at_least_once = _runs(loop)
     leaving: list[Node] = []
     for node in with_checkpoints(body.nodes):
-        # What nested graphs read takes a walk through them, so their owner's inputs are asked
+        # To find the reads of nested graphs takes a walk through them: check the owner's inputs
         # first.
         if not inside.isdisjoint(node.inputs) or not _may_move(node, body):
             continue
         if inside.isdisjoint(all_reads(node)) and (at_least_once or _cannot_fail(node)):
             leaving.append(node)
-            # What reads this node alone may leave behind it.
+            # Nodes that depend on the loop through this node alone may follow it.
             inside.difference_update(node.outputs)
     if leaving:
         moved = set(leaving)

@@ -157,7 +157,7 @@ class _Hoister:
                 continue
             (y,), slice_ = node.outputs, self._slice(x)
             added = slice_ is not None and slice_.source.producer in self.before
-            # What else reads the product needs it without the bias, which would be hoisted twice.
+            # Another reader needs the product without the bias: it would be hoisted twice.
             if slice_ is None or not added or y is None or len(self.readers.get(x, ())) > 1:
                 continue
             row = bias.const.size == bias.const.shape[-1:][0] if bias.const.ndim else False
@@ -178,7 +178,7 @@ class _Hoister:
     # Slices.
 
     def _slice(self, x: Value) -> _Slice | None:
-        """What ``x`` is a slice of, if products of all of its slices are worth it."""
+        """Return the tensor of which ``x`` is a slice, if products of all its slices pay off."""
         node = x.producer
         if x in self.body.inputs:
             return self._scanned(x)

@@ -1,4 +1,4 @@
-"""What the iterations of a loop compute, for all of them at once before the loop.
+"""Vectorization of a loop: computes rows of all its iterations at once before the loop.
 
 ::
 
@@ -35,7 +35,7 @@ _COUNTING = tuple([np.dtype(t) for t in (np.int32, np.int64, np.float32, np.floa
 
 
 def trips_of(loop: Node) -> int | None:
-    """How often a Loop or Scan runs, if that is known and no condition ends it."""
+    """Return the trip count of a Loop or Scan, if it is known and no condition ends it."""
     if loop.op.role is Role.SCAN:
         layout = ScanLayout(loop)
         # ONNX demands the same length of all scan inputs: any known one will do.
@@ -65,8 +65,8 @@ class Count(NamedTuple):
 
 
 def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
-    """How ``value``, one whole number in the body of a Loop, counts; of float32 only while it is
-    at most 2^24."""
+    """Return the count that ``value``, one whole number in the body of a Loop, follows; of float32
+    only while it is at most 2^24."""
     body: Graph = loop.attrs["body"]
     if value is None or loop.op.role is not Role.LOOP or not _is_number(value) or not depth:
         return None
@@ -96,7 +96,7 @@ def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
 
 
 def _carried_count(loop: Node, value: Value) -> Count | None:
-    """How a value counts that the loop carries, if each iteration adds 1 to it or takes 1 away."""
+    """Return the count of a loop-carried value to which each iteration adds 1, or subtracts it."""
     body: Graph = loop.attrs["body"]
     entering, leaving = loop_carried(loop)
     carried = body.inputs[entering]
@@ -216,7 +216,7 @@ class LoopRows(Expansion):
         return None if rows is None else self.reshaped(rows, (self.trips, *dims))
 
     def _slice(self, source: Value | None, axis: int, count: Count) -> Value | None:
-        """What is read of ``source`` along ``axis``, with that axis first."""
+        """Return what all iterations read of ``source`` along ``axis``, as the first axis."""
         if source is None or not is_static(source.type, _KINDS):
             return None
         dims, dtype = dims_and_dtype(source)

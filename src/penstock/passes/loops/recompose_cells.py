@@ -236,8 +236,8 @@ def _without_number(value: Value | None) -> tuple[Value | None, float]:
 
 
 def _split(parts: Sequence[Value | None], count: int = 0) -> tuple[Value | None, tuple[int, ...]]:
-    """What ``parts`` are all equal parts of along the last axis, in float32, and their places; of
-    one Split, or of a Slice for each. ``count`` is how many parts there are, 0 for any number."""
+    """Return the float32 value that ``parts`` divide equally along the last axis, and their places.
+    They come from one Split, or from a Slice each. ``count``: the number of parts; 0 for any."""
     count = count or _count(parts[0])
     places = [_place(part, count) for part in parts]
     whole = {x for x, _ in places}
@@ -249,7 +249,7 @@ def _split(parts: Sequence[Value | None], count: int = 0) -> tuple[Value | None,
 
 
 def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
-    """What ``part`` is one of ``count`` equal parts of along the last axis, and which of them."""
+    """Return the value of whose ``count`` equal last-axis parts ``part`` is one, and its place."""
     node = None if part is None else part.producer
     if part is None or node is None or node.control_inputs or not part.rank:
         return None, 0
@@ -269,7 +269,7 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
 
 
 def _count(part: Value | None) -> int:
-    """How many such parts what a Split or Slice divides has; 1 if it cannot be told."""
+    """Return into how many parts of this width a Split or Slice divides its input; 1 if unknown."""
     node = None if part is None else part.producer
     if part is None or node is None or node.op.full_name not in ("Split", "Slice"):
         return 1

@@ -1,4 +1,4 @@
-"""Whether what a padded batch computes of its rows is what each sample computes alone.
+"""Checks that a padded batch computes for each sample what the sample gets alone.
 
 ``row_packing`` proves that rows which a mask hides act on no others from where rows are packed on.
 What comes before, such as the mask itself, it takes as the model computes it for a padded batch. A
@@ -91,7 +91,7 @@ def check_apart(packing: RowPacking) -> None:
 
 
 def _of_inputs(packing: RowPacking) -> dict[Value, _Known]:
-    """What is known of the inputs. Raises ``RowsStay``."""
+    """Return the axes and padding of the graph's inputs. Raises ``RowsStay``."""
     known: dict[Value, _Known] = {}
     for value in packing.graph.inputs:
         dims = value.shape or ()
@@ -145,7 +145,7 @@ def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
 
 
 def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
-    """What reads all rows of a sample, if those that pad change nothing of it."""
+    """Return the result of a node over all rows of a sample, if padding does not change it."""
     x, name = inputs[0] if inputs else None, node.op.full_name
     if x is None or any(inputs[1:]):
         return None
@@ -172,7 +172,7 @@ def _convolved(node: Node, x: _Known) -> _Known | None:
 
 
 def _reduced(node: Node, axes: Axes) -> _Known | None:
-    """What a reduction leaves, but of samples."""
+    """Return the result of a reduction over any axes but those of samples."""
     given = node.const(1)
     spelled = node.attrs.get("axes") if given is None else given.reshape(-1).tolist()
     if node.op.full_name == "ArgMax":
@@ -199,8 +199,8 @@ def _is_not_negative(value: Value | None) -> bool:
 
 
 def _by_place(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """What gathers the row of each sample that has the place of the result, as exporters write
-    masks: by a constant index of samples and rows."""
+    """Return the result of a gather of the row of each sample at the result's place, as exporters
+    write masks: by a constant index of samples and rows."""
     x, index = inputs[0] if inputs else None, node.const(1)
     name = node.op.full_name
     if x is None or index is None or any(inputs[1:]) or name not in ("Gather", "GatherND"):
@@ -224,7 +224,7 @@ def _by_place(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _
 
 
 def _of_table(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """What picks elements of what is the same for all samples, by numbers of rows."""
+    """Return the result of a gather by row numbers from a table that all samples share."""
     if node.op.full_name != "GatherElements" or inputs[0] is not None or inputs[1] is None:
         return None
     axes, dims = inputs[1].axes, static_dims(node.inputs[0])
@@ -236,7 +236,7 @@ def _of_table(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _
 
 
 def _index(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """Which row of each sample is read, by what is known of the sample: its number, and that."""
+    """Return an index of one row per sample, made of the sample's number and a known value."""
     y = node.outputs[0]
     if y is None or not _is_guard(y, packing):
         return None
@@ -267,7 +267,7 @@ def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
 
 
 def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:
-    """What an elementwise node, or one that moves values, makes of elements in rows that pad."""
+    """Return the elements in padded rows after an elementwise node, or one that moves values."""
     if not node.op.elementwise:
         x = inputs[0]
         moved = node.op.view or node.op.moves

@@ -1,4 +1,4 @@
-"""What a bias adds to scores by distance alone, told by its values.
+"""Attention biases that depend on distance alone, recognized by their values.
 
 Models add numbers to the scores of a head that depend on how far a key is before its query::
 
@@ -26,10 +26,11 @@ _ERRORS = 4 * float(np.finfo(FLOAT32).eps)
 def numbers_by_distance(
     biases: Sequence[tuple[Probe, np.ndarray]], window: int, lowest: float, name: str
 ) -> np.ndarray | None:
-    """What biases at some probes, the longest of which is the last one, add to the scores of rows
-    that see ``window`` positions, or all before them: [heads, n + 1], for the first n distances and
-    for each position beyond them, as ``ops.internal.pages`` reads it. None for nothing. Numbers up
-    to ``lowest`` hide positions. Raises ``Stays`` for the bias of that name."""
+    """Return the bias by distance that ``biases``, at probes of which the last is the longest, add
+    to scores of rows that see ``window`` positions, or all before them: [heads, n + 1], for the
+    first n distances and for each position beyond them, as ``ops.internal.pages`` reads it; None if
+    it is zero. Numbers up to ``lowest`` hide positions. Raises ``Stays`` with the ``name`` of the
+    bias."""
     shown = [(probe, np.where(bias <= lowest, 0, bias)) for probe, bias in biases]
     cases = [_relative(probe, bias, window) for probe, bias in shown]
     numbers, errors = cases[-1]
@@ -42,8 +43,8 @@ def numbers_by_distance(
 
 
 def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """What is added to scores by head, row and distance, relative to distance 0, and how far that
-    may be off, which is not bounded where nothing is seen."""
+    """Return the bias by head, row and distance, relative to distance 0, and a bound of its error,
+    which is infinite where nothing is seen."""
     rows = bias.reshape(-1, *bias.shape[-2:]).astype(np.float64)
     numbers, errors = np.zeros_like(rows), np.full_like(rows, np.inf)
     for i, own in enumerate(probe.positions.tolist()):

@@ -204,8 +204,7 @@ class _Transfers:
             for i, value in enumerate(node.inputs):
                 if value is not None:
                     places[value].add(others.get(i, self.placement.get(node, self.home)))
-        # What a nested graph returns leaves it in the host's memory unless ``leaving`` says
-        # otherwise.
+        # Results of a nested graph leave it in the host's memory unless ``leaving`` says otherwise.
         for inner in graph.graphs():
             for value in inner.outputs:
                 places[value].add(self.home)

@@ -94,7 +94,7 @@ class _Parts(Expansion):
 
 
 def _half(value: Value | None, place: int) -> _Half | None:
-    """What an Unsqueeze stacks, if that is the half of a cache at this place with new rows."""
+    """Return the half of a cache, with new rows, that an Unsqueeze stacks; else None."""
     stack = produced_by(value, "Unsqueeze")
     whole = None if stack is None or number_of(stack.inputs[1]) != 0 else stack.inputs[0]
     turn = produced_by(whole, "Transpose")

@@ -342,7 +342,7 @@ class _Opening:
 
 
 def _of_pages(node: Node, inputs: Sequence[Axes | None]) -> Packed:
-    """How PagedAttention is computed for any number of rows."""
+    """Return the form of PagedAttention for any number of rows."""
     q, k, v = inputs[:3]
     if q is not None and node.inputs[1] is None and q[2] == ((ROW_AXIS, ROWS),):
         return Packed([(*q[:3], features(node.attrs["value_size"]))], inputs)

@@ -78,7 +78,7 @@ class _Lifting:
         if len(leads) > 1 or any(v is None for v in node.inputs):
             return None
         (lead,) = leads
-        # What has another first axis, but one element, is of other heads.
+        # An operand with another first axis has other heads, unless it has one element there.
         of_three = {_dims(v)[0] for v in node.inputs if v is not None and len(_dims(v)) == 3}
         return lead if dims[0] == prod(lead) and of_three <= {1, dims[0]} else None
 

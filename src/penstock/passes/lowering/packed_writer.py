@@ -1,4 +1,4 @@
-"""What ``pack_rows`` writes: the graph for packed rows, as ``row_packing`` has proven it."""
+"""Writes the graph for packed rows of ``pack_rows``, as ``row_packing`` has proven it."""
 
 from __future__ import annotations
 

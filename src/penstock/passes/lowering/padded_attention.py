@@ -75,8 +75,8 @@ _Inputs: TypeAlias = "Sequence[Padded | None]"
 def padded_form(
     node: Node, inputs: _Inputs, samples: Axis, row: Axis
 ) -> tuple[Padded, Sequence[ScoreTerm]]:
-    """What a node computes of values that have rows in their places, None for other inputs; and the
-    terms that hide rows from others there. Raises ``Stays``.
+    """Return the form of a node for values with rows in their places, None for other inputs; and
+    the terms that hide rows from others there. Raises ``Stays``.
 
     Args:
         node: The node.
@@ -111,7 +111,7 @@ def padded_form(
 
 
 def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
-    """What is added to scores, or chosen beside them, that is not computed by ``products``."""
+    """Return the terms of scores, added or selected, that ``products`` do not compute."""
     if value is None:
         return []
     if value not in products:

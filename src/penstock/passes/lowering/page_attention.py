@@ -221,7 +221,7 @@ class PageAttention:
         return begins
 
     def _operand(self, node: Node, source: _Source, heads: int, last: bool) -> _Operand:
-        """What keys or values are made of."""
+        """Return the cache, new rows and scale of which keys or values are made."""
         present, moves, scale = source
         concat = None if present is None else present.producer
         if concat is None or present is None or len(concat.inputs) != 2:
@@ -304,7 +304,7 @@ class PageAttention:
     def _seen(
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
     ) -> Seen:
-        """What rows see of attention whose scores have these biases added."""
+        """Return the positions that rows see in attention with these biases added to its scores."""
         # Steps of encoder-decoders are mostly traced with one row, which needs no mask: such a
         # graph is right for rows one by one alone.
         one_by_one = bool(self.roles.fixed)
@@ -341,7 +341,7 @@ def _source_of(node: Node, value: Value | None) -> _Source:
 
 
 def _factor(node: Node) -> tuple[Value | None, float] | None:
-    """What a Mul multiplies by a number, and the number; None if it does not."""
+    """Return the value and the number that a Mul multiplies; None for other nodes."""
     for i in (0, 1):
         number = node.const(i)
         if number is not None and number.size == 1:
@@ -350,7 +350,7 @@ def _factor(node: Node) -> tuple[Value | None, float] | None:
 
 
 def _given(values: Sequence[Value | None]) -> list[Value]:
-    """Those of ``values`` that are not left out."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 

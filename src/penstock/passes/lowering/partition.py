@@ -36,7 +36,7 @@ from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext
 
 Need = Value | Node
-"""What is received from another device: a value, or the signal that a node has run."""
+"""An import from another device: a value, or the signal that a node has run."""
 
 
 class Partition(Pass):
@@ -140,7 +140,7 @@ class _Draft:
         self.added: list[Node] = []
         self.paths: dict[Node, tuple[str, ...]] = {}
 
-    # What the part needs of others.
+    # Imports of the part from others.
 
     def find_needs(self) -> None:
         controls: dict[Node, str] = {}
@@ -311,7 +311,7 @@ class _Draft:
             seen.add(node)
             if node not in self.node_of:
                 return False
-            # What comes from the iteration before keeps the LoopCond from running more than once in
+            # A value from the previous iteration keeps the LoopCond from running more than once in
             # each.
             if node.op.role is Role.NEXT_ITERATION:
                 has_back_edge = True

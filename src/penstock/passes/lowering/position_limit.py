@@ -1,4 +1,4 @@
-"""How many positions the tables of a decoder have: those that are gathered from by position."""
+"""Number of positions of a decoder, by the tables from which it gathers by position."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.ops.onnx.rotary import cache_places
 
 
 def position_limit(graph: Graph) -> tuple[int, str] | None:
-    """How many rows a sequence of joined steps may have, and the name of the table that bounds
-    them; None if no table does."""
-    # How far a value is beyond the positions at most, of values that are these or less.
+    """Return the most rows that a sequence of joined steps may have, and the name of the table that
+    sets the limit; None if no table does."""
+    # Upper bounds of values, relative to the positions, as far as they are known.
     beyond = {value: 0 for value in graph.inputs if value.name == POSITIONS}
     found: list[tuple[int, str]] = []
     for node in graph.nodes:
@@ -46,8 +46,7 @@ def _table_of(node: Node, place: int) -> tuple[Value, int] | None:
 
 
 def _change(node: Node, place: int) -> int | None:
-    """What is added to input ``place``, so far as results are not larger; None if that is not
-    known."""
+    """Return an upper bound of what a node adds to input ``place``; None if none is known."""
     if node.op.moves or node.op.full_name == "Cast":
         return 0 if place == 0 else None
     other = node.inputs[1 - place] if len(node.inputs) == 2 else None

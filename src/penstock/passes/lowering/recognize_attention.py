@@ -148,7 +148,7 @@ class _Search:
             return None
         behind = [softmax, guard, node] if guard is not None else [softmax, node]
         for before, reader in pairwise(behind):
-            # What else reads a value between needs it as a tensor.
+            # Another reader of a value between needs it as a tensor.
             output = before.outputs[0]
             if output is None or self.readers.get(output) != [reader]:
                 return None
@@ -316,7 +316,7 @@ def _factor(node: Node, i: int) -> float | None:
 
 
 def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | None:
-    """What ``value`` is computed by, back to the product; nothing else may read what is between."""
+    """Return the nodes from a product to ``value``; no other node may read the values between."""
     if value is None or depth > _MOST_TERMS or len(readers.get(value, ())) != 1:
         return None
     node = _producer(value, "MatMul", "Mul", "Div", "Add", "Where")
@@ -415,7 +415,7 @@ def _transposed(value: Value | None) -> tuple[Value | None, float]:
 
 
 def _repeated(value: Value) -> Value:
-    """What a Reshape of an Expand repeats for each of the heads of a group; else ``value``."""
+    """Return the value that a Reshape of an Expand repeats for a group's heads; else ``value``."""
     reshape = _producer(value, "Reshape")
     expand = None if reshape is None else _producer(reshape.inputs[0], "Expand")
     unsqueeze = None if expand is None else _producer(expand.inputs[0], "Unsqueeze", "Reshape")
@@ -441,8 +441,8 @@ def _repeated(value: Value) -> Value:
 
 
 class BiasSum:
-    """What adds up the bias of attention, as ``nodes`` beside the second product. ``values`` are
-    those that were computed before; names of new ones have ``suffix``."""
+    """Builder of the bias of attention, as ``nodes`` beside the second product. ``values`` are
+    those computed before; names of new ones have ``suffix``."""
 
     def __init__(
         self,

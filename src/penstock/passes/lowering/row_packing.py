@@ -1,4 +1,4 @@
-"""What ``pack_rows`` proves of a graph: which nodes are computed for packed rows alone."""
+"""Proof, for ``pack_rows``, of which nodes of a graph may be computed for packed rows alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _stay(node: Node | None, reason: object) -> RowsStay:
 
 
 class RowPacking:
-    """What of a graph is computed for packed rows. ``axes``: those of values that are packed."""
+    """The part of a graph that is computed for packed rows. ``axes``: those of packed values."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -147,7 +147,7 @@ class RowPacking:
         for value in self.graph.outputs:
             if value in self.axes or value in self.padded:
                 self._check_reader(value, None, anything)
-        # Which rows matter must be known before anything is packed.
+        # The rows that matter must be known before anything is packed.
         late = self._behind(lambda node: node in self.packed or node in self.in_place)
         for guard, _ in self.guards:
             if guard in late:
@@ -236,7 +236,7 @@ class RowPacking:
         known = [v for v in node.inputs if v in self.axes or v in self.padded]
         added = node.inputs[3:] if node.op is ATTENTION else ()
         in_place = any(v in self.padded for v in known) or any(v in known for v in added)
-        # What is packed becomes 0 where rows pad, and would lose the bias that hides them there.
+        # Packed values become 0 where rows pad, and would lose the bias that hides them there.
         in_place |= _adds(node) and bool(known) and not self.terms.isdisjoint(all_reads(node))
         if in_place and self.sums_scores:
             self._keep_in_place(node)
@@ -244,7 +244,7 @@ class RowPacking:
         try:
             self._pack(node)
         except Stays as reason:
-            # What reads rows that a mask has made 0 needs no proof: it reads the same as before.
+            # A reader of rows that a mask has made 0 needs no proof: it reads the same as before.
             if not self.sums_scores or all(v in self._factors for v in known):
                 raise
             try:
@@ -310,7 +310,7 @@ class RowPacking:
             self._hiding[node] = terms
         axes, y = result.axes, node.outputs[0]
         plain = are_features(axes[2:])
-        # What is one for each sample depends on rows that matter alone, and is as it would be.
+        # A value per sample depends on rows that matter alone, and stays as it would be.
         if y is None or not has_rows(axes):
             return
         # Before a Softmax nothing is packed again: it would soon be read in its place.
@@ -347,7 +347,7 @@ class RowPacking:
                 stack += [value.producer for value in all_reads(node)]
         return found
 
-    # What padded rows may be read by.
+    # Nodes that may read padded rows.
 
     def _note_factors(self, node: Node) -> None:
         """Note what makes padded rows of the results of ``node`` 0."""
@@ -406,8 +406,8 @@ class RowPacking:
         return any(axis == at and end - start == 1 for axis, start, end in bounds if not start)
 
     def _index(self, node: Node, value: Value) -> Value | None:
-        """What tells which rows a node reads, one by one: their numbers in the batch, or pairs of
-        samples and rows; None if it reads others."""
+        """Return the index of the rows that a node reads one by one: their numbers in the batch, or
+        pairs of sample and row; None if it reads others."""
         axes, index = self.axes[value], node.inputs[1] if len(node.inputs) > 1 else None
         if node.inputs[0] is not value or index is None or index in self.axes or index.is_constant:
             return None

@@ -1,4 +1,4 @@
-"""How operations are computed for packed rows, if each row of their results needs one row alone.
+"""Rules for operations on packed rows, if each row of their results needs one row alone.
 
 The rules track where the axes of samples and rows are. An axis is a tuple of its factors, each with
 a name and a size: samples, rows, or features, whose name is empty::
@@ -39,9 +39,9 @@ class Stays(Exception):  # noqa: N818 - no error: all rows are computed
 
 
 class Packed(NamedTuple):
-    """How a node is computed for packed rows: the axes of its outputs; those of each input that is
-    packed, or None for one that stays; and its operation by name, its attributes and its inputs
-    behind the first one, constants, if they are others."""
+    """Form of a node for packed rows: the axes of its outputs; those of each packed input, or None
+    for one that stays; and, where they change, the operation by name, the attributes, and the
+    constant inputs behind the first one."""
 
     outputs: Sequence[Axes]
     inputs: Sequence[Axes | None]
@@ -56,7 +56,7 @@ _RULES: dict[str, _Rule] = {}
 
 
 def packed_form(node: Node, inputs: _Inputs) -> Packed:
-    """How a node is computed, some of whose inputs have rows along these axes. Raises ``Stays``."""
+    """Return the form of a node for packed rows, by the axes of its inputs. Raises ``Stays``."""
     found = axes_rule(node, inputs)
     for axes in found.outputs:
         if axis_names(axes).count(ROWS) != 1:
@@ -140,7 +140,8 @@ def repeats(value: Value | None, batch: int) -> bool:
 
 
 def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
-    """How to pack what is combined with rows along ``axes``; None for what is the same for all."""
+    """Return the axes of a ``value`` that is combined with rows along ``axes``; None to share
+    it."""
     own: list[Axis] = []
     for size, axis in zip(reversed(static_dims(value)), reversed(axes), strict=False):
         own.insert(0, features(size) if size == 1 or are_features([axis]) else axis)
@@ -184,7 +185,7 @@ def _merged(axis: Axis) -> Axis:
 
 
 def _joined(column: Sequence[Axis]) -> Axis:
-    """What axes have that broadcast to each other."""
+    """Return the axis that results from axes that broadcast to each other. Raises ``Stays``."""
     different = {_merged(axis) for axis in column if axis}
     if len(different) > 1:
         raise Stays("combines rows with others")
@@ -548,8 +549,8 @@ def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
     *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
 )
 def _of_samples(node: Node, inputs: _Inputs) -> Packed:
-    """What computes each element of the first axis of its first input by itself; but other outputs,
-    such as statistics of the batch and indices into all of it."""
+    """Form of a node that computes each element of the first axis of its first input by itself; no
+    other outputs, such as batch statistics or indices into the batch."""
     axes = _only(inputs)
     _want_plain(axes[1:])
     if node.attrs.get("training_mode", 0):

@@ -1,4 +1,4 @@
-"""What biases do to the scores of attention, told by their values at probes.
+"""Effects of biases on the scores of attention, recognized by their values at probes.
 
 ::
 
@@ -26,8 +26,8 @@ _LOWEST_OF_ALL = -1e30
 
 
 class Seen(NamedTuple):
-    """Which positions a row sees: the last ``window``, or 0 for all up to its own; and what is
-    added to scores ``by_distance``, if anything."""
+    """Positions that a row sees: the last ``window``, or 0 for all up to its own; and the bias that
+    is added to scores ``by_distance``, if any."""
 
     window: int = 0
     by_distance: np.ndarray | None = None
@@ -46,7 +46,7 @@ class ScoreBiases:
         self._known: list[tuple[list[np.ndarray], Seen]] = []
 
     def seen_before(self, biases: Sequence[Value], causal: bool) -> Seen:
-        """What rows see of positions up to their own, if these biases are added to their scores.
+        """Return the positions up to its own that a row sees with these biases added to its scores.
         ``causal``: those behind a row are hidden anyway. Raises ``Stays``."""
         key = tuple(biases)
         if not key:
@@ -107,7 +107,7 @@ class ScoreBiases:
         return hides == {True}
 
     def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
-        """What is added to scores by all biases together, at near probes and at one that is far."""
+        """Return the sum of all biases at near probes, and at one that is far. Raises ``Stays``."""
         found = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
         for probe in self._probes.far:
             if (total := _total(biases, probe, causal)) is not None:
@@ -120,7 +120,7 @@ class ScoreBiases:
 
 
 def _total(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:
-    """What is added to scores by all biases together; None if it is not known."""
+    """Return the sum of all biases at a probe; None if it is not known."""
     total: np.ndarray = np.zeros((), np.float32)
     try:
         arrays = [_computed(bias, probe) for bias in biases]

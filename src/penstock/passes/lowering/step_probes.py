@@ -1,4 +1,4 @@
-"""What a decoder's inputs mean, and which positions its rows see: told by values, not by spelling.
+"""Meanings of a decoder's inputs, and positions that its rows see, recognized by values.
 
 Exporters write positions and masks in dozens of ways, with ranges, comparisons, expansions and
 gathers. What they compute depends on nothing but the numbers of rows and of positions before them.
@@ -49,10 +49,10 @@ _FOLD = PASSES["fold_constants"]
 
 
 class Roles(NamedTuple):
-    """What the inputs of a decoder are, by their names: ``rows`` have one row for each token,
-    ``positions`` say where these are, ``masks`` which positions count, ``caches`` have keys or
-    values of earlier ones [batch, groups, past, size]. Without caches, all tokens are read in each
-    step. ``fixed`` inputs are the same in all steps of a sequence: what an encoder returned."""
+    """Roles of a decoder's inputs, by name: ``rows`` have one row for each token, ``positions``
+    tell where these are, ``masks`` which positions count, ``caches`` have keys or values of earlier
+    ones [batch, groups, past, size]. Without caches, each step reads all tokens. ``fixed`` inputs
+    are the same in all steps of a sequence: the results of an encoder."""
 
     rows: Sequence[str]
     positions: Sequence[str]
@@ -174,11 +174,11 @@ class Probe(NamedTuple):
 
     @property
     def positions(self) -> np.ndarray:
-        """Those of the rows."""
+        """The positions of the rows: int64 [rows]."""
         return np.arange(self.past, self.past + self.rows)
 
     def offset_of(self, name: str) -> int | None:
-        """How far a value is beyond the positions of the rows; None if it is something else."""
+        """Return the offset of a value to the rows' positions; None if it is anything else."""
         array = self.values.get(name)
         if array is None or array.size != self.rows or array.dtype.kind not in "iuf":
             return None
@@ -189,8 +189,8 @@ class Probe(NamedTuple):
         return int(offset) if not offsets and offset.is_integer() else None
 
     def window(self, bias: np.ndarray, lowest: float = LOWEST) -> int | None:
-        """How many positions a row sees if a bias hides the others, by numbers up to ``lowest``, or
-        if flags do: 0 for all up to its own. None if other ones are hidden."""
+        """Return how many positions a row sees if a bias hides the others, by numbers up to
+        ``lowest``, or flags do: 0 for all up to its own. None if other ones are hidden."""
         if bias.shape[-2:] != (self.rows, self.rows + self.past):
             return None
         bias = bias.reshape(-1, *bias.shape[-2:])
@@ -219,7 +219,7 @@ class Probes:
 
     @property
     def far(self) -> Iterator[Probe]:
-        """Those that were computed before come first."""
+        """Yield the far probes, those computed before first."""
         yield from self._far
         for probe in self._left:
             self._far.append(probe)

@@ -37,7 +37,7 @@ class CancelReshapes(Pass):
 
 
 def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replacement:
-    """What replaces the output of the second Reshape: that of the operation before it. The
+    """Return the replacement of the second Reshape's output: that of the operation before it. The
     operations between the two are changed."""
     value, output = last.inputs[0], last.outputs[0]
     if value is None or output is None:

@@ -34,7 +34,7 @@ class FlushSubnormals(Pass):
             if node.op.name not in self.operations:
                 continue
             for i, value in enumerate(node.inputs):
-                # What is not held has been through this pass.
+                # A constant that was released has been through this pass.
                 if value is None or value.held is None or value.dtype != FLOAT32:
                     continue
                 if value not in known:

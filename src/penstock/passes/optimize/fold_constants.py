@@ -163,8 +163,8 @@ class _Folder:
                 folded = self.substitution[value] = Value(value.name, const=const)
                 if self.readers is not None:
                     self.readers[folded] = self.readers[value]
-        # What a control node computes depends on graphs that may change while it stays the same;
-        # and a constant may be folded later, once nothing else reads its large inputs.
+        # Types of a control node depend on graphs that may change while it stays the same; and a
+        # constant may be folded later, once nothing else reads its large inputs.
         if stays and not is_control and not is_constant:
             self.inferred[node] = _basis(node)
         return stays
@@ -242,8 +242,8 @@ class _Folder:
 
 
 def _basis(node: Node) -> list[object]:
-    """What the types of a node depend on, and these themselves: all are the very same objects as
-    long as nothing has changed."""
+    """Return the inputs of a node's type inference and its results: the very same objects as long
+    as nothing has changed."""
     types = map(_TYPE, filter(None, (*node.inputs, *node.outputs)))
     return [node.op, *node.attrs, *node.attrs.values(), *node.inputs, *types]
 

@@ -35,8 +35,8 @@ class RecomposeExperts(Pass):
 
 
 class _Chosen(NamedTuple):
-    """What a Gather picks along axis 0 of ``matrices``, perhaps ``transposed``, at indices of
-    shape ``lead``."""
+    """Result of a Gather along axis 0 of ``matrices``, perhaps ``transposed``, at indices of shape
+    ``lead``."""
 
     matrices: Value
     indices: Value

@@ -29,8 +29,8 @@ class Simplify(Pass):
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = forward(graph, dict.fromkeys(RULES, _visit))
         if changed:
-            # What folding and this leave dead, not in another round, which would run all other
-            # passes again. Folding alone also runs where graphs have been cut for devices.
+            # Remove dead nodes here: another round would run all passes again. Folding alone also
+            # runs where graphs have been cut for devices.
             prune(graph)
         return changed
 

@@ -133,8 +133,7 @@ def _transposed(value: Value, output: Value, perm: Sequence[int], beside: Node) 
     return beside.derived([value], [output], attrs, op=standard("Transpose"), name=name)
 
 
-# How each operation is done before instead of behind. ``sources`` has, by input, what was
-# transposed.
+# Rules that move each operation before a Transpose. ``sources``: the transposed value, by input.
 
 _Rule = Callable[[Node, "Sequence[Value | None]", int], "_Moved | None"]
 
@@ -260,7 +259,7 @@ def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | Non
     if perm is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
-    # What else reads the Pad expects its channels where they are.
+    # Another reader of the Pad expects its channels where they are.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
     if pad.control_inputs or source.rank != rank:

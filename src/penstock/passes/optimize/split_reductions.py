@@ -19,14 +19,14 @@ from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
 
-# What reduces the inner axes, and then the others.
+# The reduction of the inner axes, and then of the others.
 _OPERATIONS = {
     **{x: (x, x) for x in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
     "LogSum": ("Sum", "LogSum"),
     "SumSquare": ("SumSquare", "Sum"),
 }
 _NAMES = [f"Reduce{name}" for name in _OPERATIONS]
-# Those whose results are rounded where elements are integers, or that take integers for floats.
+# Reductions whose integer results are rounded, or that take integers for floats.
 _ROUNDED = frozenset({"L2", "LogSum", "LogSumExp", "Mean"})
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
 

@@ -231,7 +231,7 @@ class _Adding:
         for output in results:
             output.producer = node
         inside = [Value(f"{value.name}/one", value.type) for value in own]
-        # What has no samples is read where it is.
+        # A value without samples is read where it is.
         nodes, made = embed(Graph(own, results, [node]), inside, "/one")
         body = Graph(inside, made, nodes, f"{node.label}/{SAMPLES}")
         outputs = [Value(f"{value.name}/{SAMPLES}") for value in results]
@@ -242,7 +242,7 @@ class _Adding:
 
 
 def _behind(nodes: Sequence[Node], known: set[Value]) -> set[Value]:
-    """What some nodes compute of known values, with these; shapes are those of all samples."""
+    """Return ``known`` and the values computed from it, but shapes, which samples share."""
     found = {*known}
     for node in nodes:
         read = [*node.inputs, *[v for _, inner in node.graphs for v in captures(inner)]]

@@ -261,7 +261,7 @@ class _Carrier:
         return [node]
 
     def _inner(self, graph: Graph, fed: Mapping[str, Value] | None = None) -> _Carrier:
-        """What has rewritten a graph, that begins with the values of now, or with others."""
+        """Rewrite ``graph``, with ``fed`` in place of current values, and return its carrier."""
         values = {**self.values, **(fed or {})}
         inner = _Carrier(values, self.handles, self.new, self.before, self.numbers)
         inner.rewrite(graph)

@@ -218,7 +218,7 @@ def _sends_behind(
 
 
 def _earlier(node: Node | None, before: Mapping[Node, SlowNodes]) -> SlowNodes:
-    """What a NextIteration has waited for, as seen from the next iteration."""
+    """Return the slow nodes before a NextIteration, as seen from the next iteration."""
     if node is None or node.op.role is not Role.NEXT_ITERATION:
         return SlowNodes()
     return frozenset((slow, True) for slow, _ in before[node])

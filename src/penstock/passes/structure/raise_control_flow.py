@@ -279,5 +279,5 @@ class _Raising:
 
 
 def _depth(node: Node) -> int:
-    """How many loops and conditions nest in a node, itself included."""
+    """Return the nesting depth of loops and conditions in a node, itself included."""
     return 1 + max((_depth(n) for _, g in node.graphs for n in g.nodes if n.graphs), default=0)

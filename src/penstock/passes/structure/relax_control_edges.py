@@ -32,13 +32,13 @@ def relax_control_edges(graph: Graph) -> bool:
     """Replace control inputs by the nearest nodes with side effects before them, and add those that
     values order, in nested graphs too. ``graph`` must be sorted. Returns whether it changed."""
     changed = False
-    # Those of ONNX and TFLite are in order as they are listed (``order_effects``).
+    # Effects of ONNX and TFLite are in the order of the nodes (``order_effects``).
     ordered = True in [not op.pure and op.domain == TENSORFLOW for op in graph.ops]
     for inner in graph.graphs():
         if ordered or True in [bool(node.control_inputs) for node in inner.nodes]:
             order, own = EffectOrder(), set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
-                # What a nested graph captures was computed before it runs.
+                # Captures of a nested graph are computed before it runs.
                 reads = all_reads(node) if node.nests else node.inputs
                 producers = [p for v in reads if v is not None and (p := v.producer) in own]
                 effects = order.add(node, producers)

@@ -1,4 +1,4 @@
-"""How operations are computed for several samples at once, which lie along a further first axis.
+"""Rules for operations on several samples at once, which lie along an additional first axis.
 
 ::
 
@@ -46,7 +46,7 @@ class SampledNode:
         self._numbers = numbers
         self.nodes: list[Node] = []
 
-    # What is known of the node without samples.
+    # Properties of the node without samples.
 
     def rank(self, i: int) -> int:
         """The rank of an input for one sample."""
@@ -72,7 +72,7 @@ class SampledNode:
         if any(own for i, own in enumerate(self.sampled) if i not in places):
             raise NoRule("has samples in other inputs")
 
-    # What is written.
+    # Nodes to write.
 
     def add(
         self, op: str | Op, inputs: Sequence[Value | None], attrs: Attrs | None = None
@@ -417,7 +417,7 @@ def _of_einsum(s: SampledNode) -> Sequence[Value]:
     return s.same(s.given, equation=f"{','.join(own)}->{free[0]}{result}")
 
 
-# What has a batch: that of all samples together.
+# Operations with a batch axis: it takes all samples together.
 
 
 @_rule(
