@@ -58,8 +58,8 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``penstock.compare`` returns: ``outputs`` in the order of the first model, and
-    ``labels``, which say what was compared."""
+    """Result of ``penstock.compare``: ``outputs`` in the order of the first model, and ``labels``,
+    the names of the two sides."""
 
     labels: tuple[str, str]
     outputs: tuple[OutputDifference, ...]

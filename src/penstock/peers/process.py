@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What went wrong in a process: ``package`` is the one to install, if that is missing."""
+    """Failure of a process: its ``reason``, and the ``package`` to install if one is missing."""
 
     reason: str
     package: str | None
@@ -112,7 +112,7 @@ class EngineProcess:
         raise PenstockError(f"{self.engine}: {answer.reason}")
 
     def _ending(self) -> str:
-        """How the process ended."""
+        """Return a message with the exit status of the process and its last line of errors."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         self._errors.seek(0)
@@ -158,7 +158,7 @@ def _receive(pipe: BinaryIO) -> RunValue:
 
 def main() -> None:
     """Answer requests until the parent closes its end."""
-    # What libraries print must not come between answers.
+    # Redirect what libraries print: it must not come between answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     with suppress(EOFError, BrokenPipeError):
