@@ -372,7 +372,7 @@ class Buffers:
         """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""
         # All that touch it, and not the last one alone: readers have no order with one another.
         touched = self.lifetimes.touched[buffer]
-        # What is touched by "task" -1, the end of the run, is live after all others.
+        # A buffer used by "task" -1, the end of the run, is live after all others.
         return all(t == task or (t >= 0 and precedes(t, task)) for t in touched)
 
     def conflicts(self, precedes: Precedes, *, both_ways: bool) -> Callable[[int, int], bool]:

@@ -91,9 +91,9 @@ def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
 
 
 class _Memory:
-    """What the arena holds: for each of its slots that was not written over, the number of the
-    write. These are disjoint, the slots ``at`` places that are sorted, but for what branches of one
-    If have left, of which one has run: ``either``."""
+    """Contents of the arena: for each slot that was not overwritten, the number of its write. The
+    slots, ``at`` sorted ``places``, are disjoint, but for those that branches of one If have left,
+    of which one has run: ``either``."""
 
     def __init__(self, places: SlotPlaces) -> None:
         self.of_slots = places
@@ -353,7 +353,7 @@ class _Run:
             perm = step.node.attrs.get("perm", ()) if step.node.op.name == "Transpose" else ()
             dims = slot.type.dims if isinstance(slot.type, TensorType) else ()
             order = [k for k in sorted(range(len(perm)), key=perm.__getitem__) if dims[k] != 1]
-            # Those of an array without elements do not tell their order.
+            # Strides of an array without elements do not tell its order.
             fits = len(perm) == len(slot.strides) and (0 in dims or order_of_dims(slot) == order)
             require(fits, "{} has strides that its node does not give it", slot)
             self.places.strided.discard(i)
@@ -475,7 +475,7 @@ class _Run:
             self.leave(block.outputs, graph)
             results.append([self.held_in((i,)) for i in block.outputs])
             after.append(dict(self.memory.written))
-        # What held before must hold after each branch; of what a branch has written, any may.
+        # Values held before must be held after each branch; any value that a branch writes may be.
         merged = {i: n for i, n in before.items() if all(w.get(i) == n for w in after)}
         merged |= {i: n for w in after for i, n in w.items() if before.get(i) != n}
         self.memory.restore(merged)
@@ -502,7 +502,7 @@ class _Run:
         for carry in step.carries:
             self.read(carry.initial, step)
             self.define(carry.inside, self.held_in((carry.initial,)))
-        # What is scanned is read in each iteration.
+        # Scanned values are read in each iteration.
         scanned = () if is_loop else step.inputs[len(step.carries) :]
         for i in block.inputs:
             if i not in carried:
@@ -532,7 +532,7 @@ class _Run:
 
     def hand_on(self, carry: Carry, step: Step) -> None:
         """The end of an iteration: the next one reads what this one has computed."""
-        # What is in the buffers of a loop around stays there.
+        # Values in the buffers of an outer loop stay there.
         written = self.in_buffers.pop(carry.updated, None) if carry.direct else carry.buffers
         require(written == carry.buffers, "{} carries what is not written to its buffers", step)
         self.read(carry.updated, step)

@@ -125,8 +125,8 @@ def _check_numbers(tasks: Tasks) -> None:
 
 
 class TaskOrder:
-    """Which of two steps surely runs before the other: by their tasks, by what these wait for, and
-    by signals. Raises ``UnsoundPlanError`` if steps wait for one another in a circle."""
+    """Order in which steps surely run: by their tasks, by the waits between tasks, and by signals.
+    Raises ``UnsoundPlanError`` if steps wait for one another in a circle."""
 
     def __init__(self, tasks: Tasks) -> None:
         self.expanded = tasks.expanded

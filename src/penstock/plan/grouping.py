@@ -183,7 +183,7 @@ def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float
     much as the longest, a loop as many times as it has iterations."""
     role = step.node.op.role
     if role is Role.IF:
-        # Which branch a run takes is not known ahead.
+        # Only a run knows which branch it takes.
         return max(block_seconds)
     if role in (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP, Role.FRAME):
         return trip_count(plan, step) * block_seconds[0]
