@@ -39,9 +39,8 @@ _REACHING = 1e-3  # the share of samples that may reach beyond an end that was m
 
 @dataclass
 class ValueStatistics:
-    """What is known of a value: its range, and that of each sample, some of its elements of each
-    sample, and the means along an axis of each sample, if that was asked for, and the number of its
-    elements."""
+    """Statistics of a value: its range, and for each sample its range, some of its elements and, if
+    requested, its means along an axis; and the number of its elements."""
 
     range: Range = field(default_factory=Range)
     ranges: list[Range] = field(default_factory=list)
@@ -156,7 +155,7 @@ def entropy(range_: Range, elements: np.ndarray) -> ValueRange:
         own = counts[inside].astype(np.float64)
         if len(own) < _LEVELS // 2 or not own.any():
             continue
-        # What is left out goes to the ends.
+        # Counts outside are added to the ends.
         below = counts[edges[:-1] < low].sum()
         clipped = own.copy()
         clipped[0] += below

@@ -22,8 +22,8 @@ _HALVINGS = 40
 
 
 class LayerCost(NamedTuple):
-    """What a layer costs as one type: the seconds of a run, the squared error of the model's
-    outputs, and the bytes of its weights."""
+    """Cost of a layer as one type: the seconds of a run, the squared error of the model's outputs,
+    and the bytes of its weights."""
 
     seconds: float
     error: float
@@ -31,9 +31,9 @@ class LayerCost(NamedTuple):
 
 
 class Between(NamedTuple):
-    """What lies between two layers, by their places: seconds with codes on both sides, seconds
-    otherwise, and those of the conversion where one side alone has codes: to them or back, with the
-    change of the order of dims in memory that goes with it."""
+    """Cost between two layers, given by their places: seconds with codes on both sides, seconds
+    otherwise, and seconds of the conversion to codes or back where one side alone has codes, with
+    the change of memory layout that goes with it."""
 
     first: int
     second: int
@@ -142,7 +142,7 @@ def _descended(
 ) -> list[int]:
     """States of a low sum for graphs too wide to eliminate: from the best of each variable alone,
     one variable after the other is changed as long as that helps."""
-    # What is best for each alone is a better start than float32 for all.
+    # The best type for each layer alone is a better start than float32 for all.
     states = [list(table).index(min(table)) for table in own]
     around: list[list[Pair]] = [[] for _ in own]
     for pair in pairs:

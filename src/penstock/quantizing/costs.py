@@ -57,8 +57,8 @@ def by_node(
 
 
 class Conversions(NamedTuple):
-    """What conversions of values take: ``sizes`` are the numbers of their elements by name; they
-    take ``scale`` times as long as they were measured or guessed."""
+    """Costs of converting values to codes: ``sizes`` are the numbers of their elements by name; a
+    ``scale`` multiplies the times that were measured or guessed."""
 
     sizes: Mapping[str, int]
     scale: float
@@ -143,7 +143,7 @@ def layer_costs(
             taken = measured.layers.get(layer.name, 0.0)
             if type_ == "weights8" and taken <= _SAME * own["float32"].seconds:
                 taken = own["float32"].seconds  # it is the same once it is loaded
-            # What enters the model is converted, whatever other layers are.
+            # Inputs of the model are converted whatever the types of other layers.
             if type_ == "static" and layer.x is not None and i not in entered:
                 taken += conversions.seconds(layer.x, coded)
             if type_ in ("dynamic", "bfloat16", "blocks8", "blocks4"):

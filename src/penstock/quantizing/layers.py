@@ -1,4 +1,4 @@
-"""What of a graph can be quantized: layers, and the operations between them that work on codes.
+"""Quantizable parts of a graph: layers, and the operations between them that work on codes.
 
 A *layer* is a node with large constant weights: a convolution or a product, or another operation
 whose weights can only be stored as codes. It has one of these types:

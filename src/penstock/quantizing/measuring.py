@@ -1,4 +1,4 @@
-"""What is measured of a candidate: the error of its outputs, and the time of a run."""
+"""Measurements of a candidate: the error of its outputs, and the time of a run."""
 
 from __future__ import annotations
 

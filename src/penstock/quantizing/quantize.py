@@ -296,7 +296,7 @@ def _found(search: Search, timeout: float | None) -> Point:
 
 
 def _possible(search: Search, point: Point) -> str:
-    """What is possible, where the goal is not."""
+    """Return the message for a goal that was not reached, with the best results that were."""
     goal = search.goal
     wanted = [
         f"{name} {value:g}"
@@ -312,7 +312,7 @@ def _possible(search: Search, point: Point) -> str:
 
 
 def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
-    """What measurements depend on, as a digest: ``source`` is the float model."""
+    """Return a digest of what measurements depend on; ``source`` is the float model."""
     digest = hashlib.blake2b(source, digest_size=16)
     for sample in samples:
         checkpoint()
@@ -332,7 +332,7 @@ def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized
     while True:
         form = search.form(point.choice)
         written = search.with_graph(form)
-        # What is measured last is what the file has, not what it was made of.
+        # The last measurement is of the model as the file has it, not as it was built.
         if form.data is None:
             written = load(onnx_bytes(written))
         session = search.compile(written)

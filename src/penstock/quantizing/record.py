@@ -1,4 +1,4 @@
-"""What a search has measured: kept, so that a search that was stopped can go on."""
+"""Record of a search's measurements, from which a search that was stopped resumes."""
 
 from __future__ import annotations
 

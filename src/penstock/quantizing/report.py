@@ -1,4 +1,4 @@
-"""What was done to a model, and why: as data, and as a page."""
+"""Report of what was quantized and why, as data and as a page."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from penstock.session.session import Session
 _ROWS = 8192  # of the inputs of a layer
 _LEAST_ROWS = 64  # of a sample
 _MOST_BYTES = 2**28  # of Gram matrices at a time
-# What is added to the diagonal, as a share of its mean: few samples do not tell all directions.
+# Damping of the diagonal, as a share of its mean: few samples do not tell all directions.
 _DAMPING = 0.01
 _TOGETHER = 64  # weights of a row between which errors are carried at once
 
@@ -43,7 +43,7 @@ def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, most: 
     damping = _DAMPING * size.mean(axis=1)
     if not (np.isfinite(gram).all() and damping.all()):
         return nearest
-    # Those that matter most come first, so that all others make up for their errors.
+    # The most important inputs come first, so that all others make up for their errors.
     order = np.argsort(size, axis=1)
     matrix = np.take_along_axis(gram, order[:, :, None], 1)
     matrix = np.take_along_axis(matrix, order[:, None, :], 2)
@@ -138,8 +138,8 @@ def _matrix_bytes(layer: QuantizableLayer) -> int:
 
 
 def input_rows(layer: QuantizableLayer, x: np.ndarray, most: int) -> np.ndarray:
-    """What the weights of a layer are multiplied by, [groups, rows, inner]: at most as many rows,
-    drawn from all."""
+    """Return the rows by which a layer's weights are multiplied, [groups, rows, inner]: at most
+    ``most``, drawn from all."""
     rng = np.random.default_rng(0)  # the same again when a search is resumed
     if layer.node.op.name != "Conv":
         rows = x.reshape(-1, x.shape[-1])

@@ -92,8 +92,8 @@ def samples_of(source: Source, names: Sequence[str]) -> Samples:
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
         raise wrong_type("data", source, "a path, samples, or a function that returns them")
     own = (_sample(item, names, f"sample {i}") for i, item in enumerate(items))
-    # What is in the user's memory anyway stays there. An iterator can be read once, and samples are
-    # read for each candidate.
+    # A sequence is in the user's memory anyway. An iterator can be read once, and samples are read
+    # for each candidate: store them.
     held = list(own) if isinstance(items, Sequence | np.ndarray) else ArrayStore(own)
     return _checked(Samples(names, held.__getitem__, len(held)), "data")
 

@@ -81,7 +81,7 @@ _MATTERING = 0.98  # of the bytes of layers whose weights are worth measuring al
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted: an error of at most ``max_error``; a run that takes at most ``time`` of the
+    """Goal of a search: an error of at most ``max_error``; a run that takes at most ``time`` of the
     original's; weights with at most ``size`` of its bytes. None if it does not matter."""
 
     max_error: float | None = None
@@ -422,7 +422,7 @@ class Search:
         if self.goal.max_error is not None:
             return self.fastest_within(self.goal.max_error)
         if self.goal.time is None:
-            # What there is if the deadline comes while errors of layers are measured.
+            # A result in case the deadline comes while errors of layers are measured.
             self.point(self.uniform("weights8"), "weights in 8 bits")
         self.measure_errors()
         if self.goal.time is not None:
@@ -468,7 +468,7 @@ class Search:
                     break
                 budget = math.sqrt(low * high) if low else high / 4
             if low:
-                # What was learned of conversions may be wrong for some of them.
+                # The learned costs of conversions may be wrong for some of them.
                 guessed = self.measured(self.costs(conversion_scale=1.0))
                 self.point(guessed.fastest_within(low, weight), "the same with guessed conversions")
         return self.smaller(self.best(bound), bound)
@@ -509,9 +509,9 @@ class Search:
         return point.time <= 1 or {*point.choice.values()} <= {*_REAL}
 
     def instead(self, point: Point, time: float) -> Point | None:
-        """What to take in place of a point that took a ``time`` when it was measured once more, if
-        it was slower than the original, and if there is anything. Of many that were measured the
-        fastest may have been lucky; points that store weights alone compute what the original does.
+        """Return a point to use in place of one that a second measurement showed to be slower than
+        the original, or None. Of many measured points the fastest may have been lucky; points that
+        store weights alone compute what the original does.
         """
         codes = {*point.choice.values()} - {"float32", *STORING}
         if time <= 1 or not codes or self.goal.max_error is None:

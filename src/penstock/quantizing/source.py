@@ -19,7 +19,7 @@ from penstock.passes.optimize.fold_constants import owned_bytes
 from penstock.passes.output_names import name_outputs
 from penstock.passes.pipeline import PASSES, run_passes
 
-# Those after which a model is still one of standard operations, as exporters would have written it.
+# Passes that leave a model of standard operations, as exporters would have written it.
 _FOLDING = tuple(
     PASSES[name]
     for name in (
@@ -28,8 +28,8 @@ _FOLDING = tuple(
     )
 )
 _ROUNDS = 4
-# How many times the bytes of its constants a graph may have when it is folded: halves become twice
-# as large, and are stored as halves again. Fewer bytes than a few do not matter.
+# Limit on the bytes of constants after folding, as a multiple: halves become twice as large, and
+# are stored as halves again. Fewer bytes than a few do not matter.
 _MOST_GROWTH, _FEW_BYTES = 2.5, 1 << 14
 _LEAST_MERGED = 1024  # elements of constants that are compared
 _HALF_BYTES = ("int4", "float4_e2m1fn")  # int4 is the end of uint4 as well

@@ -53,9 +53,9 @@ class CodeScale(NamedTuple):
 
 
 class Int8Operator(NamedTuple):
-    """What TFLite's kernel of int8 of an operator asks for: see ``tflite_operators.txt``. ``fixed``
-    is the scale and the zero point of its outputs; ``dynamic`` the version with weights of int8
-    alone, None for operators without weights."""
+    """Requirements of TFLite's int8 kernel of an operator: see ``tflite_operators.txt``. ``fixed``:
+    the scale and zero point of its outputs; ``dynamic``: the version with int8 weights alone, None
+    for operators without weights."""
 
     version: int
     same: bool = False
@@ -109,8 +109,8 @@ class Operator:
 
 
 class Int8Part(NamedTuple):
-    """What is int8: the places of ``operators``, and ``group_of`` tensors that must have one scale,
-    the tensor that stands for all of them."""
+    """The int8 part of a graph: the places of ``operators``, and in ``group_of`` the representative
+    of each tensor that must share its scale."""
 
     operators: frozenset[int]
     group_of: Mapping[int, int]
@@ -174,17 +174,17 @@ class TfliteGraph:
         return self.tensors[tensor].get("type", 0)
 
     def real_values(self, tensors: Iterable[int]) -> list[int]:
-        """Those tensors that are float32, and no constants."""
+        """Return the float32 ``tensors`` that are no constants, each once."""
         return [
             tensor
             for tensor in dict.fromkeys(tensors)
             if tensor >= 0 and self.type(tensor) == FLOAT32_TYPE and self.stored(tensor) is None
         ]
 
-    # What is int8.
+    # The int8 part of the graph.
 
     def codes(self, static: Iterable[int]) -> Int8Part:
-        """What is int8 if the operators at these places, which have weights, are."""
+        """Return the int8 part if the operators with weights at ``static`` are int8."""
         layers = frozenset(static)
         barred: set[int] = set()
         # Each round bars an operator more, or ends.
@@ -287,7 +287,7 @@ class TfliteGraph:
             for array in constants:
                 if array is not None and array.size:
                     widen(output, ValueRange.of(float(array.min()), float(array.max())))
-            # What moves such results has their scale, whatever was observed.
+            # Operators that move such results share their scale, whatever was observed.
             if own.int8.fixed:
                 fixed[codes.group_of[output]] = own.int8.fixed
             if own.name == "HARD_SWISH":

@@ -39,7 +39,7 @@ class TfliteRewriter:
         self.graph = TfliteGraph(fields, importer.entry.index)
         graph = _folded(model.graph)
         self.model = replace(model, graphs={model.entry: graph})
-        # What is folded cannot be fetched, to observe its range.
+        # A folded tensor cannot be fetched to observe its range.
         kept = _names(graph)
         self.graph.folded = frozenset(
             tensor

@@ -50,9 +50,9 @@ def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
 def bias_correction(
     weights: np.ndarray, axis: int, groups: int, means: np.ndarray
 ) -> np.ndarray | None:
-    """What codes of weights change in the mean of the results, for each index of ``axis``: the
-    product of the means of the input, one for each channel, with the errors of the weights, to be
-    added to the bias (Nagel et al. 2019, "Data-free quantization"). None if sizes do not fit."""
+    """Return the bias correction for quantized weights, for each index of ``axis``: the product of
+    the means of the input, one for each channel, with the errors of the weights (Nagel et al. 2019,
+    "Data-free quantization"). None if sizes do not fit."""
     codes, scales = channel_codes(weights, axis)
     rows = np.moveaxis(weights, axis, 0)
     errors = rows - np.moveaxis(codes, axis, 0) * scales.reshape(-1, *[1] * (weights.ndim - 1))
