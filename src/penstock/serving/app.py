@@ -82,7 +82,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-# What clients of Triton may ask for, and Penstock does not have.
+# Endpoints of Triton that Penstock does not have.
 _UNSUPPORTED = (
     *("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"),
     "/v2/cudasharedmemory/{rest:path}",
@@ -590,7 +590,7 @@ def _noted(count: Callable[[bool], None]) -> Iterator[None]:
 
 
 async def _unless_gone(work: Coroutine[object, object, T], request: Request) -> T:
-    """What a coroutine returns, which is cancelled if the client hangs up."""
+    """Await ``work`` and return its result; cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     try:
         await _end_with_client(task, request)

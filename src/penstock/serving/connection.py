@@ -41,7 +41,7 @@ _TIMING = HEADER_TIMING.encode()
 # A client that has closed its connection, and not just its own direction, resets it when it gets
 # bytes. It may get any number of these before an answer.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-# What the system says of a connection: the client sends no more; it is reset.
+# Events of a connection: the client sends no more; it is reset.
 _NO_MORE = getattr(select, "POLLRDHUP", 0)
 _RESET = select.POLLHUP | select.POLLERR if hasattr(select, "POLLHUP") else 0
 

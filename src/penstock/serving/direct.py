@@ -288,7 +288,7 @@ class _Request:
         self.ordinary &= (method, version, self._complete) == (b"POST", "1.1", True)
         self.ordinary &= parser.should_keep_alive()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_url(self, url: bytes) -> None:
         self.path += url.decode("latin-1")

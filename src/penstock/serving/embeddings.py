@@ -32,9 +32,8 @@ _ROWS = ("last_hidden_state", "token_embeddings")
 
 
 class EmbeddingModel:
-    """How texts become vectors by a model that a server has under a name: with its tokenizer, by
-    feeds of its inputs, and by an output. ``most`` is the most tokens of a text, if that is known;
-    with ``by_first`` the row of the first token stands for the text."""
+    """A served model that computes embeddings of texts, with its tokenizer. ``most``: the most
+    tokens of a text, if known. ``by_first``: the row of the first token is the text's embedding."""
 
     def __init__(
         self,
@@ -98,8 +97,8 @@ class EmbeddingModel:
 
 
 class EncoderInterface:
-    """What the inputs of an encoder are for, and which output is pooled. Raises ``InvalidInput``
-    for a model that is none."""
+    """Purposes of an encoder's inputs, and the output to pool. Raises ``InvalidInput`` for a model
+    that is no encoder."""
 
     def __init__(self, replicas: Replicas) -> None:
         session = replicas.session
@@ -149,7 +148,7 @@ def _dtype(port: Port) -> np.dtype:
 
 
 def _purpose(port: Port) -> str:
-    """What an input of tokens [texts, tokens] is for, nothing if that is not known."""
+    """Return the purpose of an input of tokens [texts, tokens]; "" if it is not known."""
     name, type_ = port.name.lower(), port.type
     if not isinstance(type_, TensorType) or type_.dtype is None or len(type_.shape or (1, 1)) != 2:
         return ""

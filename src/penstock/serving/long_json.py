@@ -68,7 +68,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object of these pairs."""
-    # Which one of two values of a key counts differs by reader: a proxy may check the other one.
+    # Readers differ in which value of a repeated key counts: a proxy may check the other one.
     result = dict(pairs)
     if len(result) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)

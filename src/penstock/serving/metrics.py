@@ -110,11 +110,11 @@ class Metrics:
             yield from self._of_texts()
 
     def _of_texts(self) -> Iterator[_Family]:
-        """What models that generate texts count."""
+        """Yield the metrics of models that generate texts."""
         counts = {labels: model.counts for labels, model in self._texts.items()}
         yield from _counted("text_", _TEXT_GAUGES, GaugeMetricFamily, counts)
         yield from _counted("text_", _TEXT_COUNTERS, CounterMetricFamily, counts)
-        # What steppers count themselves, read here alone.
+        # Counters that steppers keep themselves, read only here.
         stats = {labels: model.generator.stepper.stats for labels, model in self._texts.items()}
         yield from _counted("text_", _STEP_COUNTERS, CounterMetricFamily, stats)
         pages = GaugeMetricFamily(

@@ -1,5 +1,5 @@
-"""What the server says of itself: its endpoints in OpenAPI 3.1, for generators of clients, examples
-of requests, and a page for people."""
+"""Self-description of the server: its endpoints in OpenAPI 3.1, for client generators, examples of
+requests, and a page for people."""
 
 from __future__ import annotations
 

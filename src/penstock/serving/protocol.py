@@ -68,8 +68,8 @@ _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class SequenceControl:
-    """What a request says of the sequence that it is part of: its id, whether the request is the
-    first and the last one, and of how many of the last rows outputs are ``wanted`` (None: all)."""
+    """Place of a request in its sequence: the sequence's id, whether the request is the first or
+    the last one, and for how many of the last rows outputs are ``wanted`` (None: all)."""
 
     id: int | str
     start: bool = False

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in the terms of its JSON object.
+"""Errors of a request, in the terms of its JSON object.
 
 A run that refuses its feeds speaks of arrays and of Python's options. Only when it does, the
 request is compared with the model here, which costs the others nothing.
@@ -21,8 +21,8 @@ _MOST_NAMES = 16
 
 
 class HasPorts(Protocol):
-    """What a request is for: a session, or the sequences of a model with state. ``values`` may be
-    fed and fetched."""
+    """Interface of a request's target: a session, or the sequences of a model with state.
+    ``values`` may be fed and fetched."""
 
     @property
     def inputs(self) -> Sequence[Port]: ...
@@ -49,7 +49,7 @@ def _reasons(model: HasPorts, request: InferenceRequest) -> Iterator[str]:
     for name in request.fetches or ():
         if name not in values:
             yield f'"outputs" has {name!r:.80}, which the model does not: it has {_names(outputs)}'
-    # What other fetches need is for the run to say.
+    # For other fetches, the run reports which inputs it lacks.
     missing = inputs.keys() - request.feeds.keys()
     if missing and request.fetches is None:
         yield f'"inputs" lacks {_names([name for name in inputs if name in missing])}'

@@ -104,8 +104,8 @@ def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
 def _tried(
     session: Session, sample: NamedValues | None, max_batch: int, max_batch_tokens: int | None
 ) -> UnequalRequests | None:
-    """How requests of unequal lengths are joined, if so. Raises ``ValueError`` for a model whose
-    requests cannot be."""
+    """Return how to batch requests of unequal lengths, or None. Raises ``ValueError`` for a model
+    whose requests cannot be batched."""
     unequal = None
     if max_batch_tokens is not None:
         unequal = tried_lengths(session, sample)

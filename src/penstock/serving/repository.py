@@ -77,8 +77,8 @@ class ServedModel:
         self._lock = threading.Lock()
 
     def runner_of(self, asked: InferenceRequest) -> Replicas | SequenceRun:
-        """What runs a request. Raises ``InvalidInput`` if it is of a sequence and the model has
-        none, or the other way round."""
+        """Return the runner of a request. Raises ``InvalidInput`` if it belongs to a sequence and
+        the model has none, or the other way round."""
         if isinstance(self.replicas, Sequences):
             return self.replicas.of(asked.sequence)
         if asked.sequence is not None:

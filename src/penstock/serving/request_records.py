@@ -122,8 +122,8 @@ class RequestBatch:
         self.span: TracedSpan | None = None
 
     def begin_span(self) -> AbstractContextManager[None]:
-        """What begins meanwhile on this thread is part of the batch, in traces of OpenTelemetry: of
-        its request, if there is one."""
+        """Make spans of OpenTelemetry that begin on this thread children of the batch's span, or of
+        its request's if there is only one."""
         causes = [request.span for request in self.requests if request.span is not None]
         if len(causes) > 1:
             rows = sum([request.rows for request in self.requests])

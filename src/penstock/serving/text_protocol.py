@@ -23,7 +23,7 @@ _MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16
 """the most tokens of a completion whose request does not say"""
 
-# What does not change a text, or says what is so anyway.
+# Fields that do not change a text, or state the default.
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _IGNORED_OF_CHATS = ("parallel_tool_calls",)
 # Options by the fields that name them otherwise.

@@ -34,7 +34,7 @@ _Feeds = Mapping[str, np.ndarray]
 
 
 class UnequalRequests:
-    """How requests of unequal lengths are joined. ``masks``: inputs that say which rows pad;
+    """Batching of requests of unequal lengths. ``masks``: inputs that say which rows pad;
     ``by_token``: outputs with a row for each token. ``rounds``: whether lengths are rounded up."""
 
     def __init__(self, masks: Sequence[str], by_token: frozenset[str]) -> None:
@@ -117,9 +117,9 @@ class UnequalRequests:
 
 
 def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalRequests:
-    """How requests of ``session`` are joined, tried with two that are made of the first row of
-    ``sample``, or up. Raises ``ValueError`` if they do not get the same together and alone, or if
-    it is not proven that others do."""
+    """Return how to batch requests of ``session``, tried with two made of the first row of
+    ``sample``, or made up. Raises ``ValueError`` if they do not get the same together and alone, or
+    if it is not proven that others do."""
     masks = session._masks()
     if not masks:
         raise ValueError("no input is a mask that says which rows of a request pad")
