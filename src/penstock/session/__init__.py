@@ -1,1 +1,1 @@
-"""What users hold: sessions, runs, streams."""
+"""The user's objects: sessions, runs, streams."""

@@ -129,7 +129,7 @@ def cache_entry(model: object, options: CompileOptions, form: str = "") -> Cache
             reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
             warn(f"cache= keeps no session: {reason}")
         return None
-    # What users have registered may be another program in the next process.
+    # Operations and backends of users may differ in the next process.
     if by_default and (USER_OPERATIONS or not {*(options.backends or ())} <= BACKENDS.keys()):
         return None
     source = model if isinstance(model, bytes) else os.fspath(model)
@@ -156,9 +156,9 @@ def _is_private(folder: str) -> bool:
 
 @cache
 def _program() -> list[object]:
-    """What plans depend on beside model and options: formats, the machine, and this program."""
+    """Return what plans depend on besides model and options: formats, the machine, this program."""
     root = os.path.dirname(os.path.dirname(__file__))
-    # What is installed is written at once; of what is worked on any file may change.
+    # An installed package is written at once; in a working copy any file may change.
     home = os.path.basename(os.path.dirname(root))
     is_installed = home in ("site-packages", "dist-packages")
     times = [os.stat(__file__).st_mtime_ns] if is_installed else [*_times(root)]
@@ -221,7 +221,7 @@ class CacheEntry:
 
     @property
     def _costs(self) -> list[int]:
-        """What the system says of the measured costs, which decide on plans."""
+        """Return the status of the file of measured costs, on which plans depend; [] if none."""
         with suppress(OSError):
             return _status(os.stat(os.path.join(cache_folder(), "costs.sqlite")))
         return []
@@ -319,7 +319,7 @@ class CacheEntry:
             return None
         with suppress(OSError):  # of a folder that is only read
             os.utime(self.path)
-        # What was made of the file's model is not what is read there.
+        # A model that was made from the file's one differs from what the file holds.
         if isinstance(self.source, bytes) or self.form:
             model.path = None
         else:
@@ -327,7 +327,7 @@ class CacheEntry:
         return model
 
     def _weights(self) -> Callable[[str, int, int], np.ndarray]:
-        """What reads parts of the model's files, by their paths below its folder."""
+        """Return a function that reads parts of the model's files, by path below its folder."""
         from penstock.frontends.common.weight_file import WeightFile
 
         base, is_mapped, files = self._base, self.options.map_weights, {}
@@ -394,7 +394,7 @@ class CacheEntry:
 
 
 def _status(status: os.stat_result) -> list[int]:
-    """What the system says of a file, that changes when the file does."""
+    """Return the fields of a file's status that change when the file does."""
     return [
         *(status.st_dev, status.st_ino, status.st_size),
         *(status.st_mtime_ns, status.st_ctime_ns),

@@ -48,7 +48,7 @@ class DeviceOrder:
         """On the thread that runs it, before the run."""
         if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
             return
-        # What the caller has put on its stream must be done before kernels read it.
+        # Work on the caller's stream must be done before kernels read its results.
         for i, device in enumerate(self._devices):
             if not isinstance(executor, LinearExecutor):
                 (device.settle if not self._events else self._events[i].synchronize)()
@@ -58,7 +58,7 @@ class DeviceOrder:
     def end(self, executor: Executor) -> None:
         """On the thread on which it ends, behind the run."""
         linear = isinstance(executor, LinearExecutor)
-        # What is on the caller's own stream needs no one to wait: later work there comes behind it.
+        # The caller's own stream needs no wait: later work there is queued behind it.
         if executor.hands_over or (linear and (self._ordered or self._events is None)):
             return
         for device in self._devices:
@@ -79,9 +79,9 @@ def adopting(backends: Sequence[Backend]) -> list[Backend]:
 
 
 class DevicePorts:
-    """What finds feeds that are on the devices of ``backends``, and the subgraphs for these.
-    ``planned``: whether the executor plans where values are; where not, all are in the host's
-    memory during a run."""
+    """Finder of feeds on the devices of ``backends``, and of the subgraphs for these. ``planned``:
+    whether the executor plans where values are; if not, all are in the host's memory during a
+    run."""
 
     def __init__(self, backends: Sequence[Backend], planned: bool) -> None:
         self._backends: Sequence[Any] = backends
@@ -192,7 +192,7 @@ class DeviceSubgraph(Subgraph):
 
     def use(self, key: Hashable, executor: Executor) -> None:
         super().use(key, executor)
-        # What the session shows is the plan that was used last. No key of the base is like this.
+        # The session shows the plan that was used last. No key of the base is like this.
         if (base := self.base) is not None:
             base.last = LatestPlan((self.name, key), executor, None)
 

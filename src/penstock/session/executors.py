@@ -186,7 +186,7 @@ class Executors:
             return self._whole(subgraph, key, values, exact)
         base = subgraph.base or subgraph
         try:
-            # What is packed has dims that only runs know, but never more than the whole.
+            # Packed values have dims that only runs know, but never more than the whole.
             if base is subgraph:
                 return self._parts(base, values) or self._whole(base, key, values, exact)
             return self._packed(cast("PackedSubgraph", subgraph), base, values, exact)
@@ -244,7 +244,7 @@ class Executors:
         return self._whole(base, base.key(values), values).run(values, control)
 
     def _parts(self, subgraph: Subgraph, values: RunValues) -> Executor | None:
-        """What runs these values in parts, if anything."""
+        """Return the executor that runs batches of these values in parts, or None."""
         return self._plans.find(subgraph, _parts_key(subgraph, values))
 
     def _part(self, subgraph: Subgraph, values: RunValues) -> Executor:
@@ -302,8 +302,8 @@ class Executors:
     def _in_parts(
         self, subgraph: Subgraph, values: RunValues, error: LimitExceeded, exact: bool
     ) -> Executor:
-        """What runs a batch in parts that fit. Raises ``LimitExceeded`` if none does, or if it is
-        not proven that they give what the batch gives."""
+        """Return an executor that runs a batch in parts that fit. Raises ``LimitExceeded`` if none
+        does, or if it is not proven that the parts give what the batch gives."""
         from penstock.compiler.parts import batch_of, check_parts, part_of
         from penstock.executors.session_memory import PlanTooLarge
         from penstock.session.parts import PartsExecutor, results_of_all

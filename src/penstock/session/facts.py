@@ -1,5 +1,5 @@
-"""What sessions tell about themselves: inputs and outputs, the memory that they hold, counts, and
-the options that their plans really run with."""
+"""Facts about a session: its inputs and outputs, the memory that it holds, counts, and the options
+that its plans run with."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a session has done: plans that it compiled, and those that it took from a file or a
-    cache; runs that found their plan among those that it keeps; plans
-    dropped for want of room (``Limits.max_plans_bytes``); plans that it keeps; runs that were asked
-    for, by ``run``, ``submit`` and all others; and submitted runs that have not ended."""
+    """Counts of a session: plans that it compiled, and plans taken from a file or a cache; runs
+    whose plan was at hand; plans dropped to stay within ``Limits.max_plans_bytes``; plans that it
+    keeps; runs requested, by ``run``, ``submit`` and all others; and submitted runs that have not
+    ended."""
 
     plans_made: int
     plans_opened: int
@@ -85,7 +85,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveOptions:
-    """What a plan runs with, whatever the options of its session ask for: the name of its
+    """Options in effect for a plan, whatever the session was compiled with: the name of its
     executor, the precision of its products, the virtual devices of its nodes, the most ``threads``
     that one kernel uses, and the backends that its steps run on."""
 

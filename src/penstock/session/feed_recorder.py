@@ -66,7 +66,7 @@ class KeptFeeds:
             place = self._random.randrange(self._seen)
             if place >= len(self.feeds):
                 return
-        # Those whose place it takes, if there are any.
+        # The feeds that are replaced, if any.
         before = sum(_nbytes(feeds) for feeds in self.feeds[place : place + 1])
         nbytes = self.nbytes - before + _nbytes(arrays)
         if nbytes > MOST_BYTES:

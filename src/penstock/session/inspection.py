@@ -118,7 +118,7 @@ class Inspectable(Protocol):
 
 
 class Inspection:
-    """How the plans of a session run: its attribute ``inspect``.
+    """Inspection of the plans of a session: its attribute ``inspect``.
 
     The last plan is that which was used last for the outputs of the model; if it was only run for
     other values, the last plan for these. It is compiled now if the session has none and all dims
@@ -186,7 +186,7 @@ class Inspection:
         return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)
 
     def explain(self, *, reasons: bool = False) -> str:
-        """How the last plan will run: its executor, its memory, and its steps with their backends.
+        """Describe how the last plan will run: its executor, memory, and steps with their backends.
 
         Args:
             reasons: Say also why each step is on its backend, by the costs that are known now, and
@@ -277,10 +277,10 @@ class Inspection:
         return forecast(self._own_plan, context.seconds(costs, 1), workers, is_measured)
 
     def forecast_on_cluster(self, shapes: InputShapes | None = None) -> ClusterForecast:
-        """What runs on the workers of ``cluster=`` are expected to take: nodes as they are placed
-        now, by measured costs, or else estimated ones. Nothing is run or sent. Raises
-        ``InvalidInput`` for shapes that the model cannot have, ``Unsupported`` for graphs with
-        loops of TensorFlow's frames.
+        """Forecast the time of a run on the workers of ``cluster=``: nodes as they are placed now,
+        by measured costs, or else estimated ones. Nothing is run or sent. Raises ``InvalidInput``
+        for shapes that the model cannot have, ``Unsupported`` for graphs with loops of TensorFlow's
+        frames.
 
         Args:
             shapes: The dims of inputs by name; those that are not given are as the model has them.

@@ -55,7 +55,7 @@ from penstock.tuning.trial import faster
 State: TypeAlias = Literal["recording", "searching", "swapped", "kept"]
 
 _HELD_OUT = 4  # every fourth sample, as of quantize
-# How many of those held out are compared again here; the search has compared all of them.
+# The most held-out samples to compare again here; the search has compared all of them.
 _COMPARED = 16
 _MOST_SAMPLES = 10_000
 # Seconds that closing waits for the thread to let go of files.
@@ -283,7 +283,7 @@ class BackgroundQuantization:
             raise Cancelled("quantizing was cancelled")
 
     def _source(self, folder: Path) -> list[str]:
-        """What names the model on the command line: its file, or one that is written now."""
+        """Return the model's command-line arguments: its file, or one that is written now."""
         session = self._session()
         if session is None:
             raise Cancelled("the session is gone")
@@ -409,7 +409,7 @@ def _cancel_all() -> None:
         own.cancel()
 
 
-# What is refused.
+# Checks of arguments.
 
 
 def check_arguments(runs: object, max_error: object, samples: object, timeout: object) -> None:

@@ -18,7 +18,7 @@ from penstock.core.types import JsonObject
 from penstock.session.environment import TRACE
 
 _LOWEST_PRIORITY = 19
-# What the search needs beside its timeout: to start, and to measure the choice once more.
+# Time of the search besides its timeout: to start, and to measure the choice once more.
 _MORE_SECONDS = 120.0
 _MOST_CHARACTERS = 500
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -51,7 +51,7 @@ class Answers(Protocol):
 
 
 PreparedRun = tuple[Executor, RunValues, Answers]
-"""What a run needs: an executor, the values fed, and the names of its outputs."""
+"""Inputs of a run: an executor, the values fed, and the names of its outputs."""
 
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
@@ -74,7 +74,7 @@ class Run:
     ) -> None:
         self._began = False
         self._span = span("penstock.run", {})
-        # What the process has for any run comes first.
+        # The observers that the process has for any run come first.
         everything, some = trace(), None if sampled is None else sampled.take(options)
         given = [of for of in (everything, some) if of is not None]
         observers = (*given, *options.all_observers)
@@ -87,7 +87,7 @@ class Run:
             self.control.observer = Observers(observers)
 
     def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
-        """What ``prepare(observed)`` returns, which may have to compile, unless that is stopped."""
+        """Return ``prepare(observed)``, which may compile; stop compiling if the run is stopped."""
         try:
             # A plan that is compiled for this run must not outlast its deadline.
             with self.current(), cancelled_by(self.control):
@@ -97,7 +97,7 @@ class Run:
             raise
 
     def current(self) -> AbstractContextManager[None]:
-        """What begins meanwhile on this thread is part of the run, in traces of OpenTelemetry."""
+        """Make spans of OpenTelemetry that begin on this thread children of the run's span."""
         return _NO_SPAN if self._span is None else self._span.current()
 
     def begin(self, executor: Executor) -> None:
@@ -141,7 +141,7 @@ class Run:
 
 
 def _attributes(executor: Executor, control: Control) -> Attributes:
-    """What the span of a run says of it."""
+    """Return the attributes of a run's span."""
     table = executor.table
     return {
         "penstock.graph": table.name,

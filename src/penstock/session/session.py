@@ -1,4 +1,4 @@
-"""What users hold: a compiled model, with its plans by input shapes."""
+"""The compiled model that users hold, with its plans by input shapes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ RunDone = Callable[[dict[str, Any] | None, BaseException | None], object]
 
 
 def _device_ports(context: CompileContext) -> DevicePorts | None:
-    """What finds feeds on devices, if the session has backends that take such."""
+    """Return the finder of feeds on devices, or None if no backend of the session takes these."""
     if all(capability(backend, TakesTensors) is None for backend in context.backends):
         return None
     from penstock.session.device_ports import DevicePorts, adopting
@@ -89,7 +89,7 @@ def _always() -> bool:
 
 
 def _memory_of(options: CompileOptions) -> SessionMemory | None:
-    """What the session may hold, if that is bounded."""
+    """Return the account of the session's memory, or None if ``memory_bytes`` does not limit it."""
     if options.memory_bytes is None:
         return None
     from penstock.executors.session_memory import SessionMemory
@@ -577,7 +577,7 @@ class Session:
 
     @property
     def inspect(self) -> Inspection:
-        """How the plans of the session run."""
+        """Inspection of how the session's plans run."""
         from penstock.session.inspection import Inspection
 
         return Inspection(self._parts())
@@ -713,7 +713,7 @@ class Session:
             self._executors.write(lambda writer: contents.append(writer.to_bytes()))
         entry = model.entry if model.path and model.entry in model.signatures else None
         options = replace(self.options, signature=entry, variables=None, progress=False)
-        # Those of a cluster are on its workers.
+        # Variables of a cluster are on its workers.
         state = None if self.options.cluster else self.variables.state()
         return _unpickled, (model.path or contents[0], options, state)
 
