@@ -253,7 +253,7 @@ class BatchedRunner:
         sequence.rows.drop()
 
     def _kind(self, sequence: SequenceState) -> object:
-        """What sequences of one run have in common."""
+        """Return a key that is equal for sequences that may share a run."""
         if self.reason is not None:
             return sequence.number
         shapes: tuple[object, ...] = ()
@@ -353,7 +353,7 @@ class BatchedRunner:
         """Try samples that are alike, and then one that is large beside others."""
         self._compare(*self._samples(frame, initial))
         if self.reason is None:
-            # What is cut off or chosen by the largest number of all shows there alone.
+            # Values that are cut off, or chosen by the largest number of all, show there alone.
             with suppress(PenstockError):  # the model may take no such numbers
                 self._compare(*self._samples(frame, initial, _LARGE))
 

@@ -36,7 +36,7 @@ def with_branch(model: Model, cached: bool) -> Model:
     # With the branch known, the If becomes the nodes of one of its graphs.
     optimize(graph)
     name_outputs(graph, names)
-    # What the encoder gave comes back as it was, or empty.
+    # Outputs of the encoder come back unchanged, or empty.
     kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
     return with_outputs(model, graph, kept)
 

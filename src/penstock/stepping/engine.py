@@ -1,4 +1,4 @@
-"""Which rows are computed in the next step: of all sequences that wait, by priority and arrival.
+"""Scheduling of steps: rows of all sequences that wait, by priority and arrival.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What is fed back of a model of states, and what these begin with."""
+"""State that a model feeds back to itself, and its initial values."""
 
 from __future__ import annotations
 

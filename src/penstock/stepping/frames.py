@@ -39,7 +39,7 @@ class FrameQueue(RowHistory):
         self._axes, self._each, self._waiting = axes, each, deque[InputFrame]()
 
     def size_of(self, rows: Rows) -> int:
-        """How many frames are fed. Raises ``InvalidInput``."""
+        """Return how many frames are fed. Raises ``InvalidInput``."""
         axes = self._axes
         sizes = {x.shape[axes[n]] if x.ndim > axes[n] else 0 for n, x in rows.items() if n in axes}
         if not sizes:
@@ -55,7 +55,7 @@ class FrameQueue(RowHistory):
     def add(self, rows: Rows) -> None:
         """Add frames behind those that wait."""
         count = self.size_of(rows)
-        # What a run takes one value of must be equal for all of its sequences.
+        # Inputs with one value per run must be equal for all of its sequences.
         kind: list[Hashable] = []
         for name, array in rows.items():
             axis = self._axes.get(name)

@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
 
 class _PageTable:
-    """Which rows of a step belong to which pages, as ``ops.internal.pages`` reads it."""
+    """Table of the pages of each sequence's rows in a step, as ``ops.internal.pages`` reads it."""
 
     def __init__(self, most_sequences: int) -> None:
         self._runs = np.zeros((most_sequences, RUN), np.int64)
@@ -117,7 +117,7 @@ class JoinedRunner:
 
     @property
     def pages(self) -> tuple[int, int, int]:
-        """How many pages are held, how many of them are kept for others, and how many there are."""
+        """The number of pages held, of pages among them kept for later sequences, and of all."""
         return self.pool.count - self.pool.free, self.pool.kept, self.pool.count
 
     def check_fixed(self, fixed: Rows) -> None:
@@ -164,7 +164,7 @@ class JoinedRunner:
     def begin(self, sequence: SequenceState) -> None:
         """Let a new sequence read the pages of others that began alike; the last row that waits is
         computed in any case."""
-        # What an encoder returned counts in pages, and is no part of their digests.
+        # Outputs of an encoder occupy pages, but are no part of their digests.
         if sequence.computed or sequence.pages or self.steps.fixed:
             return
         full = (sequence.rows.count - max(sequence.wanted, 1)) // PAGE

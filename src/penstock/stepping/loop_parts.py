@@ -85,7 +85,7 @@ def loop_parts(model: Model) -> LoopParts:
 
 
 def _levels(graph: Graph, loops: set[Node]) -> dict[Node, int]:
-    """How many of some loops have ended before each node, along the longest way to it."""
+    """Return how many of ``loops`` end before each node, along the longest path to it."""
     level: dict[Node, int] = {}
     for node in graph.nodes:
         before = [v.producer for v in _reads(node) if v.producer in level]
@@ -103,7 +103,7 @@ def _named(graph: Graph, names: Sequence[str]) -> dict[str, str]:
 
 
 def _reads(node: Node) -> list[Value]:
-    """What a node reads that is no constant, in its graphs too."""
+    """Return the inputs of a node that are no constants, with those of its graphs."""
     read = [v for v in node.inputs if v is not None and not v.is_constant]
     return [*read, *[v for _, inner in node.graphs for v in captures(inner)]]
 

@@ -64,12 +64,12 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """How many pages nobody holds."""
+        """The number of pages that no sequence holds."""
         return len(self._free) + self.count - len(self._holders)
 
     @property
     def kept(self) -> int:
-        """How many pages are kept for sequences that begin alike."""
+        """The number of pages kept for sequences with the same prefix."""
         return len(self._prefixes)
 
     def take(self) -> int | None:

@@ -32,7 +32,7 @@ class RowHistory:
         self.count = 0
 
     def size_of(self, rows: Rows) -> int:
-        """How many rows are fed. Raises ``InvalidInput``."""
+        """Return how many rows are fed. Raises ``InvalidInput``."""
         counts = {array.shape[1] if array.ndim > 1 else 0 for array in rows.values()}
         if len(counts) > 1 or 0 in counts or any(len(array) != 1 for array in rows.values()):
             shapes = {name: array.shape for name, array in rows.items()}
@@ -75,11 +75,11 @@ class RowHistory:
 
 @dataclass(eq=False)
 class SequenceState:
-    """What a stepper knows of a sequence: the ``rows`` that it was given, of which the first
+    """State of a sequence in a stepper: the ``rows`` that it was given, of which the first
     ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
     once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
     full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows;
-    ``fixed`` the inputs that stay as they are, which ``fixed_pages`` hold if they are in pages, in
+    ``fixed`` the inputs that do not change, which ``fixed_pages`` hold if they are in pages, in
     ``present`` positions.
     """
 
@@ -108,7 +108,7 @@ class SequenceState:
 
     @property
     def waiting(self) -> int:
-        """How many rows are not computed yet."""
+        """The number of rows that are not computed yet."""
         return self.rows.count - self.computed
 
     @property

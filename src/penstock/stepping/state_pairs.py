@@ -1,4 +1,4 @@
-"""Which outputs of a model are fed back to which inputs, and where their batch axes are.
+"""Pairs of outputs and the inputs to which they are fed back, with their batch axes.
 
 ::
 

@@ -17,7 +17,7 @@ from penstock.ir.graph import Model
 from penstock.ops.internal.joined_steps import JoinedSteps, PagedCache
 from penstock.session.opening import DerivedModel
 
-# What finding joined steps takes is imported where plans are not kept.
+# The search for joined steps is imported only where its plans are not cached.
 
 _STEPS = "penstock.steps"
 """the name in metadata of what steps take and return"""

@@ -171,8 +171,8 @@ class StepSequence:
     def _checked(
         self, rows: Mapping[str, ArrayLike], wanted: int | None
     ) -> tuple[dict[str, np.ndarray], int]:
-        """What ``feed`` takes, as arrays of the inputs' types, and of how many rows there are
-        outputs. Raises ``InvalidInput``."""
+        """Return the rows as arrays of the inputs' types, and the number of rows to give outputs
+        for. Raises ``InvalidInput``."""
         checked = self._stepper._checked(rows)
         count = self._state.rows.size_of(checked)
         self._stepper._engine.runner.check_length(self._state, self.length + count)
@@ -216,7 +216,7 @@ class StepSequence:
         engine = self._stepper._engine
 
         def change() -> None:
-            # Which may refuse: rows stay as they are then.
+            # The runner may refuse: rows then stay as they are.
             engine.runner.cut(self._state, length)
             self._state.rows.cut(length)
 
@@ -444,7 +444,7 @@ class Stepper:
 def _runner_of_rows(
     source: StepSource, options: CompileOptions, most_bytes: int, most_sequences: int
 ) -> tuple[Runner | None, str | None]:
-    """What steps a decoder, None if the model is none, and why its rows are not joined."""
+    """Return the runner of a decoder, None if the model is none, and why rows are not joined."""
     try:
         return JoinedRunner(source.joined(), options, most_bytes, most_sequences), None
     except RowsStay as reason:
