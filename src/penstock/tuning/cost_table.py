@@ -177,7 +177,7 @@ class CostTable:
         return self._records
 
     def _rows(self, query: str, *arguments: str) -> list[Any]:
-        """What a query of the file gives; nothing where the file cannot be read."""
+        """Return the rows of a query of the file, or an empty list if the file cannot be read."""
         try:
             if not self._is_damaged:
                 with self._transaction() as connection:

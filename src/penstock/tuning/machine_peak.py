@@ -1,4 +1,4 @@
-"""What this machine can do at most: the two lines of a roofline.
+"""Peak rates of this machine: the two lines of a roofline.
 
 Measured, not looked up: products of float32 matrices by NumPy's library that fit into a core's
 cache, and a copy of arrays that no cache holds. Many short trials, of which the fastest counts:

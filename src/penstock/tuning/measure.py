@@ -53,7 +53,7 @@ an executor that tells observers of its steps."""
 
 
 class CostSource(Enum):
-    """How the cost of a node is known, the surest first."""
+    """Source of a node's cost, the most reliable first."""
 
     MEASURED = "measured"
     """of just this node's operation, types and threads, on this machine"""
@@ -108,8 +108,8 @@ class CostModel:
         return Cost(guess, CostSource.GUESSED)
 
     def knowing(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
-        """Those of ``among`` on which the operation of ``node`` was measured, perhaps of other
-        sizes."""
+        """Return the backends of ``among`` with a measurement of the operation of ``node``, of any
+        size."""
         if self._own:
             return among
         measured, operation = self._table.measured, node.op.full_name

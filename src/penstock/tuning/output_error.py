@@ -49,7 +49,7 @@ def output_error(wanted: np.ndarray, array: np.ndarray, spread: float) -> Output
     # Such as the boxes of a detector, of which a candidate may find another number.
     if wanted.shape != array.shape:
         return OutputError(math.inf, math.inf)
-    # What is infinite or NaN must stay so.
+    # Elements that are infinite or NaN must be equal.
     finite = np.isfinite(wanted)
     if not finite.all():
         if not np.array_equal(wanted[~finite], array[~finite], equal_nan=True):

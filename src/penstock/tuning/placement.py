@@ -1,4 +1,4 @@
-"""Which backend runs which node: what the user says, what is supported, and what was measured."""
+"""Choice of a backend for each node: by ``place=``, by support, and by measured costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.ops.onnx.control_flow import is_control
 from penstock.tuning.measure import CostModel, CostSource, CustomCosts, compared, measured_seconds
 
 NODE = "node:"
-"""What begins a key of ``place=`` that names one node."""
+"""Prefix of a key of ``place=`` that names one node."""
 
 Candidates = dict[Node, list[Backend]]
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Placement:
         if overrides and wanted(node, overrides):
             return True
         pieces = parts(node) if pieces is None else pieces
-        # What was measured may be faster elsewhere.
+        # A backend with a measurement may be faster than those that fuse.
         among = [*fusing, *[b for b in self.backends if b not in fusing]]
         known = measured_seconds(self.costs, node, among)
         if known is not None:
@@ -157,7 +157,7 @@ class Placement:
 
             for node in host_arithmetic(graph, able, self.kernels):
                 able[node] = [b for b in able[node] if b.memory == HOST]
-        # Those that stand in for no other, if there are such.
+        # Prefer backends that are no fallback for another.
         return {n: [b for b in among if not is_fallback(b)] or among for n, among in able.items()}
 
     def _able(self, node: Node) -> list[Backend]:

@@ -50,13 +50,13 @@ _TIMED, _MEASURED = 4, 3
 _BETWEEN = 4  # runs as usual between those on one thread
 
 Trial = Generator[Runner, float, None]
-"""How each run is run, which is sent the seconds that the run took."""
+"""Generator that yields how to run each run, and is sent the seconds that the run took."""
 
 
 @dataclass(frozen=True)
 class MeasuredRuns:
-    """What runs have shown of a ``plan``: in one order they take ``seconds``, and its steps what is
-    in ``profile``, which is in ``costs`` as well."""
+    """Measurements from runs of a ``plan``: the ``seconds`` of a run in one order, and the
+    ``profile`` of its steps, which is part of ``costs`` as well."""
 
     plan: Plan
     costs: CostModel
@@ -154,7 +154,7 @@ class RunSampler:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to choose from by costs that runs show.
+    """A choice between schedules by costs that runs measure.
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
     ``may_pay(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take

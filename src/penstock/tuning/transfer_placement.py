@@ -120,9 +120,9 @@ class TransferPlacement:
     def _ports(
         self, block: Graph, edges: Sequence[tuple[int, int]], owner: Node | None, b: int
     ) -> tuple[list[tuple[int, int]], list[Sequence[int]]]:
-        """What depends on what: the nodes of a graph, and behind them its inputs, what Ifs and
-        loops read on the host, and its outputs; and the places of all but the nodes, where any of
-        several will do."""
+        """Return the edges of ``block`` between indices, and the possible places of its ports.
+        Nodes have the first indices; its inputs, what Ifs and loops read on the host, and its
+        outputs follow, each with the places of which any will do."""
         n = len(block.nodes)
         entering, leaving = _carried(block, owner, self.backends[b])
         whole, home = owner is None, [self.home]

@@ -234,7 +234,7 @@ def _instead(other: Executor, _: Executor, inputs: Inputs, control: Control) -> 
 
 
 def in_turns(other: Executor, pairs: int, margin: float) -> Turns:
-    """How each of ``pairs`` pairs of runs is run: as usual and with ``other`` by turns; is sent the
+    """Yield how to run each of ``pairs`` pairs of runs: as usual, then with ``other``; is sent the
     seconds of each run. Returns whether ``other`` takes at most ``margin`` of the usual time."""
     usual = best = inf
     for _ in range(pairs):
@@ -251,10 +251,10 @@ def converse(margin: float) -> float:
 def judged_again(
     recipe: Recipe, margin: float, switch: Switch, first: int = FEWEST
 ) -> Generator[Runner, float, None]:
-    """How each run is run of a plan with two executors: as usual, but in turns with the other, of
-    which there is a ``recipe``, after ``first`` runs, and then at intervals that grow as long as
-    nothing changes. The other is used from then on if it takes at most ``margin`` of the usual
-    time. The one that loses is let go: its arena may be as large as that of the one in use."""
+    """Yield how to run each run of a plan, and switch between two executors: runs are as usual, but
+    after ``first`` runs, and then at intervals that grow as long as nothing changes, in turns with
+    the one of ``recipe``. It is used from then on if it takes at most ``margin`` of the usual time.
+    The loser is released: its arena may be as large as that of the one in use."""
     interval = first
     while True:
         for _ in range(interval):

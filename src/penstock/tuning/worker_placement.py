@@ -47,8 +47,8 @@ DRIVER = -1
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a message from one worker to another takes: ``latency`` seconds, and its bytes over the
-    ``bandwidth`` in bytes per second."""
+    """Cost of a message between workers: ``latency`` seconds, plus its bytes over ``bandwidth`` in
+    bytes per second."""
 
     bandwidth: float
     latency: float
@@ -58,9 +58,9 @@ class LinkCost:
 
 
 class WorkerPool(Protocol):
-    """What compiling needs of a cluster (``penstock.Cluster``). ``costs``: what nodes take, of
-    those that are known, by the name of the node; others are in the table of costs. ``cores``:
-    those that all workers and the driver share; None if each has its own."""
+    """Interface of a cluster (``penstock.Cluster``) to the compiler. ``costs``: measured costs of
+    nodes by name, before those of the table of costs. ``cores``: the number that all workers and
+    the driver share; None if each has its own."""
 
     workers: int
     objective: str
