@@ -1,4 +1,4 @@
-/* What GCC and clang have different words for. */
+/* Attributes and pragmas that GCC and clang spell differently. */
 #ifndef PENSTOCK_COMPILERS_H
 #define PENSTOCK_COMPILERS_H
 

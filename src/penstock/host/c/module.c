@@ -24,7 +24,7 @@
 static const kernel_entry *const families[] = {KERNEL_TABLES(ADDRESS)};
 static PyMethodDef *const function_tables[] = {FUNCTION_TABLES(ADDRESS)};
 
-/* How many threads a kernel of this thread uses at most. */
+/* The most threads that a kernel of this thread uses. */
 static _Thread_local int most_threads = 1;
 
 /* Items of a call, in chunks. Each part has a share of them, since what lies side by side is often read

@@ -68,8 +68,8 @@ static inline int64_t smaller(int64_t a, int64_t b)
 int integer_speed(const char **instructions); /* of quantized_convolution.c */
 int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
 
-/* What the processor and the system can do, as module.c finds it once: instructions of x86-64, which zig's library
-   does not tell; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: vectors of 512 bits are computed by halves. */
+/* Features of the processor and the system, which module.c detects once: instructions of x86-64 that zig's library
+   does not report; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: vectors of 512 bits are computed by halves. */
 enum { LEVEL_2 = 1, LEVEL_3 = 2, LEVEL_4 = 4, AVX_VNNI = 8, AVX512_VNNI = 16 };
 enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX = 128, HALF_VECTORS = 256 };
 extern int features;

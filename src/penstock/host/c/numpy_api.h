@@ -16,7 +16,7 @@
 /* The entry of a function of the module that takes its arguments as an array. */
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
-/* What a module has beside its functions. */
+/* State of a module. */
 typedef struct {
     PyTypeObject *room; /* of growable.c */
     PyObject *value;    /* the name of an attribute, for arrays.c */

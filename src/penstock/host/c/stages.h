@@ -8,8 +8,8 @@
 
 enum { MOST_SHARES = 64 }; /* of several threads in the same work */
 
-/* What threads know of each other's share: the stage and how many of its pieces have been taken, and
-   the core of its thread. */
+/* State of a thread's share that others read: the stage and how many of its pieces have been taken, and
+   the core of the thread. */
 typedef struct {
     _Alignas(64) atomic_ullong taken;
     atomic_int core;

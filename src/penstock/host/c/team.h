@@ -17,8 +17,8 @@ void team_end(void);
 /* Within a region: which part the calling thread runs; 0 outside. */
 int team_part(void);
 
-/* How often parts were run by the thread that began a region though others were there for them, by
-   the others, and how often others were woken. */
+/* Counts: parts run by the thread that began a region though others were available, parts run by the
+   others, and wake-ups of others. */
 void team_counts(int64_t counts[3]);
 #pragma GCC visibility pop
 

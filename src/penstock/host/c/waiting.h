@@ -1,4 +1,4 @@
-/* How threads wait for each other: they spin for as long as waking a thread takes, and then sleep. */
+/* Waits between threads: they spin for as long as waking a thread takes, and then sleep. */
 #ifndef PENSTOCK_WAITING_H
 #define PENSTOCK_WAITING_H
 

@@ -1,6 +1,6 @@
-/* Attention: softmax(scale q k + terms) v for each head, some keys at a time, so that scores stay in the
-   first-level cache. An item is a part of the queries of a head. Samples may have some rows each of packed queries,
-   keys and values; terms are those of the padded batch then. Compiled with contraction to fused multiply-add. */
+/* Attention: softmax(scale q k + terms) v for each head, in blocks of keys, so that scores stay in the
+   first-level cache. An item is a part of the queries of a head. Queries, keys and values may be packed, some rows
+   for each sample; terms are then those of the padded batch. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include <float.h>

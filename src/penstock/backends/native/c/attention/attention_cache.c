@@ -1,5 +1,5 @@
-/* Attention over a cache of keys and values, which new ones are added to. An item is a
-   head of keys of one sample, with all heads of queries that share it. Returns 1 where a query sees no
+/* Attention over a cache of keys and values, to which new ones are appended. An item is a
+   key head of one sample, with all query heads that share it. Returns 1 where a query sees no
    key with a finite score. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
@@ -239,7 +239,7 @@ typedef struct {
     int64_t of_query;
 } apart;
 
-/* What is added to the scores of `n` keys, the first of which is `distance` positions before the query; some of the
+/* Write the bias of the scores of `n` keys, the first of which is `distance` positions before the query; some of the
    last ones may be behind it. */
 static void numbers_by_distance(float *to, const float *table, int64_t distances, int64_t distance, int64_t n)
 {
@@ -267,7 +267,7 @@ INLINED const float *rows_from(const struct attention_cache *a, const apart *nex
     return base + next->pages[from / a->positions] * a->page + within * size;
 }
 
-/* How many keys, of those before `end`, are next from `*from` on, which is moved to the first that is seen. */
+/* Move `*from` to the next key that is seen, and return how many adjacent ones before `end` are. */
 static int64_t next_keys(const struct attention_cache *a, const apart *next, int64_t *from, int64_t end)
 {
     int64_t at = 0, stop = end;

@@ -34,7 +34,7 @@ struct attention_cache {
     int64_t page, positions;   /* of a page: elements, and positions */
     int64_t keys_at, values_at; /* where keys [kv_heads, size, positions] and values [kv_heads, positions, size]
                                    begin in a page */
-    /* What is added to the scores of a head by distance, [heads, distances + 1]: for each of so many distances, and
+    /* The bias of the scores of a head by distance, [heads, distances + 1]: for each distance, and the slope beyond,
        for each further position; or NULL. */
     const float *by_distance;
     int64_t distances;

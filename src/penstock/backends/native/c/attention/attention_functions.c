@@ -1,5 +1,5 @@
-/* Attention over a cache that grows (attention_cache.c, any_shape.h), of com.microsoft (GroupQueryAttention) and
-   of ONNX, over keys and values that are all there, and within each sample of packed rows (attention.c). */
+/* Attention on arrays of any shapes (any_shape.h): over a growing cache (attention_cache.c), for com.microsoft
+   (GroupQueryAttention) and ONNX; over complete keys and values, and within samples of packed rows (attention.c). */
 #include "any_shape.h"
 #include "arguments.h"
 #include "attention.h"
@@ -497,8 +497,8 @@ static const int64_t *numbers_of(PyObject *given, int rank)
     return fits && PyArray_NDIM(x) == rank ? PyArray_DATA(x) : NULL;
 }
 
-/* How many parts the rows of all requests have; -1 where rows or pages are not there. `adds`: whether pages have room
-   for new rows, too. */
+/* Return the number of parts of the rows of all requests; -1 if rows or pages are out of range. `adds`: whether pages
+   need room for new rows as well. */
 static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows, int64_t pool, int64_t positions,
                         int adds)
 {

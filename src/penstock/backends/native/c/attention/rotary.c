@@ -1,5 +1,5 @@
-/* Rotary position embedding: pairs of features turn by the angles of their position. An item is a
-   head of a token. */
+/* Rotary position embedding: pairs of features are rotated by the angles of their position. An item
+   is a head of a token. */
 #include <string.h>
 #include "native.h"
 

@@ -1,5 +1,5 @@
-/* What functions of arrays of any shapes (any_shape.h) share; programs of elementwise operations, and
-   softmax. */
+/* Common parts of functions for arrays of any shapes (any_shape.h); programs of elementwise operations,
+   and softmax. */
 #include "any_shape.h"
 #include "arguments.h"
 #include "programs.h"

@@ -1,6 +1,6 @@
-/* Functions of Python that run kernels on arrays whose shapes only the run knows: they take arrays of
-   any shapes and strides, and do what backends/native does when shapes are known ahead. What they have
-   no kernel for, `otherwise` computes. */
+/* Python functions that run kernels on arrays whose shapes only the run knows: they take arrays of any
+   shapes and strides, and do at run time what backends/native does ahead for known shapes. Cases without
+   a kernel are left to `otherwise`. */
 #ifndef PENSTOCK_ANY_SHAPE_H
 #define PENSTOCK_ANY_SHAPE_H
 
@@ -10,7 +10,7 @@
 enum { OTHERWISE, CHECKPOINT, SETTINGS, ARRAYS };
 
 #pragma GCC visibility push(hidden)
-/* What NumPy's function returns for the arrays among the arguments. */
+/* Return the result of NumPy's function on the arrays among the arguments. */
 PyObject *any_shape_otherwise(PyObject *const *arguments, Py_ssize_t count);
 
 /* Whether kernels can read an array where it is, given its strides. */

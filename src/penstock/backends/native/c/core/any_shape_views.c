@@ -1,4 +1,4 @@
-/* Views, and shapes that numbers of another array spell out (any_shape.h). */
+/* Views, and reshapes to a shape given by another array (any_shape.h). */
 #include "any_shape.h"
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Arguments of kernels that functions for arrays of any shapes (any_shape.h) call, too. */
+/* Arguments of kernels that functions for arrays of any shapes (any_shape.h) call as well. */
 #ifndef PENSTOCK_ARGUMENTS_H
 #define PENSTOCK_ARGUMENTS_H
 

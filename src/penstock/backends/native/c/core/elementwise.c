@@ -1,9 +1,9 @@
-/* Chains of elementwise operations in one pass: a program runs on one tile after another, so that what
-   lies between two operations stays in the cache.
+/* Chains of elementwise operations in one pass: a program runs on one tile after another, so that
+   intermediate results stay in the cache.
 
    A register is a tile of 2 KiB; register 0 is the result. An instruction reads up to three registers
-   and writes one; each is a loop that the compiler vectorizes. Inputs that lie as the result does are
-   read where they are, others are copied into a register; those that are the same for each tile only
+   and writes one; each is a loop that the compiler vectorizes. Inputs laid out as the result are
+   read in place, others are copied into a register; those that are the same for each tile only
    once. */
 // GCC options: -fno-thread-jumps
 #include "wide.h"
@@ -118,7 +118,7 @@
     CONVERSIONS(X)                                                                                \
     LOGIC(X)
 
-/* Those that are no expression of elements of one type. */
+/* Operations that are not an expression on elements of one type. */
 #define SPECIAL(X)                                                                                \
     X(where_1) X(where_2) X(where_4) X(where_8) X(sin_f4) X(cos_f4) X(fmod_f4) X(mod_f4)          \
     X(muladd_f4) X(clip_f4) X(clip_f8) X(ramp_f4) X(half_f4) X(f4_half)                           \
@@ -358,7 +358,7 @@ typedef struct {
     int kept; /* inputs that are a number for each row have it for as many elements, or more */
 } registers;
 
-/* What input i has for a part of a row: where it is if its elements are adjacent, else a copy. */
+/* Return input i for a part of a row: in place if its elements are adjacent, else a copy. */
 static void *part_of_row(registers *r, const struct elementwise *a, int64_t i, const int64_t *index,
                          int64_t at, int64_t n)
 {
@@ -494,7 +494,7 @@ enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: not but near ties; all; not 
 enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
        AWAY, DOWN };
 
-/* What y has for `count` elements of x from `at` on, fewer where one of y ends; `repeated` has a period of it. */
+/* Return y for `count` elements of x from `at` on, fewer where one of y ends; `repeated` has a period of it. */
 INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const char *repeated, void *filled, int size)
 {
     if (p->period)

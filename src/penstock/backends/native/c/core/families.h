@@ -1,4 +1,4 @@
-/* Families of functions: DEFINE(suffix, type, ...) for each type of elements, or for each size of those that
+/* Families of functions: DEFINE(suffix, type, ...) for each element type, or for each element size if they
    are only copied, and the entries of kernels whose names end in these suffixes. */
 #ifndef PENSTOCK_FAMILIES_H
 #define PENSTOCK_FAMILIES_H

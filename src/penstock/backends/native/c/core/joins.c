@@ -1,5 +1,5 @@
-/* Concatenation of tensors of known shapes and strides. An item is a slice of the dim that is outermost in the
-   result: of all tensors, or, of the dim along which they are joined, of one. */
+/* Concatenation of tensors of known shapes and strides. An item is a slice of the result's outermost
+   dim: of all tensors, or of one if they are joined along that dim. */
 #include "copies.h"
 #include "native.h"
 

@@ -1,5 +1,5 @@
 /* Functions of float32 that compilers can vectorize: without branches, calls and tables. Errors are at
-   most 2 units in the last place where nothing else is said; NaNs pass through.
+   most 2 units in the last place unless stated otherwise; NaNs pass through.
 
    The polynomials of exp, log, tanh, sin, cos and asin are those of the Cephes library (S. Moshier, single
    precision); those of expm1 and erf were fitted to the function for the least maximal error. */

@@ -1,5 +1,5 @@
-/* Functions of float64 that compilers can vectorize, as in math32.h. Errors are at most 3 units in the last place where
-   nothing else is said. */
+/* Functions of float64 that compilers can vectorize, as in math32.h. Errors are at most 3 units in the last place
+   unless stated otherwise. */
 #ifndef PENSTOCK_MATH64_H
 #define PENSTOCK_MATH64_H
 

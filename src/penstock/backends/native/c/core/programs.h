@@ -6,7 +6,7 @@
 
 enum { REGISTERS = 32, REGISTER_BYTES = 2048, PROGRAM_RANK = 8, MOST_INPUTS = 17 };
 
-/* How an input comes into a register. */
+/* Ways to load an input into a register. */
 enum { DIRECT, GATHERED, ONCE };
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* Integers times scales, as ops/common/fixed_point.py has them. */
+/* Products of integers and scales, bit-exact with ops/common/fixed_point.py. */
 #ifndef PENSTOCK_RESCALING_H
 #define PENSTOCK_RESCALING_H
 
@@ -32,7 +32,7 @@ INLINED int32_t rescaled_large(int32_t x, int32_t multiplier, int32_t shift)
     return (high >> right) + ((high & lost) > (lost >> 1) + (high < 0));
 }
 
-/* What fits into 16 bits. */
+/* Saturate to 16 bits. */
 INLINED int32_t bounded(int32_t x)
 {
     return WITHIN(x, -32768, 32767);

@@ -1,5 +1,5 @@
 /* Products of a few rows with the weights of gates, in blocks of 16 units with their gates side by side,
-   [block][k][gate][16], padded with zeros: who computes all gates of some units reads neighbours. Files
+   [block][k][gate][16], padded with zeros: all gates of a block of units are adjacent. Files
    that include this are compiled with contraction to fused multiply-add. */
 #ifndef PENSTOCK_GATES_H
 #define PENSTOCK_GATES_H

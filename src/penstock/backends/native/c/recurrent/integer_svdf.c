@@ -1,5 +1,5 @@
-/* SVDF of 8-bit codes that TFLite computes in integers: as ops/tflite/layers.py says, bit by bit. An item is a
-   row of the batch; some are computed together. Weights and codes are those of integer_lstm.c. */
+/* SVDF of 8-bit codes in TFLite's integer arithmetic, bit-exact with ops/tflite/layers.py. An item is a row of
+   the batch; some are computed together. Weights and codes have the layouts of integer_lstm.c. */
 #include "integers.h"
 #include "native.h"
 #include "rescaling.h"

@@ -1,5 +1,5 @@
 /* Cumulative sums and products along an axis, in the order of the elements as NumPy's. An item is a
-   block of columns that stand beside one another, or of rows if the axis is the last. Up to BLOCKS of
+   block of adjacent columns, or of rows if the axis is the last. Up to BLOCKS of
    columns are computed together: short pieces of long rows are too far apart to be prefetched. */
 #include "families.h"
 

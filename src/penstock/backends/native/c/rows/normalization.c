@@ -1,9 +1,9 @@
 /* Images standardized over groups of their channels, then scaled and shifted by channel, and rows
-   standardized, scaled and shifted. An item is one group of one image; where channels lie innermost, as
-   many groups as fit into a block; or a block of rows. Then images scaled and shifted by channel alone, and
-   divided by a power of what the channels around come to (LRN).
+   standardized, scaled and shifted. An item is one group of one image; as many groups as fit into a
+   block where channels are innermost; or a block of rows. Further kernels scale and shift images by channel
+   alone, or divide them by a power of a sum over adjacent channels (LRN).
 
-   Sums are of short blocks in float32 (float64), each in several lanes, added up in float64. */
+   Short blocks are summed in float32 (float64), each in several lanes, and their sums in float64. */
 // Compiler options: -ffp-contract=fast
 #include "wide.h"
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Reductions along one axis, the places of extremes along it, and Hardmax. An item is a block of rows if the
-   axis is the last, else a block of columns that stand side by side.
+/* Reductions along one axis, indices of extremes along it, and Hardmax. An item is a block of rows if the axis
+   is the last, else a block of adjacent columns.
 
    Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
    combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
@@ -37,7 +37,7 @@ static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
     return WITHIN(step + (int32_t)m->result_zero, (int32_t)m->low, (int32_t)m->high);
 }
 
-/* How many rows of a matrix are reduced as one, a power of 2, whose columns are combined afterwards. */
+/* Return how many rows of a matrix to reduce as one, a power of 2; their columns are combined afterwards. */
 static inline int64_t folds(const struct reduction *a, int64_t columns)
 {
     int64_t count = 1;
@@ -77,7 +77,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     return total - (int32_t)length * lowest;
 }
 
-/* What elements come to: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
+/* Totals of elements: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
    them. Rows are up to ROWS, columns up to COLUMNS. */
 #define ROW_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                   \
     static inline wide name##_folded(const type *x, int64_t length)                               \

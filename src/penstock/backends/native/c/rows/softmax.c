@@ -1,6 +1,6 @@
 /* Softmax and its logarithm along one axis. An item is a block of rows if the axis is the last,
-   else a block of columns that stand side by side. Where an element is NaN, or the highest is infinite,
-   the sum is NaN, and so are all results. */
+   else a block of adjacent columns. If an element is NaN, or the largest one is infinite, the sum is NaN,
+   and so are all results. */
 // Compiler options: -ffp-contract=fast
 // GCC options: -fno-thread-jumps
 #include "wide.h"
@@ -14,7 +14,7 @@
 
 enum { BLOCK = 2048, COLUMNS = 256 };
 
-/* What the parts of each of some columns come to, of `width` elements; and as many copies of that. */
+/* Combine the parts of each column, `width` elements in all; and repeat the results to that width. */
 #define JOIN_PARTS(parts, JOIN)                                                                   \
     for (int64_t half = width / 2; half >= columns; half /= 2)                                    \
         for (int64_t j = 0; j < half; j++)                                                        \
@@ -218,7 +218,7 @@ struct softmax_of_codes {
 };
 enum { POINTS = 513 };
 
-/* What the line between two points gives. */
+/* Interpolate linearly between two points. */
 static inline int32_t on_line(const int16_t *points, int64_t code)
 {
     const int32_t bounded_code = bounded((int32_t)WITHIN(code, -65536, 65535));

@@ -1,4 +1,4 @@
-/* Rows of equal bytes, found by a table of hashes that is searched from a row's place on. */
+/* Rows of equal bytes, found by a hash table with linear probing. */
 #include "native.h"
 #include "numpy_api.h"
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* Features of classical models: rows that are scaled, filled up or normed, and columns of rows. An item
+/* Features of classical models: rows that are scaled, imputed or normalized, and columns of rows. An item
    is a row. */
 #include <string.h>
 #include <math.h>

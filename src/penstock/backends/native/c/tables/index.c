@@ -1,4 +1,4 @@
-/* Elements picked and written by index, and the k most extreme along an axis. Indices come from models
+/* Gathers and scatters by index, and the k largest or smallest elements along an axis. Indices come from models
    and feeds: each is checked before it is used. */
 #include <math.h>
 #include <string.h>
@@ -284,8 +284,8 @@ SCATTER_ND(scatternd_add_uint8, uint8_t, ADDED)
 SCATTER_ND(scatternd_add_uint16, uint16_t, ADDED)
 SCATTER_ND(scatternd_max_uint8, uint8_t, HIGHER_OF)
 
-/* How many of rising bounds are not above each element: an item is a block of these. Of a few bounds each is
-   compared with the whole block. */
+/* For each element the number of sorted bounds that are not above it. An item is a block of elements; each of a few
+   bounds is compared with the whole block. */
 struct buckets {
     const void *x;
     int32_t *y;

@@ -2,7 +2,7 @@
 
    decision[p] = sum over s of weight[p][s] * kernel(x, vector[s]), plus offset[p]
 
-   A linear model has the products x * vector[s] for decisions. All is computed in float64, but for
+   The decisions of a linear model are the products x * vector[s]. All is computed in float64, except
    products of float32 features with many support vectors. Compiled with contraction to fused
    multiply-add. */
 

@@ -1,4 +1,4 @@
-/* What classical models do to the scores of a row, in float64 as ops/onnx_ml/models.py. */
+/* Post-transforms of a row's scores in classical models, in float64 as in ops/onnx_ml/models.py. */
 #ifndef PENSTOCK_SCORES_H
 #define PENSTOCK_SCORES_H
 

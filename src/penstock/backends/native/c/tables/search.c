@@ -1,5 +1,5 @@
-/* Searches for sequences of tokens: SearchStart, SearchStep and SearchEnd of ops/internal/search.py, whose functions
-   say what is computed, and compute what has no code here: logits of other types than float, inputs that do not fit,
+/* Searches for sequences of tokens: SearchStart, SearchStep and SearchEnd as ops/internal/search.py defines them. Its
+   functions also compute the cases without code here: logits of other types than float, inputs that do not fit,
    Whisper's timestamps, and scores of all steps. */
 #include "any_shape.h"
 #include "arguments.h"

@@ -1,5 +1,5 @@
-/* Elements that are kept, set or moved by their places: parts of matrices, one-hot vectors, sequences in
-   reverse. An item is a row. Elements are any bytes. */
+/* Elements that are kept, set or moved by index: triangles of matrices, one-hot vectors, reversed
+   sequences. An item is a row. Elements are any bytes. */
 #include <math.h>
 #include <string.h>
 #include "families.h"

@@ -1,5 +1,5 @@
-/* Functions of Python on strings, which are objects: their places in a table, hashes, tokens, n-grams,
-   and rows as dictionaries. */
+/* Python functions on strings, which are objects: lookups in a table, hashes, tokens, n-grams, and rows
+   as dictionaries. */
 #include "numpy_api.h"
 #include <string.h>
 #include "native.h"
@@ -314,7 +314,7 @@ static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_s
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
-/* How texts are split: between separators, or white space (NULL), so often at most. */
+/* Splitting of texts: at separators, or at white space (NULL), `most` times at most. */
 typedef struct {
     PyObject *separator;
     Py_ssize_t most;

@@ -1,5 +1,5 @@
-/* Tokens of com.microsoft (ops/microsoft/arrays.py): hashes of n-grams and embeddings of words, where shapes are
-   known; the cheapest path of a matrix and the end of a repeated n-gram, whose lengths depend on data. */
+/* Tokens of com.microsoft (ops/microsoft/arrays.py): hashes of n-grams and embeddings of words, of known
+   shapes; the cheapest path of a matrix and the end of a repeated n-gram, whose lengths depend on data. */
 // Compiler options: -ffp-contract=fast
 #include "any_shape.h"
 #include "math32.h"
@@ -184,7 +184,7 @@ static int are_tokens(PyObject *given, const int64_t **to, int64_t *count)
     return 1;
 }
 
-/* How many of the next elements are equal. */
+/* Return the number of leading elements that are equal. */
 static int64_t equal_elements(const int64_t *a, const int64_t *b, int64_t count)
 {
     enum { BLOCK = 32 };

@@ -1,8 +1,8 @@
 /* Ensembles of decision trees. An item is a block of rows.
 
-   All tests are x <= threshold; the children stand beside one another. A leaf leads to itself, so
-   that some rows, or some trees of one row, can go down in step: their loads overlap. Votes are added
-   in the order of the trees. */
+   All tests are x <= threshold; children are adjacent. A leaf is its own child, so that several rows, or
+   several trees of one row, can descend in step and overlap their loads. Votes are added in the order of
+   the trees. */
 #include "families.h"
 #include "scores.h"
 

@@ -1,4 +1,4 @@
-/* CausalConvWithState: each channel with a filter of its own over what came before. An item is some rows, each a
+/* CausalConvWithState: each channel with a filter of its own over its past. An item is a block of rows, each a
    channel of a sample. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast

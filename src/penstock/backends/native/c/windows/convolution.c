@@ -1,15 +1,15 @@
-/* Convolutions and transposed ones of few channels, in the order of dims that images have outside of
-   networks.
+/* Convolutions and transposed convolutions of few channels, in the order of dims that images have outside
+   of networks.
 
-   An item is a band of rows and columns of the result, for one group of one image. What its windows
-   see of the input is first copied, with zeros around it, and divided by strides into `splits` along
-   rows and columns, so that what a tap sees of one row after the other lies in flat memory, at one
-   distance from what the others see:
+   An item is a band of rows and columns of the result, for one group of one image. The part of the input
+   under its windows is first copied, padded with zeros, and divided by strides into `splits` along rows
+   and columns, so that the inputs of a tap for successive rows are contiguous, at a constant distance from
+   those of the other taps:
 
        stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4
 
-   All rows are computed in one go, with a few columns between them that are left out. The result of
-   a transposed convolution is made of as many `phases` as it has strides; each sees other taps. */
+   All rows are computed in one loop, with a few columns between them that are discarded. The result of
+   a transposed convolution has as many `phases` as it has strides; each reads other taps. */
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
@@ -36,7 +36,7 @@ struct convolution {
     int64_t positions;                 /* of the kernel in one slice */
 };
 
-/* What one tap of the kernel's slice `k` sees, channel 0. */
+/* The input of one tap of the kernel's slice `k`, channel 0. */
 typedef struct {
     const float *x;
     int64_t k;

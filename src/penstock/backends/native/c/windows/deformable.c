@@ -1,5 +1,5 @@
 /* Convolution of images with kernels whose elements are displaced by offsets. An item is a block of
-   PANEL positions of one image, for at most FILTERS filters: what they see of some channels is
+   PANEL positions of one image, for at most FILTERS filters: their inputs of some channels are
    interpolated, as the columns of a panel, and multiplied by the weights. Compiled with contraction to
    fused multiply-add. */
 

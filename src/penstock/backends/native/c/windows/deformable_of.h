@@ -1,5 +1,5 @@
-/* DeformConv in the type REAL, whose functions have names OF(name): deformable.c includes this once for
-   each type. */
+/* DeformConv in the type REAL, with functions named OF(name): deformable.c includes this once for each
+   type. */
 #include <tgmath.h>
 
 struct OF(deformable) {
@@ -48,7 +48,7 @@ static void OF(place_corners)(const struct OF(deformable) *a, int64_t group, int
         }
 }
 
-/* What the positions see of channels `from` up to `to` of an image, as rows of a panel. */
+/* Interpolate channels `from` up to `to` of an image for the positions, as rows of a panel. */
 static void OF(see)(const struct OF(deformable) *a, int64_t image, int64_t from, int64_t to,
                     int64_t first, int64_t count, OF(corners) *c, REAL *panel)
 {

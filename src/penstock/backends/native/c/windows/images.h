@@ -1,4 +1,4 @@
-/* How convolutions and their inverses see images. */
+/* Geometry of images, for convolutions and transposed convolutions. */
 #ifndef PENSTOCK_IMAGES_H
 #define PENSTOCK_IMAGES_H
 

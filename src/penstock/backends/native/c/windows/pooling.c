@@ -1,9 +1,9 @@
-/* MaxPool, AveragePool and LpPool of images that have their channels innermost. Of others, with their
-   channels before their rows, an item brings what it sees of several planes side by side, as if they were
-   channels, and its results back.
+/* MaxPool, AveragePool and LpPool of images with their channels innermost. For images with their channels
+   before their rows, an item interleaves its inputs from several planes, as if they were channels, and
+   separates its results.
 
    Windows are combined at once, if that takes fewer operations (`direct`), or first by rows, into one row
-   of the columns that they see. */
+   of the columns under them. */
 // GCC options: -fno-loop-unroll-and-jam -fno-thread-jumps
 #include "wide.h"
 #include <math.h>
@@ -49,8 +49,8 @@ static inline int64_t inside(const window *w, int64_t o, int64_t *place)
     return first < smaller(last, w->kernel) ? smaller(last, w->kernel) - first : 0;
 }
 
-/* What the windows from `first` to `last` see of an axis, its padding left out: the first place, and how
-   many places there are. */
+/* The places of an axis under the windows from `first` to `last`, without padding: set the first, and
+   return their number. */
 static inline int64_t seen(const window *w, int64_t first, int64_t last, int64_t *place)
 {
     const int64_t low = first * w->stride - w->begin;
@@ -96,7 +96,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 /* A loop over element j of each of `many` vectors v, which stay in registers. */
 #define VECTORS(many, length)                                                                     \
     UNROLLED(v, many) IVDEP NOT_UNROLLED for (int64_t j = 0; j < (length); j++)
-/* What x and the elements `up` and `down` of it come to. */
+/* Combine x with the elements `up` and `down` of it. */
 #define THREE(x, HOW, MAP) HOW(HOW(MAP((x)[0], 1), MAP((x)[up], 1)), MAP((x)[down], 1))
 /* The rest in pieces of n elements, if there are as many; the last begins earlier than the one before ends. */
 #define PIECES(piece, n)                                                                          \
@@ -186,7 +186,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         return p % step * n + p / step;                                                           \
     }                                                                                             \
                                                                                                   \
-    /* What `rows` gives, spread so from element `first` of a row on; of a step of 2 in whole vectors. */\
+    /* As `rows`, with results spread by `step` from element `first` on; by a step of 2 in whole vectors. */\
     static void name##_apart(type *to, const type *from, const int64_t *taps, int64_t count, int64_t length,\
                              int64_t first, int64_t step, int64_t n)                              \
     {                                                                                             \

@@ -1,4 +1,4 @@
-/* Regions of images, and which of them to keep. */
+/* Pooling and crops of image regions, and non-maximum suppression. */
 #include <math.h>
 #include <string.h>
 #include "native.h"
@@ -73,7 +73,7 @@ static inline void corners_of(const float *box, int64_t centred, float *corners)
     corners[4] = (corners[1] - corners[0]) * (corners[3] - corners[2]);
 }
 
-/* What a kept box shares of its union with `own`. */
+/* Return the intersection over union of a kept box and `own`. */
 static inline float share_of(const float *restrict other, int64_t pitch, const float *own)
 {
     float x0 = other[0], x1 = other[pitch], y0 = other[2 * pitch], y1 = other[3 * pitch], area = other[4 * pitch];

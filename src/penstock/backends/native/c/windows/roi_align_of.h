@@ -1,4 +1,4 @@
-/* RoiAlign in the type REAL, whose functions have names OF(name): regions.c includes this once for each
+/* RoiAlign in the type REAL, with functions named OF(name): regions.c includes this once for each
    type. */
 #include <tgmath.h>
 

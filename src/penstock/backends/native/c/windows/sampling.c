@@ -1,5 +1,5 @@
-/* GridSample and AffineGrid. An item is a block of the points at which an image is sampled: what each
-   reads, and with which weight, is computed once for all channels. */
+/* GridSample and AffineGrid. An item is a block of the points at which an image is sampled: their indices
+   and weights are computed once for all channels. */
 #include <math.h>
 #include <string.h>
 #ifdef __AVX512F__

@@ -1,4 +1,4 @@
-/* Col2Im, of which an item is a plane: the elements of one channel of one image; and windows that are reduced. */
+/* Col2Im, where an item is a plane, one channel of one image; and reductions over windows. */
 #include <string.h>
 #include "images.h"
 #include "families.h"
