@@ -103,7 +103,7 @@ def _of_package(chosen: str) -> Backend:
             return backend
     if chosen in _REMOVED:
         raise OptionError(
-            f"backend {chosen!r} is no longer there: {_REMOVED[chosen]!r} computes what it did"
+            f"backend {chosen!r} was removed: use {_REMOVED[chosen]!r}, which replaces it"
         )
     known = [*BACKENDS, *sorted(entry.name for entry in entries)]
     raise OptionError(f"backend {chosen!r} is not one of {', '.join(known)}")

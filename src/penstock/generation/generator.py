@@ -389,7 +389,7 @@ class Generator:
             return [*given]
         if not start.tokens:
             raise InvalidInput(
-                "what texts begin with is in no file beside the model: give decoder_prompt"
+                "no file beside the model has the first tokens of texts: give decoder_prompt"
             )
         if not start.languages:
             return [*start.tokens]

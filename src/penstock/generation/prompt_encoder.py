@@ -148,7 +148,7 @@ def _shaped(name: str, type_: Type) -> TensorType:
         of_tokens = len(type_.shape) == _OF_TOKENS and type_.dtype.kind in "iub"
         if of_tokens or _is_of_features(type_):
             return type_
-    raise InvalidInput(f"what the encoder's input {name!r} {type_} reads of a prompt is not known")
+    raise InvalidInput(f"the encoder's input {name!r} {type_} is neither of tokens nor of features")
 
 
 def _is_of_features(type_: TensorType) -> bool:

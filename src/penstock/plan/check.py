@@ -347,7 +347,7 @@ class _Run:
         if kernel.begin is not None or not (kernel.view or isinstance(slot.type, TensorType)):
             # A list keeps the tensors that it is made of.
             kept = [k for k, j in enumerate(step.inputs) if j >= 0 and self.places.roots(j)]
-            require({*kept} <= {*step.copied}, "{} keeps what it does not copy", step)
+            require({*kept} <= {*step.copied}, "{} keeps an input without copying it", step)
         if slot.strides:
             # Kernels are bound to these strides before the run.
             perm = step.node.attrs.get("perm", ()) if step.node.op.name == "Transpose" else ()
@@ -627,7 +627,7 @@ def _check_region(step: Step) -> None:
     for part in region.nodes:
         for value in part.inputs:
             if value not in known and not value.is_constant:
-                require(False, "{} has a part that reads what none before has computed", step)
+                require(False, "{} has a part that reads a value before it is computed", step)
         known.update(part.outputs)
     (result,), (value,) = region.nodes[-1].outputs, node.outputs
     fits = value is not None and (result.type is value.type or result.type == value.type)

@@ -100,7 +100,7 @@ class Record:
             ) from error
         if written != (_FORMAT, key):
             raise InvalidInput(
-                f"{path} holds what was measured of another model, of other samples, on another "
+                f"{path} holds measurements of another model, of other samples, on another "
                 "machine, or with other options: name another file, or remove it"
             )
         for name, value in values.items():

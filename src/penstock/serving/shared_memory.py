@@ -147,7 +147,7 @@ class SharedMemory:
         if not is_size(offset) or not is_size(size) or not size:
             raise InvalidInput(
                 f"shared memory region {name!r} has offset {offset!r:.40} and byte_size "
-                f"{size!r:.40}, which are no numbers of bytes"
+                f"{size!r:.40}, which are not numbers of bytes"
             )
         region = SharedRegion(name, key, offset, size)
         with self._lock:

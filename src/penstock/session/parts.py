@@ -82,8 +82,8 @@ class PartsExecutor(InlineExecutor):
         memory, turn = self._memory, self._memory.turn
         if memory.in_parts:
             raise PenstockError(
-                "the session is called by a signal handler, a finalizer or a callback of a run in "
-                "parts, for whose end this run would wait; call it when that has returned"
+                "a signal handler, a finalizer or a callback within a run in parts called the "
+                "session, and would wait for that run to end; call it after the run has returned"
             )
         while not turn.acquire(timeout=LOOK_S):
             if control.stopped:

@@ -569,9 +569,9 @@ class Session:
         requests."""
         if self._quantization is not None and self._quantization.state != "kept":
             raise PenstockError(
-                "requests are not run together by a session with quantize_after, in whose model "
-                "they may act on one another: call it after Replicas were made, or leave out "
-                "max_batch= and max_batch_tokens="
+                "a session with quantize_after cannot batch requests, which may affect one another "
+                "in its model: call it after Replicas were made, or leave out max_batch= and "
+                "max_batch_tokens="
             )
         self._joined = True
 

@@ -95,5 +95,5 @@ def joined_steps_of(model: Model) -> JoinedSteps:
         )
         caches, fixed = ([PagedCache(*cache) for cache in of] for of in (steps.caches, steps.fixed))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InvalidModel(f"what is kept of joined steps is damaged: {error!r}") from error
+        raise InvalidModel(f"the stored plan of joined steps is damaged: {error!r}") from error
     return steps._replace(rows=rows, fed=fed, caches=caches, fixed=fixed)

@@ -116,7 +116,7 @@ def _descriptor(folder: Path, parts: list[str]) -> int:
 def _check_type(status: os.stat_result) -> None:
     """Raise ``ValueError`` for what must not be opened."""
     if stat.S_ISLNK(status.st_mode):
-        raise ValueError("that is, or lies behind, a symbolic link; copy the file")
+        raise ValueError("that is a symbolic link, or inside one; copy the file")
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise ValueError("that is not a regular file")
 

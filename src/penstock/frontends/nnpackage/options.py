@@ -41,8 +41,8 @@ def package_options(model: Model, available: Collection[str]) -> dict[str, Any]:
     if ignored:
         entries = shortened(", ".join(ignored))
         warn(
-            f"the configuration of {model.path} has {entries}, which is ignored: there is no such "
-            "key, or it has no such value here"
+            f"the configuration of {model.path} has {entries}, which is ignored: the key is "
+            "unknown, or does not have this value here"
         )
     return options
 

@@ -125,7 +125,7 @@ def _open(stack: list[_Frame], field: _Field | None, opening: str, *, listed: bo
         raise ValueError(f"messages are nested in more than {_MAX_DEPTH} others")
     if field is None:
         if opening[0] == "[":
-            raise ValueError("a colon must stand before the list of a field that is not declared")
+            raise ValueError("a colon must precede the list of a field that is not declared")
         stack.append(_Frame(None, {}, close, None, listed))
         return
     if field.type is None or (listed and not field.repeated):

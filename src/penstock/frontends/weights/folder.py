@@ -151,7 +151,7 @@ def _parsed(text: str, name: str) -> Mapping[str, object]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{name} is no JSON: {error}; get the file anew") from error
+        raise InvalidModel(f"{name} is no JSON: {error}; download it again") from error
     if not isinstance(values, dict):
-        raise InvalidModel(f"{name} is no group of settings; get the file anew")
+        raise InvalidModel(f"{name} is no group of settings; download it again")
     return values

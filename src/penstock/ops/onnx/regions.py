@@ -38,7 +38,7 @@ def _check_finite(regions: np.ndarray) -> None:
 
 def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
     if indices.size and not (indices.min() >= 0 and indices.max() < batch):
-        raise ShapeError(f"a region lies in an image that is out of range for a batch of {batch}")
+        raise ShapeError(f"the image of a region is out of range for a batch of {batch}")
     return [int(i) for i in indices]
 
 

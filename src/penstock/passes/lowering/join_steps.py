@@ -347,5 +347,5 @@ def _of_pages(node: Node, inputs: Sequence[Axes | None]) -> Packed:
     if q is not None and node.inputs[1] is None and q[2] == ((ROW_AXIS, ROWS),):
         return Packed([(*q[:3], features(node.attrs["value_size"]))], inputs)
     if q is None or k is None or v is None or not q[2] == k[2] == v[2] == ((ROW_AXIS, ROWS),):
-        raise Stays("has queries, keys or values of which no axis is known to be that of rows")
+        raise Stays("has queries, keys or values without a known axis of rows")
     return Packed([(*q[:3], v[3])], inputs)

@@ -216,7 +216,7 @@ class PageAttention:
         self.page_size += groups * PAGE * size
         present = self._outputs.get(operand.present)
         if present is None:
-            raise RowsStay(f"what {operand.past.name!r} becomes is no output")
+            raise RowsStay(f"no output returns the new {operand.past.name!r}")
         self.caches.append(PagedCache(operand.past.name, present, groups, size, begins, keys))
         return begins
 
@@ -225,10 +225,10 @@ class PageAttention:
         present, moves, scale = source
         concat = None if present is None else present.producer
         if concat is None or present is None or len(concat.inputs) != 2:
-            raise stays(node, "reads keys or values that are no past with rows behind it")
+            raise stays(node, "reads keys or values that are not a past with rows appended")
         past, new = concat.inputs
         if past is None or new is None or past.name not in self._past:
-            raise stays(node, "reads keys or values that are no past with rows behind it")
+            raise stays(node, "reads keys or values that are not a past with rows appended")
         if concat.attrs.get("axis", 0) not in (2, -2):
             raise stays(node, "adds rows to caches along another axis")
         if not _repeats(present, moves, heads, last):
@@ -245,7 +245,7 @@ class PageAttention:
             None,
             1,
         ):
-            raise stays(node, "has a window behind its rows, or another precision")
+            raise stays(node, "has a window after its rows, or another precision")
         q, k, v, past_k, past_v = _all(node, [*inputs[:3], *inputs[4:6]])
         present_k, present_v = _all(node, outputs[1:3])
         writer = _HeadsWriter(node)
@@ -271,7 +271,7 @@ class PageAttention:
         if modes != {"NONE"} or attrs.get("smooth_softmax", -1) == 1:
             raise stays(node, "has codes in its caches, or a smooth softmax")
         if attrs.get("sliding_window_cache") or not attrs.get("causal", 1):
-            raise stays(node, "has a cache of a window, or sees what comes behind a row")
+            raise stays(node, "has a cache of a window, or sees later rows")
         past_k, past_v = _all(node, inputs[3:5])
         present_k, present_v = _all(node, node.outputs[1:3])
         writer, heads, groups = _HeadsWriter(node), attrs["num_heads"], attrs["kv_num_heads"]

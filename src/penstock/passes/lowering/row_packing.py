@@ -151,7 +151,7 @@ class RowPacking:
         late = self._behind(lambda node: node in self.packed or node in self.in_place)
         for guard, _ in self.guards:
             if guard in late:
-                raise _stay(guard.producer, "tells which rows matter, of what is computed of rows")
+                raise _stay(guard.producer, "computes which rows matter from the rows themselves")
 
     def refuse_all_rows(self) -> None:
         """Raise ``RowsStay`` if attention is computed for all rows: its bits depend on their
@@ -274,7 +274,7 @@ class RowPacking:
     def _check_gathered(self, value: Value, axes: Axes) -> None:
         """Raise ``Stays`` for a value whose rows cannot be gathered by their numbers."""
         if not self.are_gathered(value, axes) and not self.are_repeated(value, axes):
-            raise Stays("combines rows with others that are not behind their samples")
+            raise Stays("combines rows with values not gathered for their samples")
 
     def are_gathered(self, value: Value, axes: Axes) -> bool:
         """Whether the rows of a value are gathered by their numbers in the batch, or by their

@@ -148,7 +148,7 @@ def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
     if are_features(own):
         return None
     if ROWS not in axis_names(own):
-        raise Stays("combines rows with what each sample has once")
+        raise Stays("combines rows with a value per sample")
     return tuple(own)
 
 
@@ -380,7 +380,7 @@ def _of_experts(node: Node, inputs: _Inputs) -> Packed:
 def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
     x, (cos, sin, positions) = inputs[0], cache_places(node.op)
     if x is None:
-        raise Stays("turns what is the same for all rows")
+        raise Stays("rotates a value that all rows share")
     row = x[0], x[1 if len(x) == 3 else 2]
     _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
     given = node.inputs[positions] if positions < len(node.inputs) else None
@@ -499,7 +499,7 @@ def _of_transpose(node: Node, inputs: _Inputs) -> Packed:
 def _of_concat(node: Node, inputs: _Inputs) -> Packed:
     at, joined, others = _along(node, inputs)
     if None in others:
-        raise Stays("joins rows with what is no row")
+        raise Stays("concatenates rows with other values")
     joined[at] = features(static_dims(node.outputs[0])[at])
     return Packed([tuple(joined)], others)
 
@@ -591,7 +591,7 @@ def _of_attention(node: Node, inputs: _Inputs) -> Packed:
     keys = 3 if node.attrs.get("keys_last", 0) else 2
     rows = [axes[at] if axes else () for axes, at in ((q, 2), (k, keys), (v, 2))]
     if q is None or k is None or v is None or axis_names([q[2]]) != [ROWS]:
-        raise Stays("has queries, keys or values of which no axis is known to be that of rows")
+        raise Stays("has queries, keys or values without a known axis of rows")
     samples = {q[0], k[0], v[0]}
     if {*rows} != {q[2]} or samples not in ({()}, {((SAMPLES, static_dims(node.inputs[0])[0]),)}):
         raise Stays("has keys or values that are not along the samples and rows of its queries")

@@ -270,7 +270,7 @@ def _of_single_axes(s: SampledNode) -> Sequence[Value]:
     if axes is None:
         type_ = None if x is None else x.type
         if not isinstance(type_, TensorType) or not type_.static:
-            raise NoRule("drops axes that a run tells")
+            raise NoRule("drops axes that only a run knows")
         axes = [i for i, n in enumerate(type_.dims) if n == 1]
     return [s.add(s.node.op.name, [s.given[0], s.ints([_behind(n) for n in axes])])]
 
@@ -316,7 +316,7 @@ def _of_slice(s: SampledNode) -> Sequence[Value]:
     if axes is None:
         length = None if starts is None or not starts.shape else starts.shape[0]
         if not isinstance(length, int):
-            raise NoRule("cuts axes that a run tells")
+            raise NoRule("cuts axes that only a run knows")
         axes = [*range(length)]
     dtype = np.int64 if starts is None or starts.dtype is None else starts.dtype
     behind = Value("axes", const=np.array([_behind(n) for n in axes], dtype))
