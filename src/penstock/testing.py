@@ -308,7 +308,7 @@ def _workspace(size: int, byte: int) -> np.ndarray:
 
 
 def epsilon(dtype: np.dtype) -> float:
-    """By how much results may differ where sums are taken in another order."""
+    """Tolerance of results whose sums are taken in another order."""
     if dtype.kind not in "fcV" or "int" in dtype.name:
         return 0
     size = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize

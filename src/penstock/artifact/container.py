@@ -289,8 +289,8 @@ class ArtifactFile:
             return array
 
     def references(self) -> Iterator[tuple[str, int, np.dtype, tuple[int, ...]] | None]:
-        """Of each array that is in a file of the model the path and the offset there, the dtype
-        and the shape; None of the others."""
+        """Yield the path, offset, dtype and shape of each array that is in a file of the model;
+        None for other arrays."""
         for entry in self._table.get("arrays", ()):
             if len(entry) == _OF_REFERENCE:
                 dtype, shape, path, offset = entry

@@ -1,4 +1,4 @@
-"""When the values of a plan that are allocated during the run are released.
+"""Release of the values of a plan that are allocated during the run.
 
 A value goes after the last step of its block that reads it. What a block hands out is released by
 the If or loop that runs the block, or by the task that reads it last.

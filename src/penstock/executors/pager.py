@@ -61,7 +61,7 @@ class Pager:
         weakref.finalize(self, self._wakes.set).atexit = False
 
     def bytes_of(self, constants: Mapping[int, int]) -> int:
-        """Of constants by address, the bytes of those that are in the file."""
+        """Return the total bytes of those ``constants``, given by address, that are in the file."""
         return sum([nbytes for at, nbytes in constants.items() if at in self._addresses])
 
     def begin(self) -> None:

@@ -168,8 +168,8 @@ PEERS = tuple(name for name in ENGINES if name != PENSTOCK)
 
 
 def _names(job: EngineJob, ports: list[list[RunValue]]) -> dict[str, RunValue]:
-    """By the name of each feed, what the engine calls that input: the first entry of its port. An
-    input that none of its port's entries names is taken by position."""
+    """Return the engine's name of each fed input: the first entry of its port. Inputs that no
+    port's entries name are taken by position."""
     if len(ports) != len(job.feeds):
         raise ValueError(f"{job.engine} has {len(ports)} inputs, Penstock {len(job.feeds)}")
     by_name = {name: port[0] for port in ports for name in port}

@@ -221,7 +221,7 @@ def _released_outputs(plan: Plan) -> list[list[tuple[int, list[int]]]]:
 
 
 class Intervals:
-    """When arena slots are live if the outermost steps of ``plan`` run in ``order``: from
+    """Live intervals of arena slots if the outermost steps of ``plan`` run in ``order``: from
     ``first[slot]`` to ``last[slot]``, both included.
 
     ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1

@@ -33,8 +33,8 @@ def is_chain(plan: StepTable) -> bool:
 
 
 class OrderedGrouping(Grouping):
-    """As few tasks as the steps of a plan can run in one by one. Blocks that nest too deep for one
-    function have tasks of their own. Where kernels are asynchronous, each step is a task, so that
+    """The fewest tasks that can run the steps of a plan one by one. Blocks that nest too deep for
+    one function have tasks of their own. If kernels are asynchronous, each step is a task, so that
     all others run meanwhile. ``queues`` as for ``ClusteredGrouping``."""
 
     def __init__(self, plan: StepTable, queues: Mapping[str, int] | None = None) -> None:

@@ -54,8 +54,8 @@ class ReplicaCounts:
 
 @dataclass(slots=True)
 class ReplicaHistograms:
-    """Of each request so far the seconds in the queue and in a replica, and of each batch its rows.
-    A request of a batch that failed, which runs again, counts twice."""
+    """Histograms of the seconds of each request in the queue and in a replica, and of the rows of
+    each batch. A request of a batch that failed, which runs again, counts twice."""
 
     queue_seconds: Histogram = field(default_factory=Histogram)
     compute_seconds: Histogram = field(default_factory=Histogram)

@@ -182,7 +182,7 @@ def decode_text_request(document: object, is_chat: bool) -> TextAsked:
 
 
 def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
-    """By the names of options the fields that give them, and their values."""
+    """Return the fields that give each option, by its name, with their values."""
     given: dict[str, tuple[str, object]] = {}
 
     def add(option: str, name: str, value: object) -> None:

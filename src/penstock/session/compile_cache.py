@@ -166,7 +166,7 @@ def _program() -> list[object]:
 
 
 def _times(folder: str) -> Iterator[int]:
-    """When the files of the program below a folder were changed."""
+    """Yield the modification times of the program's files below a folder, in ns."""
     with os.scandir(folder) as found:
         for entry in found:
             if entry.name.endswith((".py", ".so", ".pyd", ".txt")):

@@ -45,7 +45,7 @@ class DeviceOrder:
         self._ordered = ordered
 
     def begin(self, executor: Executor) -> None:
-        """On the thread that runs it, before the run."""
+        """Called before the run, on its thread."""
         if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
             return
         # Work on the caller's stream must be done before kernels read its results.
@@ -56,7 +56,7 @@ class DeviceOrder:
                 device.current().wait(self._events[i])
 
     def end(self, executor: Executor) -> None:
-        """On the thread on which it ends, behind the run."""
+        """Called after the run, on the thread on which it ends."""
         linear = isinstance(executor, LinearExecutor)
         # The caller's own stream needs no wait: later work there is queued behind it.
         if executor.hands_over or (linear and (self._ordered or self._events is None)):

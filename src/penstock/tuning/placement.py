@@ -219,8 +219,8 @@ class Placement:
         return fused or self._cheapest(node, self._allowed(node))
 
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
-        """Of the backends that have a kernel for a node, the one that is expected to be fastest;
-        others that are expected to be slower are not asked."""
+        """Return the backend with a kernel for a node that is expected to be fastest, or None;
+        slower ones are not asked."""
         for backend in self._by_cost(node, among):
             if self.kernels.accepts(backend, node):
                 return backend

@@ -191,7 +191,7 @@ class WorkerPlacement:
         return candidates
 
     def _useful_workers(self, pinned: Collection[int]) -> int:
-        """As many workers as HEFT can use: of more, some would always be idle, or wait for a core
+        """Return how many workers HEFT can use: any more would always be idle, or wait for a core
         that another one has."""
         if not self.graph.nodes:
             return 1

@@ -42,8 +42,8 @@ _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
 
 
 class _Sizes(NamedTuple):
-    """Of an Attention: the leading dims, the last of which is that of heads, how many of these
-    share keys, and the sizes of each."""
+    """Sizes of an Attention: the leading dims, of which the last is that of heads, the number of
+    heads that share keys, and the sizes of each."""
 
     lead: tuple[int, ...]
     group: int

@@ -111,7 +111,7 @@ _MOST_FLOPS = 6_000_000_000
 
 @family("com.microsoft.MoE", "com.microsoft.QMoE")
 def experts_call(site: Site) -> NativeCall | None:
-    """Of each token's experts alone, with constant weights, of float32 or of a few bits."""
+    """MoE or QMoE of each token's experts only; constant weights, float32 or of a few bits."""
     # Most models with weights of a few bits have no experts.
     from penstock.ops.microsoft.experts import MOE, QMOE, ROUTER_WEIGHTS, fusion_of
 

@@ -149,7 +149,7 @@ def _part(
         return 1 if direct else min(_ROW // stretch, height.count)
 
     def group_of(lanes: int, chunk: int) -> int:
-        """As many where the last planes may be a single one."""
+        """Return the rows of a group if the last item may have a single plane."""
         return min(grouped(lanes, chunk), grouped(1, chunk))
 
     def fits(lanes: int, band: int, chunk: int, room: int = _BYTES) -> bool:

@@ -58,7 +58,7 @@ _FIELDS: Mapping[int, tuple[str, Callable[[Any], Any] | None]] = {
     AttributeProto.TYPE_PROTOS: ("type_protos", lambda items: [value_type(item) for item in items]),
     AttributeProto.SPARSE_TENSORS: ("sparse_tensors", None),
 }
-"""By ``AttributeProto`` type: the field, and how to read it, except for tensors and graphs."""
+"""The field of each ``AttributeProto`` type, and its decoder; None for tensors and graphs."""
 
 _CODES = {field: code for code, (field, _) in _FIELDS.items()}
 

@@ -16,7 +16,7 @@ from penstock.ops.registry import MICROSOFT
 Rule = Callable[[NodeUpgrade], None]
 
 RULES: dict[tuple[str, str], Rule] = {}
-"""By domain and name."""
+"""Rules by domain and name."""
 
 
 def checked_rule(write: Callable[..., None]) -> Callable[..., None]:

@@ -328,7 +328,7 @@ def tile(old: NodeUpgrade) -> None:
 
 @upgrade(13, "SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy_loss(old: NodeUpgrade) -> None:
-    """Of its log-probabilities, which may be an output."""
+    """Compute the loss from log-probabilities, which may be an output."""
     loss, logs = [*old.outputs, None][:2]
     if logs is None:
         logs = old.emit("LogSoftmax", [old.input(0)], {"axis": 1})
@@ -350,7 +350,7 @@ def lp_normalization(old: NodeUpgrade) -> None:
 
 @upgrade(13, "MeanVarianceNormalization")
 def mean_variance_normalization(old: NodeUpgrade) -> None:
-    """Of deviations from the mean, by their own mean square."""
+    """Divide the deviations from the mean by their root mean square."""
     x, axes = old.input(0), old.constant(old.attrs.get("axes", [0, 2, 3]))
     apart = old.emit("Sub", [x, old.emit("ReduceMean", [x, axes], {"keepdims": 1})])
     squares = old.emit("Mul", [apart, apart])

@@ -72,7 +72,7 @@ def in_top_k(c: Conversion) -> None:
 
 @rule("Bincount")
 def bincount(c: Conversion) -> None:
-    """Of values of any shape, which count as one row."""
+    """Convert to DenseBincount of one row: values may have any shape."""
     flat = c.constant([-1])
     values, size, weights = c.inputs
     inputs = [c.emit("Reshape", [values, flat]), size, c.emit("Reshape", [weights, flat])]

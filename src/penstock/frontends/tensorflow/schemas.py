@@ -97,7 +97,7 @@ class TfSchema:
         return [(argument, dtype) for argument, _, dtype in _values(self.inputs, attrs)]
 
     def outputs_of(self, attrs: Attrs) -> Iterator[tuple[Argument, int, str | None]]:
-        """Of each output: its argument, its number within that, its element type."""
+        """Yield the argument, the index within it, and the element type of each output."""
         return _values(self.outputs, attrs)
 
 

@@ -57,8 +57,8 @@ class DecoderConfiguration:
 
 
 class DecoderFamily(NamedTuple):
-    """In what decoders of a type differ. ``defaults`` are those of settings that a configuration
-    may leave out."""
+    """Differences between the decoders of a type. ``defaults``: values of settings that a
+    configuration may omit."""
 
     qk_norm: bool = False
     qkv_bias: bool = False

@@ -28,9 +28,9 @@ from penstock.ir.graph import Model
 
 
 class _Architecture(NamedTuple):
-    """In what decoders differ. ``period``: each layer of which the number is one below a multiple
-    of it sees all keys, the others those of a window. ``turning``: as ``period``, for layers
-    without rotary embedding."""
+    """Differences between decoders. ``period``: layers numbered one below a multiple of it see all
+    keys, the others those of a window. ``turning``: as ``period``, for layers without rotary
+    embedding."""
 
     qk_norm: bool = False
     qkv_bias: bool = False

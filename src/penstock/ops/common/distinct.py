@@ -11,8 +11,8 @@ _UNCHECKED = 2**18  # rows between two looks at whether the run must stop
 
 
 def distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of rows [N, K] of any bytes, those that differ from all before: the first place of each [M],
-    which one each row is [N], and how many rows each is [M], all int64."""
+    """Return for the distinct rows of [N, K], of any bytes, the first place of each [M], the index
+    of each row among them [N], and the number of rows equal to each [M], all int64."""
     rows, compiled = np.ascontiguousarray(rows), library()
     if compiled is not None:
         found: tuple[np.ndarray, np.ndarray, np.ndarray]

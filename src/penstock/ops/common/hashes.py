@@ -54,7 +54,7 @@ def fingerprints(keys: np.ndarray) -> np.ndarray:
 
 
 def _of_up_to_64(keys: np.ndarray, mul: np.ndarray) -> np.ndarray:
-    """Of more than 16 bytes: both ends, and what is between them if they are more than 32."""
+    """Hash keys of 17 to 64 bytes: both ends, and from 33 bytes on the part between."""
     length, k2 = keys.shape[1], np.uint64(_K2)
     a = _word(keys, 0) * np.uint64(_K2 if length > 32 else _K1)
     b, c = _word(keys, 8), _word(keys, length - 8) * mul
@@ -68,7 +68,7 @@ def _of_up_to_64(keys: np.ndarray, mul: np.ndarray) -> np.ndarray:
 
 
 def _of_many(keys: np.ndarray) -> np.ndarray:
-    """Of more than 64 bytes: block by block of 64, the last of which ends with the key."""
+    """Hash keys of more than 64 bytes in blocks of 64, the last of which ends with the key."""
     count, length = keys.shape
     zero, k1, k2 = (np.full(count, k, np.uint64) for k in (0, _K1, _K2))
     y = np.uint64(_SEED) * k1 + np.uint64(113)

@@ -518,9 +518,9 @@ class Groups(Regex):
         (self._first,) = self._start[1]
 
     def spans(self, text: str, start: int = 0) -> tuple[int, ...] | None:
-        """Of the leftmost match from ``start`` on, of several the one that the pattern prefers: the
-        ends of the match, and those of each group, -1 where it has no part in the match. Takes time
-        in proportion to the text and the pattern."""
+        """Return the span of the leftmost match from ``start`` on, of several the one that the
+        pattern prefers, and those of its groups, -1 for groups without a part in it; None if there
+        is none. Takes time in proportion to the text and the pattern."""
         threads: dict[int, tuple[int, ...]] = {}
         seen: set[int] = set()
         found: tuple[int, ...] | None = None

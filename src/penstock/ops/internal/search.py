@@ -52,9 +52,9 @@ def _scalar(value: np.ndarray | None, default: float) -> Any:
 
 
 def _state_types(rows: Dim, *lengths: Dim) -> list[Type]:
-    """Of the state, for this number of rows, and lengths of ids, of the mask and of the sequences.
-    The rest, which only searches read, is without dims: it is handed on from step to step, where
-    arrays of known shapes would be copied into memory that is planned."""
+    """Return the types of the state for this number of rows, and ``lengths`` of ids, mask and
+    sequences. The rest, which only searches read, is without dims: it is passed on from step to
+    step, while arrays of known shapes would be copied into planned memory."""
     ids, mask, tokens = (TensorType(INT32, (rows, length)) for length in lengths)
     return [ids, ids, mask, tokens, *STATE_TYPES[4:]]
 

@@ -414,8 +414,8 @@ _MOST_COLUMNS = 16
 
 
 def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndarray, ...]:
-    """Of distinct elements, or slices along an axis: the first place of each, which one each
-    element is, and the number of each; in ascending order, or that of the first places."""
+    """Return for distinct elements, or slices along an axis, the first place of each, the index of
+    each element among them, and their counts; in ascending order, or that of first places."""
     hashed = x.size and x.dtype.kind in ("biu" if axis is not None else "biuf")
     if not hashed:
         found = np.unique(x, True, True, True, axis=axis)[1:]

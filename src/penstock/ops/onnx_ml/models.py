@@ -262,7 +262,7 @@ class VectorMachine:
 def _machine(
     vectors: np.ndarray, weights: np.ndarray, rho: np.ndarray, kernel: tuple[str, float, float, int]
 ) -> VectorMachine:
-    """Of a linear kernel, the weighted sums of the vectors do."""
+    """Return the machine; with a linear kernel, the weighted sums of the vectors suffice."""
     if kernel[0] == "LINEAR":
         return VectorMachine(weights @ vectors, None, rho)
     return VectorMachine(vectors, weights, rho, *kernel)

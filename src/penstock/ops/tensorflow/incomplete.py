@@ -88,7 +88,7 @@ _register("Igammac", lower=False)
 
 
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Of x below (a + 1) / (a + b + 2), by its continued fraction (Lentz's method)."""
+    """Return the incomplete beta function for x < (a + 1) / (a + b + 2), by Lentz's method."""
     c = np.ones_like(x)
     d = 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
     result = d

@@ -163,7 +163,7 @@ def _infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 def _log_softmax(scores: np.ndarray) -> np.ndarray:
-    """Of each row, in float32 at least."""
+    """Return the logarithm of the softmax of each row, in float32 at least."""
     wide = scores.astype(np.result_type(scores.dtype, np.float32), copy=False)
     # The exponential of a large score would overflow; relative to the largest one it is 1 at most.
     shifted = wide - wide.max(1, keepdims=True, initial=-np.inf)
@@ -179,7 +179,7 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
     ),
 )
 def cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of scores and probabilities [N, C], or of one row of either for all."""
+    """Return loss and gradient for scores and probabilities [N, C]; either may have one row."""
     if scores.ndim != 2 or labels.ndim != 2:
         raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}, not [N, C]")
     scores, labels = np.broadcast_arrays(scores, labels)
@@ -191,7 +191,7 @@ def cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
 
 @array_operator("SparseSoftmaxCrossEntropyWithLogits", infer=_infer_cross_entropy)
 def sparse_cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of scores [N, C] and labels [N], each the number of a class."""
+    """Return loss and gradient for scores [N, C] and labels [N], each the number of a class."""
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
         raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}")
     if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:

@@ -33,7 +33,7 @@ class _Band:
     def places(
         self, rows: int, columns: int
     ) -> Iterator[tuple[tuple[int, slice], tuple[np.ndarray, np.ndarray]]]:
-        """Of each diagonal the row and the part of it in the tensor, and its cells in a matrix."""
+        """Yield for each diagonal its row and slice in the tensor, and its cells in a matrix."""
         longest = self.longest(rows, columns)
         for row, d in enumerate(range(self.high, self.low - 1, -1)):
             length = min(rows + min(d, 0), columns - max(d, 0))

@@ -24,7 +24,7 @@ def _along(size: int, window: int, stride: int, rate: int, padding: str) -> tupl
 
 
 def _spatial(attrs: Attrs) -> list[tuple[int, int, int]]:
-    """Of height and width the size of patches, the distance between them and that in them."""
+    """Return for height and width the size of patches, their stride, and their dilation."""
     entries = [attrs[name] for name in ("ksizes", "strides", "rates")]
     if any(len(e) != 4 or min(e) < 1 or e[0] != 1 or e[3] != 1 for e in entries):
         raise ShapeError(

@@ -27,7 +27,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _sizes(image: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
-    """Of height and width the size before and after."""
+    """Return for height and width the size before and after."""
     if image.ndim != 4 or size.shape != (2,) or size.min() < 1 or 0 in image.shape[1:3]:
         raise ShapeError(f"an image of {image.shape} to {size.tolist()}; dims must be positive")
     return list(zip(image.shape[1:3], size.tolist(), strict=True))

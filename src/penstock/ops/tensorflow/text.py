@@ -146,7 +146,7 @@ _UPPER = str.maketrans(string.ascii_lowercase, string.ascii_uppercase)
 def _case(name: str, table: dict[int, int], whole: Callable[[str], str]) -> None:
     @operator(name, infer=_same)
     def compile(node: Node, types: Types) -> Kernel:
-        """Of ASCII's letters, or of all if the encoding is "utf-8"."""
+        """Change the case of ASCII letters, or of all letters if the encoding is "utf-8"."""
         encoding = node.attrs["encoding"]
         if encoding not in ("", "utf-8"):
             raise ShapeError(f"encoding {encoding!r} is not '' or 'utf-8'")
@@ -176,7 +176,7 @@ def _infer_join(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("StringJoin", infer=_infer_join)
 def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
-    """Of inputs of one shape, or scalars."""
+    """Join inputs of one shape, or scalars, element by element."""
     shapes = [x.shape for x in inputs if x.ndim] or [()]
     if any(shape != shapes[0] for shape in shapes):
         raise ShapeError(f"shapes {shapes} differ; strings of one shape, or scalars, are joined")
@@ -369,7 +369,7 @@ def regex_replace(node: Node, types: Types) -> Kernel:
 @operator("StringToHashBucketFast", infer=rules.same_shape(INT64))
 @operator("StringToHashBucketStrong", infer=rules.same_shape(INT64))
 def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
-    """By FarmHash's fingerprint, or by SipHash with a ``key`` of two numbers."""
+    """Hash with FarmHash's fingerprint, or with SipHash and a ``key`` of two numbers."""
     buckets, key = node.attrs["num_buckets"], node.attrs.get("key")
     if buckets < 1 or (key is not None and len(key) != 2):
         raise ShapeError(f"num_buckets {buckets} must be 1 at least, and key {key} two numbers")

@@ -138,7 +138,7 @@ class PageAttention:
     # Attention in its forms.
 
     def _paged(self, node: Node) -> Node:
-        """Of penstock.Attention, whose keys and values are, or repeat, the past and new rows."""
+        """Convert penstock.Attention whose keys and values are, or repeat, past and new rows."""
         q, k, v = node.inputs[:3]
         assert q is not None
         heads, last = static_dims(q)[1], bool(node.attrs.get("keys_last", 0))
@@ -155,7 +155,7 @@ class PageAttention:
         return self._attention(node, q, keys, values, scores, node.outputs[0])
 
     def _cross(self, node: Node, q: Value, keys: _Source, values: _Source) -> Node:
-        """Of penstock.Attention over what an encoder returned."""
+        """Convert penstock.Attention over the outputs of an encoder."""
         attrs: dict[str, Any] = {"positions": PAGE, "softcap": node.attrs.get("softcap", 0.0)}
         attrs["scale"] = node.attrs["scale"] * keys.scale
         last = bool(node.attrs.get("keys_last", 0))
@@ -236,7 +236,7 @@ class PageAttention:
         return _Operand(past, new, present, scale)
 
     def _paged_onnx(self, node: Node) -> list[Node]:
-        """Of ONNX's Attention with a past."""
+        """Convert ONNX's Attention with a past."""
         inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
         outputs, attrs = [*node.outputs, *[None] * 3], node.attrs
         if inputs[6] or outputs[3]:
@@ -263,7 +263,7 @@ class PageAttention:
         return writer.merged(result, outputs[0]) if merged else writer.nodes
 
     def _paged_groups(self, node: Node) -> list[Node]:
-        """Of GroupQueryAttention."""
+        """Convert GroupQueryAttention."""
         inputs, attrs = [*node.inputs, *[None] * (16 - len(node.inputs))], node.attrs
         if any(inputs[11:]):
             raise stays(node, "has sinks or scales")

@@ -337,7 +337,7 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
 
 
 def _of_products(a: Axes, b: Axes) -> Packed:
-    """Of the matrices of each row by those of the same row."""
+    """Form of products of each row's matrices with those of the same row."""
     rank = max(len(a), len(b))
     a, b = _of_rank(a, rank), _of_rank(b, rank)
     _want_plain(a[-2:] + b[-2:])
@@ -561,7 +561,7 @@ def _of_samples(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("LSTM", "GRU", "RNN")
 def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
-    """Of sequences, none of which meets another: they are rows where the batch is."""
+    """Form of recurrent layers over independent sequences: they are rows along the batch axis."""
     batch, x = (0 if node.attrs.get("layout", 0) else 1), inputs[0]
     if x is None:
         raise Stays("has sequences that are the same for all rows")

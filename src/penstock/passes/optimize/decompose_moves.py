@@ -114,7 +114,7 @@ def _batch_to_space(parts: Expansion, inputs: Sequence[Value], result: Value) ->
 
 @_expresses("DepthToSpace", "SpaceToDepth")
 def _depth(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    """Of images whose channels are last, in both directions."""
+    """Decompose DepthToSpace and SpaceToDepth of channels-last images."""
     if parts.node.attrs["data_format"] != "NHWC":
         return False
     size, to_space = parts.node.attrs["block_size"], parts.node.op.name == "DepthToSpace"

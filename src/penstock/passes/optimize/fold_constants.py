@@ -226,8 +226,8 @@ class _Folder:
         return len(static) < len(node.outputs) - node.outputs.count(None)
 
     def replaced(self, node: Node, held: int) -> int:
-        """Of the ``held`` bytes of constant inputs, those that are freed if ``node`` is folded.
-        Inputs with other readers stay: a large constant with many readers would be there many
+        """Return how many of the ``held`` bytes of constant inputs folding ``node`` would free.
+        Inputs with other readers stay: a large constant with many readers would be stored many
         times."""
         if held <= self.limits.max_folded_bytes:
             return held

@@ -171,7 +171,7 @@ def _of_elementwise(s: SampledNode) -> Sequence[Value]:
 
 @_rule("Clip", "Dropout", "Trilu", "CastLike")
 def _of_scalars(s: SampledNode) -> Sequence[Value]:
-    """Of one tensor, and numbers for all samples."""
+    """Operations on one tensor, with numbers for all samples."""
     s.want_alone(0)
     return s.same(s.given)
 
