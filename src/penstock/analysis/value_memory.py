@@ -7,7 +7,7 @@ arena     in memory planned before the run, with the order of dims in memory tha
 result    in memory that the program allocates before its kernel writes it: it is large, and leaves
           the run
 view      a fixed view of a value in the arena: a Reshape, a Slice or a Transpose costs nothing
-dynamic   allocated during the run: it leaves the run, or its shape is known only then
+dynamic   allocated during the run: it leaves the run, or only the run knows its shape
 ========  ==========================================================================================
 
 Nothing here is changed or allocated: the pass that inserts copies between layouts and the planner
@@ -128,7 +128,7 @@ def escaping_values(
     remote: Set[Node] = frozenset(),
 ) -> set[Value]:
     """The values that must not be in the arena, because they outlive the run, the iteration or the
-    branch: the outputs of ``graph``, what loops collect, and what these are views of."""
+    branch: the outputs of ``graph``, values that loops collect, and those that these view."""
     escapes = set(graph.outputs)
     for inner in graph.graphs():  # a graph before those nested in it
         own = set(inner.nodes)

@@ -9,14 +9,14 @@
     24   8 bytes   bytes of the table
     64             sections, each aligned to 64 bytes
                    the table, as JSON: documents and arrays with their offsets, bytes and CRC-32C;
-                   of an array whose contents are in a file of the model, that file and the offset;
-                   of one that is broadcast along some axes, the array without them and the shape
+                   for an array whose contents are in a file of the model, that file and the offset;
+                   for one that is broadcast along some axes, the array without them and the shape
 
 All numbers are little-endian. A document is JSON; graphs refer to arrays by their index. Documents
-are parsed and compared with their checksums when they are asked for; so are arrays, but large ones
-of a file that is mapped, whose pages are not touched before they are needed (``check``). Nothing in
-a file is trusted: what does not fit raises ``InvalidModel``, and no more memory is taken than the
-file has bytes.
+and arrays are parsed and compared with their checksums on access, except large arrays of a mapped
+file, whose pages are not touched before they are needed (``check``). Nothing in a file is trusted:
+contents that do not fit raise ``InvalidModel``, and reading allocates no more memory than the file
+has bytes.
 """
 
 from __future__ import annotations

@@ -429,7 +429,7 @@ def stack_kernel(node: Node, backend: Backend) -> Kernel:
 
 def transfer_kernel(node: Node, backends: Sequence[Backend]) -> Kernel:
     """The kernel of a transfer between two of ``backends``, named in its attributes. Names of other
-    backends, and of those in the host's memory, stand for the host."""
+    backends, and of those in the host's memory, mean the host."""
     remote = {backend.name: backend for backend in backends if backend.memory != HOST}
     source, target = remote.get(node.attrs["source"]), remote.get(node.attrs["target"])
     if target is None:

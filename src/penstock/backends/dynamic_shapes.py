@@ -131,7 +131,7 @@ class KernelCache:
     ``weights``: large constants, which the functions have already; None may stand for them.
 
     There is no lock: several threads change dicts, by one call each. Two threads may make the same
-    kernel, of which one is kept.
+    kernel, and one of the two is kept.
     """
 
     __slots__ = (

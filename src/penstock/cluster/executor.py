@@ -1,5 +1,5 @@
 """The executor of a graph whose parts are on the workers of a cluster: it sends feeds and a handle,
-and gets outputs; what the parts exchange does not pass through here."""
+and gets outputs; values that the parts exchange do not pass through here."""
 
 from __future__ import annotations
 

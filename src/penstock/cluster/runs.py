@@ -1,7 +1,7 @@
-"""Runs on a cluster, from the driver's side: which are in flight, and what workers have answered.
+"""Runs on a cluster, as the driver tracks them: those in flight, and the answers of workers.
 
 A run is a *step* of each worker that has a part of the graph. Steps have numbers, new ones for each
-attempt: what comes for an old one is dropped, so that no run ends twice. A run ends with the first
+attempt: messages for an old one are dropped, so that no run ends twice. A run ends with the first
 error, or when all parts have ended; or when none can go on, since all wait and every value that was
 sent has been received (each pair of workers has its own count, and links keep the order of
 messages, so that equal counts mean that nothing is on its way).

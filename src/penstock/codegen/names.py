@@ -1,4 +1,4 @@
-"""Names for the slots of a plan and the text of each step's call, and what they are bound to.
+"""Names for the slots of a plan, the text of each step's call, and the objects they are bound to.
 
 Names follow from the plan and its arena plan alone, never from an address or an ``id``, so that the
 same plan gives the same text in every process:

@@ -7,8 +7,8 @@ whether it must stop, and reports its progress.
         for node in with_checkpoints(nodes):  # raises DeadlineExceeded or Cancelled
             ...
 
-What stops the work belongs to the thread, so that functions need not pass it on. Between two
-checkpoints lie at most some hundred nodes, or one call of a library.
+The stop condition belongs to the thread, so that functions need not pass it on. Work between two
+checkpoints is at most some hundred nodes, or one call of a library.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class CompiledExecutor:
 
     @property
     def plan_bytes(self) -> int:
-        """About what plan and program take, and what kernels have come to keep during runs."""
+        """Estimated bytes of plan and program, and of what kernels have kept during runs."""
         return self._program.nbytes + sum([nbytes() for nbytes in self._cached_bytes])
 
     def _allocate(

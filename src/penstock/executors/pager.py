@@ -1,14 +1,14 @@
-"""Weights of a mapped file, of which only some are in memory while runs read them.
+"""Paging of the weights of a mapped file, only some of which are in memory during runs.
 
 A model larger than the memory of its session (``memory=``) is read from its file in each run: the
-system reads pages as kernels touch them, and a thread lets all go when there are too many::
+system reads pages as kernels touch them, and a thread releases all when there are too many::
 
     pages in memory     /|  /|  /|  /|      each peak is what the session may hold
                        / | / | / | / |
                       /  |/  |/  |/  |
 
-Nothing has to know the order in which weights are used. Pages that were let go too early are read
-again, most often out of the system's cache of files, which gives memory up by itself.
+This needs no knowledge of the order in which weights are used. Pages that were released too early
+are read again, mostly from the system's page cache, which shrinks by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The variables of a session: what its model remembers from one run to the next."""
+"""The variables of a session: the state that its model keeps from one run to the next."""
 
 from __future__ import annotations
 

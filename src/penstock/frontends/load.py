@@ -34,7 +34,7 @@ def load(
     Reads ONNX models, TFLite and Circle files, nnpackages of these, TensorFlow's GraphDefs
     (``.pb``, ``.pbtxt``), folders of SavedModels, GGUF files, and folders of Hugging Face's models
     (``config.json`` and ``*.safetensors``); the format is recognized by the path and the first
-    bytes. Of the last two, the graph is made from the configuration and the weights. Raises
+    bytes. For the last two, the graph is made from the configuration and the weights. Raises
     ``InvalidModel`` with all faults of the model, or ``Unsupported`` with all operations that have
     no kernel; ``InvalidInput`` if there is no such signature, ``DeadlineExceeded`` or ``Cancelled``
     if it is stopped.

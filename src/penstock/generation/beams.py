@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class _Beam(NamedTuple):
-    """A text so far: its tokens behind the prompt and what their alternatives were, the sum of the
-    logarithms of their probabilities, the sequence that has all of them but the last, the form that
-    it has, and what has counted its tokens."""
+    """A text so far: its tokens after the prompt with their alternatives, the sum of the logarithms
+    of their probabilities, the sequence that has all of them but the last, the grammar's state, and
+    the sampler, which counts its tokens."""
 
     choices: tuple[TokenChoice, ...]
     score: float

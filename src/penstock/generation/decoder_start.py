@@ -1,8 +1,8 @@
 """The tokens that begin a text of an encoder-decoder, and those that it never has, as read from the
 model's ``generation_config.json`` or, without it, ``config.json``.
 
-Texts of models of many languages begin with tokens that say which one is meant. Where Whisper's
-caller does not say it, the likeliest of these behind the first token is taken, as its authors do.
+Texts of multilingual models begin with a token for the language. If Whisper's caller does not give
+it, the likeliest language token after the first token is taken, as its authors do.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MOST = 512
 
 class DecoderStart(NamedTuple):
     """The ``tokens`` that texts begin with, those that end them, ``ends``, that they never have,
-    ``suppressed``, and that do not come first, ``not_first``; and how many tokens they have at
-    ``most``, unless the model's positions are fewer, and what says so, ``most_from``. If there are
-    ``languages``, the likeliest of these tokens stands behind the first one. Without ``tokens``,
-    each request says what its text begins with."""
+    ``suppressed``, and that do not come first, ``not_first``; and the number of tokens
+    at ``most``, unless the model has fewer positions, with its source, ``most_from``. If there are
+    ``languages``, the likeliest of these tokens follows the first one. Without ``tokens``,
+    each request gives the first tokens of its text."""
 
     tokens: Sequence[int]
     ends: Sequence[int] = ()

@@ -1,8 +1,8 @@
 """Tokenizers made of the vocabulary that a GGUF file carries in its metadata.
 
-Two kinds are known: byte pairs as GPT-2 has them (``tokenizer.ggml.model`` is "gpt2"), whose file
-names how text is divided before (``tokenizer.ggml.pre``), and SentencePiece's pairs by scores with
-single bytes for what has no token ("llama"). Names and patterns are those of llama.cpp.
+Two kinds are supported: GPT-2's byte pairs (``tokenizer.ggml.model`` is "gpt2"), where the file
+names the pre-tokenizer (``tokenizer.ggml.pre``), and SentencePiece's pairs by scores, with
+single bytes for text without a token ("llama"). Names and patterns are those of llama.cpp.
 """
 
 from __future__ import annotations

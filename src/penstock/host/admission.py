@@ -264,7 +264,7 @@ class AdmissionQueue:
             return patience
 
     def _admit_next(self) -> None:
-        """Admit those that wait, as long as there is room, and none of a higher priority inside."""
+        """Admit waiting runs while there is room, and none of a higher priority is inside."""
         while self._waiting:
             first = self._waiting.first.priority
             if not self._has_room(first):

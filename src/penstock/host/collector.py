@@ -1,10 +1,10 @@
 """Keep compiled plans out of the walks of Python's collector of cycles.
 
-A plan is thousands of objects: nodes, values, slots, steps, kernels, what these have bound. The
+A plan is thousands of objects: nodes, values, slots, steps, kernels and their bindings. The
 collector looks for cycles by walking all objects that it tracks, and stops all threads meanwhile:
-120 plans of a text recognizer take 350 ms. But none of them needs it: a plan is freed by its last
-reference, since nodes refer to what they read and back through weak references alone. So what a
-compilation has made is untracked, as the collector itself does with tuples of numbers.
+120 plans of a text recognizer take 350 ms. But no plan needs it: it is freed by its last
+reference, since nodes refer to their inputs, and back through weak references only. The objects of
+a compilation are therefore untracked, as the collector itself does with tuples of numbers.
 
     >>> import gc
     >>> class Record: ...

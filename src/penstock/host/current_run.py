@@ -1,6 +1,6 @@
 """The run that the calling thread works for: kernels ask it whether to go on, and for memory.
 
-An executor calls what runs kernels through ``working_for``, on each thread of a run that has a
+An executor calls kernels within ``working_for``, on each thread of a run that has a
 deadline, a token or a budget. A kernel that takes long calls ``checkpoint`` now and then; one whose
 memory follows from data calls ``reserve`` before it allocates, and ``keep`` for what it stores.
 Outside of such a run both do nothing.

@@ -1,5 +1,5 @@
-"""The core budget of the process, its pools of worker threads, lines of those that wait, and places
-for a bounded number."""
+"""The core budget of the process, its pools of worker threads, queues of waiting threads, and
+semaphores."""
 
 from __future__ import annotations
 

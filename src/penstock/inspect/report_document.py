@@ -1,7 +1,7 @@
-"""Reports as plain data: a plan, a run of it on a time line, its memory, and what steps took.
+"""Reports as plain data: a plan, a run of it on a time line, its memory, and times of steps.
 
 Steps and values are numbered from 0, and everything refers to a step by its number, so that the
-page can link all of its views. Of what there is a lot of, each column is a list of its own.
+page can link all of its views. Long tables are stored as a list for each column.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work of a node and its expected time: one formula, with rates as data.
 
 Work is floating-point operations and bytes, from types alone. The estimate is the sum of a fixed
-time and of what each resource takes, as in a roofline without overlap::
+time and of the time of each resource, as in a roofline without overlap::
 
     seconds = calls x call_s + items x item_s + elements x element_s
             + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s

@@ -54,8 +54,8 @@ def check_graph(after: Pass, graph: Graph) -> None:
 
 
 def _apart(graph: Graph) -> list[Graph]:
-    """A graph without the bodies of its segments and frames, and these: they capture nothing, and
-    their values may have the names of those in the graph that they stand for."""
+    """Return a graph without the bodies of its segments and frames, and these bodies: they capture
+    nothing, and their values may have the names of values in the graph."""
     copy = graph
     if any(is_segment(node) or is_frame(node) for node in graph.walk()):
         copy = clone(graph)

@@ -15,8 +15,8 @@ and for graphs that run by tokens, on the executor of frames or on a cluster::
     CALLED      the same for graphs that nodes call, which have one part and stay as they are
     OBSERVED    in place of SPLIT, for runs with observers, which see each node
 
-All of them transform a graph in place. The caller copies it once before, where it is needed as it
-was: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
+All of them transform a graph in place. The caller copies it once before, if the original is still
+needed: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The walk that local passes share: once over the nodes in order, with replacement of values; what
-patterns are matched by, and what writes the nodes that one node becomes."""
+"""Helpers of local passes: one walk over the nodes in order, with replacement of values; matching of
+patterns; and a writer of the nodes that replace one node."""
 
 from __future__ import annotations
 

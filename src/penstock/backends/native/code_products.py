@@ -1,8 +1,8 @@
-"""Sums of products of 8-bit codes, and the codes or real numbers made of them: calls of
+"""Convolutions and products of 8-bit codes, with codes or real numbers as results: calls of
 ``quantized_convolution.c`` for images with their channels innermost, and for rows of matrices.
 
 A product with a matrix is one of an image of one row, whose columns are the rows of the product.
-Weights are constants, but for products of two matrices that are both computed.
+Weights are constants, except in products of two matrices that are both computed.
 """
 
 from __future__ import annotations

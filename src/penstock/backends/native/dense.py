@@ -1,8 +1,8 @@
-"""Dense layers: products with constant matrices, and what follows them.
+"""Dense layers: products with constant matrices, and the operations fused behind them.
 
-A matrix is read from memory while it is computed with (``dense.c``), which is most of the time of
-a product of few rows. Where operands may be rounded to bfloat16, pairs of these are multiplied at
-once: those of a matrix are packed, those of x are written to workspace first.
+Reading the matrix from memory (``dense.c``) takes most of the time of a product of few rows. If
+operands may be rounded to bfloat16, pairs of these are multiplied at once: pairs of the matrix are
+packed ahead, those of x are written to workspace first.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ def converted(x: Term, kind: str) -> Term:
 
 
 def _rescaled(x: Term, by: Multiplier) -> Term:
-    """Integers held in float64, as ``ops/common/fixed_point.py`` rescales them: exactly but for
-    sums of more than 52 bits that lie next to a tie, which another rounding decides anyway."""
+    """Integers held in float64, as ``ops/common/fixed_point.py`` rescales them: exactly except
+    for sums of more than 52 bits next to a tie, which another rounding decides anyway."""
     number, shift = int(by.numbers), int(by.shifts)
     whole = _typed("floor", x * (number * 2.0 ** (max(-shift, 0) - 31)) + 0.5)
     if shift <= 0:

@@ -1,5 +1,5 @@
-"""Convolutions and transposed ones of images with their channels innermost, and what is added to
-them and bounds them."""
+"""Convolutions and transposed convolutions of images with their channels innermost, with fused sums
+and bounds."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ _PANEL, _QUAD, _TILE, _TILE_BYTES = 32, 4, 16, 64
 
 
 class IntegerPanels(NamedTuple):
-    """Weights in panels, sums of columns less what zero points add, and zero points less what is
-    taken off uint8."""
+    """Weights in panels, sums of columns less the part of zero points, and zero points less the
+    offset of uint8."""
 
     panels: np.ndarray
     sums: np.ndarray

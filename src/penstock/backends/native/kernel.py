@@ -1,4 +1,4 @@
-"""Kernels of compiled code: what a call needs, and how it is bound to arrays."""
+"""Kernels of compiled code: the arguments of a call, and their binding to arrays."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class NativeCall:
     output in the order that its reader prefers. A call with ``dims_order`` must be restrided even
     if no tensor has gaps.
 
-    ``finish`` makes the outputs of what the kernel writes in their place. ``keep`` is held with the
-    call, such as what its arrays are shared by. ``reordered`` are inputs that need not be held, as
-    arrays of the call have the same elements in an order of their own.
+    ``finish`` computes the outputs from intermediate results of the kernel. ``keep`` is kept alive
+    with the call, such as owners of its arrays. ``reordered`` are inputs that need not be held, as
+    arrays of the call have the same elements in another order.
     """
 
     kernel: str

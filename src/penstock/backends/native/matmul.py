@@ -1,4 +1,4 @@
-"""Products of matrices of any strides, and of those that indices choose (``matmul.c``)."""
+"""Products of matrices of any strides, and of matrices selected by indices (``matmul.c``)."""
 
 from __future__ import annotations
 

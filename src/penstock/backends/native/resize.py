@@ -1,4 +1,4 @@
-"""Resize by tables of what each axis reads: copies, or weighted sums; and Pad with copies."""
+"""Resize by tables of the inputs of each axis: copies, or weighted sums; and Pad with copies."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A path that the user gives is followed through links. A location that a file names is not: it is
 opened component by component below the model's folder, and none of them may be a link, nor may the
 file have a second name, so that a model cannot make Penstock read anything outside of its folder.
-What is no regular file (a FIFO, a device) is never opened: reading it might not end.
+Anything but a regular file (a FIFO, a device) is never opened: reading it might not end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for operations of ONNX Runtime: their registry and checks, and what they share."""
+"""Rules for operations of ONNX Runtime: their registry, and common checks and helpers."""
 
 # tests: tests/frontends/onnx/test_microsoft.py tests/frontends/onnx/test_microsoft_rules.py
 

@@ -1,8 +1,8 @@
-"""Tables of a model, and what they hold: keys and values that its nodes fill them with.
+"""Tables of a model, and their contents: keys and values with which its nodes fill them.
 
 A table is filled once, by nodes that TensorFlow runs before any other: those of the initializer of
 a SavedModel, or of a frozen graph. They are found wherever they are, in the graph or in a function
-that it calls, and what they read must be constants, or lines of a file among the model's assets.
+that it calls, and their inputs must be constants, or lines of a file among the model's assets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, and in what it differs from others: from a ``config.json``."""
+"""The sizes of a decoder, and its differences from others, as read from a ``config.json``."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def weights_of(value: Value | None) -> ConstantRef | None:
 
 
 _LARGE = 1 << 16
-"""bytes of a constant from which on it is let go as soon as it is there in another order"""
+"""bytes of a constant from which on it is released as soon as a reordered copy exists"""
 _REORDERED: WeakValueDictionary[tuple[int, Hashable], Reordered] = WeakValueDictionary()
 
 
@@ -169,10 +169,10 @@ def reordered(
     types: Sequence[TensorType],
 ) -> Reordered:
     """As ``shared``, where ``back(*make(constant))`` is equal to the constant bit by bit; without
-    ``back`` the constant cannot be let go.
+    ``back`` the constant cannot be released.
 
-    ``types`` are those of the arrays. Files of sessions have them: they must be arrays of which any
-    numbers do no harm.
+    ``types`` are those of the arrays. They are stored in files of sessions, and must be safe for
+    kernels to read whatever their contents.
     """
     if isinstance(weights, ConstantRef):
         resident_in = weights.value.resident_in

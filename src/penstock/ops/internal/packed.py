@@ -1,8 +1,8 @@
-"""Rows of several samples one behind another, without those that a mask hides.
+"""Rows of several samples, concatenated without those that a mask hides.
 
 The pass ``pack_rows`` creates these operations, in no saved plan. A batch of texts is padded to the
-longest one: [batch, rows, ...], and a mask hides the rows behind the end of each. Packed, it is one
-sample of T rows, [1, T, ...], of which each text has some next to one another::
+longest one: [batch, rows, ...], and a mask hides the rows after the end of each. Packed, it is one
+sample of T rows, [1, T, ...], in which the rows of each text are adjacent::
 
     padded          a b c .    d e . .    f g h i
     packed          a b c d e f g h i
@@ -10,18 +10,18 @@ sample of T rows, [1, T, ...], of which each text has some next to one another::
 LiveRows says which rows these are: ``ranges`` [batch, 3], the first row of each sample that is
 packed, their number, and where they begin; ``rows`` [T], the place of each in the batch, and
 ``positions`` [T], that in its sample. T is a multiple of a power of two, so that few numbers of
-rows occur: what is behind the last range is never read. Its inputs are guards, which say which rows
+rows occur: rows after the last range are never read. Its inputs are guards, which say which rows
 matter to others:
 
 - a bias is added to scores of attention, [batch or 1, heads or 1, rows or 1, rows or 1]: a row
-  matters if some row sees it. Those of one attention have the same number in ``groups``;
-- a factor multiplies rows, [batch or 1, rows, ...]: those matter that it does not make 0. It has
+  matters if some row sees it. Biases of one attention have the same number in ``groups``;
+- a factor multiplies rows, [batch or 1, rows, ...]: rows matter unless it makes them 0. It has
   ``FACTOR`` in ``groups``;
 - an index says which rows are read: numbers in the batch (``INDEX``), or pairs of a sample and a
   row [..., 2] (``PAIRS``).
 
 With ``first``, the first row of each sample matters. All rows of a sample matter if one that does
-sees none of them: what it then gets depends on how the mask was written.
+sees none of them: its result then depends on how the mask was written.
 
 UnpackRows puts packed rows where they were, with zeros elsewhere. PackedAttention is Attention
 within each sample: biases are those of the padded batch.

@@ -1,23 +1,23 @@
-"""Attention over caches that lie in pages: the rows of many requests, each with its own past.
+"""Attention over paged caches: the rows of many requests, each with its own past.
 
-The pass ``join_steps`` creates this operation. A step computes T rows one behind another: of some
-requests one row, of others a piece of their prompt. Keys and values of a request lie in pages, each
-with as many positions of all caches of the model::
+The pass ``join_steps`` creates this operation. A step computes T concatenated rows: one row of some
+requests, a piece of the prompt of others. Keys and values of a request are stored in pages, each
+with the same number of positions of all caches of the model::
 
-    pool     [pages, page_size]         one page behind another
+    pool     [pages, page_size]         all pages in order
     a page   keys of layer 0 | values of layer 0 | keys of layer 1 | ...
     keys     [groups, size, positions]  from element ``keys_at`` of a page on
     values   [groups, positions, size]  from ``values_at`` on
 
-A feature of the keys of many positions lies side by side, so that scores of these are a vector.
+A feature of the keys of all positions of a page is contiguous, so that their scores are a vector.
 
 ``runs`` [requests, 4] says for each request its first row, its number of rows, how many positions
 come before these, and where its pages begin in ``pages`` [n], the numbers of its pages in order.
 New keys and values are written into their places first. A row then sees the positions up to its
 own one, of these the last ``window`` if that is not 0. Rows of no request become 0.
 
-Without new keys and values, as in attention over what an encoder returned, a row sees all positions
-that come "before" it, and nothing is written.
+Without new keys and values, as in attention over the outputs of an encoder, a row sees all
+positions "before" it, and nothing is written.
 
 Models may add numbers to the scores of a head by distance alone. ``by_distance`` [heads, n + 1] has
 them for distances 0 to n - 1, and in its last column what each further position adds::

@@ -1,4 +1,4 @@
-"""Steps of a search for sequences of tokens: what GreedySearch, Sampling and BeamSearch loop over.
+"""Steps of a search for sequences of tokens, the loop bodies of GreedySearch, Sampling, BeamSearch.
 
 A decoder gives logits for the next token of every sequence. ``SEARCH_START`` makes the state before
 the first token, ``SEARCH_STEP`` scores the tokens and takes the next ones, ``SEARCH_END`` picks the

@@ -1,7 +1,7 @@
 """Scaled dot-product attention, and ONNX's Attention on top of it.
 
-Everything happens on [batch, heads, sequence, head size], of which all layouts are views. Scores
-live in scratch of a bounded size: some heads of some samples at a time, or some rows of one head.
+All inputs are viewed as [batch, heads, sequence, head size]. Scores are computed in scratch memory
+of a bounded size: some heads of some samples at a time, or some rows of one head.
 
 A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
 """

@@ -115,11 +115,11 @@ def _reduction(
 
 
 class _Rows(NamedTuple):
-    """Windows along the last axis, where a window's elements lie side by side.
+    """Windows along the last axis, where the elements of a window are adjacent.
 
     Each row stands in a longer one, with padding around it. Then all windows of all rows see their
-    k-th elements at one distance in flat memory, which is combined in one go. What windows across
-    the ends of rows come to is left out when the result is copied.
+    k-th elements at one distance in flat memory, which is combined in one go. The results of
+    windows across the ends of rows are left out when the result is copied.
     """
 
     combine: Callable[..., RunValue]

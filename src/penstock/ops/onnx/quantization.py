@@ -1,9 +1,9 @@
-"""Between real numbers and their quantized forms: ``y = saturate(round(x / scale) + zero_point)``.
+"""Quantization and dequantization: ``y = saturate(round(x / scale) + zero_point)``.
 
 All of it is computed in float32 (float64 where the scale is an integer). That is exact where it
-matters: a rounded quotient that float32 cannot hold exactly lies above 2**24, far outside what any
-quantized type can, and saturates. Scales and zero points come in three layouts: one for the whole
-tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
+matters: a rounded quotient that float32 cannot hold exactly is above 2**24, far outside the range
+of any quantized type, and saturates. Scales and zero points come in three layouts: one for the
+whole tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Linear models and support vector machines (domain ai.onnx.ml), and what is done to scores.
+"""Linear models and support vector machines (domain ai.onnx.ml), and transforms of their scores.
 
-As everywhere in this domain, ONNX Runtime is followed where the specification is silent, which it
-is on what the scores of two classes are when a model computes a single one. It is also followed
-where a regression has one target: of the transforms only PROBIT is applied to that.
+As everywhere in this domain, results follow ONNX Runtime where the specification is silent, such as
+on the scores of two classes when a model computes a single one. They also follow it
+where a regression has one target: only the transform PROBIT is applied to that.
 """
 
 from __future__ import annotations

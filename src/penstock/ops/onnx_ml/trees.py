@@ -1,7 +1,7 @@
 """Ensembles of decision trees (domain ai.onnx.ml): TreeEnsemble and what it replaced.
 
-All rows go down all trees at once: an array holds where each row stands in each tree, and every
-level is a handful of operations on whole arrays, for those rows that have not yet come to a leaf.
+All rows descend all trees at once: an array holds the node of each row in each tree, and every
+level is a handful of operations on whole arrays, for the rows that have not yet reached a leaf.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
-    """Trees, what their leaves vote for, and what becomes of the votes.
+    """Trees, the votes of their leaves, and the aggregation of votes.
 
     ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some of the
     ``targets``, and for one of several targets several, which add up. ``base`` has an entry for

@@ -1,7 +1,7 @@
-"""TensorFlow's arithmetic as far as it is not ONNX's, with NumPy's broadcasting.
+"""TensorFlow's arithmetic as far as it differs from ONNX's, with NumPy's broadcasting.
 
-Quotients of integers by zero are errors, of the run and only if it comes to them. Gradients of
-functions take what the function gave (``y``) or took, and what flows back (``dy``).
+Integer division by zero is an error of the run, only if the run computes it. Gradients of
+functions take the function's result (``y``) or argument, and the incoming gradient (``dy``).
 """
 
 from __future__ import annotations

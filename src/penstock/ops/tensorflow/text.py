@@ -1,7 +1,7 @@
-"""Text: numbers as text and back, cases, parts of texts, patterns that are replaced, hashes.
+"""Operations on text: conversion of numbers, cases, substrings, replacement of patterns, hashes.
 
-TensorFlow's strings are bytes. A string here is what their UTF-8 says, with lone surrogates for
-bytes that are none.
+TensorFlow's strings are bytes. A string here is their UTF-8 text, with lone surrogates for
+invalid bytes.
 """
 
 from __future__ import annotations

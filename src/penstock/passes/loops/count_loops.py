@@ -7,10 +7,10 @@
             body; i = i + 1             i = max(i, n)
             if not i < n: break
 
-The condition is not computed in each iteration then, and neither is the counter where nothing else
-reads it: DeadCode drops what the loop carries for no one. Where counters start at constants and
+The condition is then not computed in each iteration, nor is the counter if nothing else reads it:
+DeadCode drops loop-carried values without readers. If counters start at constants and
 their limits are constants, these may be numbers of any type, and the Loop may have a limit of its
-own: how often it runs is a constant as well.
+own: its trip count is a constant as well.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
         next = x @ w.T              y = loop(x):
         return next, w                  return x @ v
 
-Converters of TensorFlow's loops carry the weights of a layer so. Read from outside they are the
-constants that they are, which kernels and other passes can prepare. A node of the body that reads
-nothing that the loop changes computes the same in each iteration, and stands in front of the loop.
-That fails no run that did not fail before: if the loop may run zero times, only nodes leave it that
-cannot fail, whatever their inputs hold; and before a loop that runs zero times they cost no more
+Converters of TensorFlow's loops carry the weights of a layer in this way. Read from outside they
+are constants again, which kernels and other passes can prepare. A node of the body without inputs
+that the loop changes computes the same in each iteration, and moves in front of the loop.
+That fails no run that did not fail before: if the loop may run zero times, only nodes that cannot
+fail on any inputs are moved; and before a loop that runs zero times they cost no more
 than its body would.
 """
 
@@ -34,9 +34,9 @@ _LOOPS = frozenset({Role.LOOP, Role.SCAN})
 
 
 class HoistInvariants(Pass):
-    """Let loops read what they carry unchanged from outside, and compute what they do not change
-    before them; not among frames, where the end of a loop may be dead though what it began with
-    is not, and so may be what its body reads."""
+    """Let loops read unchanged loop-carried values from outside, and compute invariant nodes before
+    them; not in graphs with frames, where the result of a loop may be dead though its input is
+    live, as may be values that its body reads."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
@@ -64,8 +64,8 @@ class HoistInvariants(Pass):
 
 
 def _read_outside(node: Node, substitution: Substitution) -> None:
-    """Replace what the loop ``node`` carries unchanged by what it begins with; unless a run may
-    refuse its trip count or condition, which must be of one element."""
+    """Replace values that the loop ``node`` carries unchanged by their initial values; unless a run
+    may refuse its trip count or condition, which must have one element."""
     limits = node.inputs[:2] if node.op.role is Role.LOOP else ()
     types = [value.type for value in limits if value is not None]
     if not all(isinstance(t, TensorType) and t.static and t.elements == 1 for t in types):

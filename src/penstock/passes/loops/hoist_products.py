@@ -1,4 +1,4 @@
-"""Products of what loops read slice by slice, done for all slices before the loop.
+"""Hoisting of products: inputs that loops read in slices are multiplied before the loop.
 
 ::
 
@@ -6,12 +6,12 @@
         x = Gather(xs, i)                           for i in range(n):
         h = Tanh(MatMul(x, w) + MatMul(h, u))           h = Tanh(Gather(p, i) + MatMul(h, u))
 
-So exporters write loops of recurrent cells: ``x`` is a slice that Gather takes of a tensor from
-outside, at whatever index, or that a Scan hands out. A product of many rows reads the weights once,
-where each iteration read them anew. A constant bias goes with the product, be it
-of Gemm or of an Add behind it; what else a Gemm adds stays in the loop, and
-``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not where a Loop may end long
-before it has read all slices, nor where the products would take more than 128 MiB.
+Exporters write loops of recurrent cells in this form: ``x`` is a slice that Gather takes of a
+tensor from outside, at any index, or an input of a Scan. A product of many rows reads the weights
+once, and not in each iteration. A constant bias of a Gemm, or of an Add behind the product, is
+hoisted as well; other addends of a Gemm stay in the loop, and
+``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not if a Loop may end long
+before it has read all slices, nor if the products would take more than 128 MiB.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
         x = Gather(xs, first + i)
         y = x * 2
 
-A row is what an iteration reads of a tensor from outside, by a Gather whose index counts up or down
-or as a Scan hands it out, or what element by element follows from rows, the number of the iteration
-and values from outside. The rows of a Loop are known if how often it runs is.
+A row is a slice of an outside tensor that an iteration reads, by a Gather whose index counts up or
+down or as an input of a Scan, or an elementwise function of rows, the number of the iteration
+and values from outside. The rows of a Loop are known if its trip count is.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@
     n = Tanh(nx + (Sigmoid(rx + rh) * h) W)                 z, a = GruGates(h V, h, x)
     h' = (1 - z) * n + z * h                                h' = GruState(a W, z, h, x)
 
-Exporters of TensorFlow, Keras and torch write loops of such steps: as nodes of their own they read
-and write several times what one of them would. Gates may be in any order, and operands of sums and
-products too; what cuts the gates may be a Split, or a Slice for each; a number may be added to the
-forget gate; h' of a GRU may be n + z * (h - n). What else reads one of the values between is
-no obstacle.
+Exporters of TensorFlow, Keras and torch write loops of such steps: as separate nodes they read
+and write several times as much as one node. Gates may be in any order, and operands of sums and
+products too; the gates may come from a Split, or from a Slice for each; a number may be added to
+the forget gate; h' of a GRU may be n + z * (h - n). Other readers of the values between are no
+obstacle.
 
 A GRU that resets its state before the product has more forms: its sums may be divided before or
-behind Sigmoid, or each gate may have products of its own. So GruState stands for every blend of a
-tanh, and GruGates for the gates in front of one that are parts of the same tensors.
+after Sigmoid, or each gate may have products of its own. So GruState represents every blend of a
+tanh, and GruGates the gates before one that are parts of the same tensors.
 """
 
 from __future__ import annotations

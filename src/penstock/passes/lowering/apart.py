@@ -1,17 +1,17 @@
 """Checks that a padded batch computes for each sample what the sample gets alone.
 
-``row_packing`` proves that rows which a mask hides act on no others from where rows are packed on.
-What comes before, such as the mask itself, it takes as the model computes it for a padded batch. A
-sample that others join is padded at its end, with zeros, and must get what it gets alone, so that
-this part must not mix rows either::
+``row_packing`` proves that masked rows do not affect others after the point where rows are packed.
+Values before it, such as the mask itself, it takes as the model computes them for a padded batch. A
+sample in a batch with longer ones is padded at its end, with zeros, and must get the same results
+as alone, so that this part must not mix rows either::
 
     ids, mask [batch, rows]    every element depends on its own row
-    Unsqueeze, Cast, Where     so do those of what is computed element by element
-    CumSum                     on rows before, which do not pad
-    ReduceSum                  on all rows of a sample, those that pad being 0
+    Unsqueeze, Cast, Where     so do the results of elementwise operations
+    CumSum                     on rows before, which are not padding
+    ReduceSum                  on all rows of a sample, where padding rows are 0
 
-Of each value the axes are known along which its samples and rows are (``row_rules``), and what
-its elements are in rows that pad, where that is known.
+For each value the pass tracks the axes of its samples and rows (``row_rules``), and, where known,
+its elements in padding rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One step for the rows of many requests: the graph of a decoder, whose caches lie in pages.
+"""One step for the rows of many requests: the graph of a decoder with paged caches.
 
 A decoder computes the next rows of each sample of a batch, and returns caches that are longer by
-these. Samples of a batch have as many rows and as long a past. But each row needs others in
-attention alone (``row_rules``), and there those of its own request. So rows of any requests can be
-computed one behind another, some of prompts, others of single tokens::
+these. All samples of a batch have the same number of rows and of past positions. But each row needs
+others only in attention (``row_rules``), and there those of its own request. So rows of any
+requests, of prompts or single tokens, can be concatenated and computed together::
 
     x = Gather(table, ids)               [1, rows]     of all requests
     q, k, v = x u, x v, x w
@@ -66,8 +66,8 @@ _COMPARED = 3
 
 
 def join_steps(source: Graph) -> tuple[Graph, JoinedSteps]:
-    """The graph of joined steps of a decoder, and what it takes and returns. Raises ``RowsStay``,
-    with what stands in the way."""
+    """Return the graph of joined steps of a decoder, with its interface. Raises ``RowsStay`` with
+    the reason if there is none."""
     graph = with_sizes_of_heads(source)
     roles = roles_of(graph)
     if not roles.caches:

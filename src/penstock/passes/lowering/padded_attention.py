@@ -11,15 +11,15 @@ is, and rows of its result are packed again::
     MatMul(weights, v)          samples, features, rows, features
     Gather                      [1, T, width]
 
-What is proven is that no row that the mask hides acts on one that matters. Axes are as in
-``row_rules``, but a value may have several of rows. An element depends on those rows of its sample
-alone at whose places it is, two for a score. Along an axis of weights it depends on all rows that
+The rules prove that no row that the mask hides affects one that matters. Axes are as in
+``row_rules``, but a value may have several of rows. An element depends only on the rows of its
+sample at its indices, two for a score. Along an axis of weights it depends on all rows that
 matter as well, and is 0 for those that the mask hides: the exponential of a score is exactly 0 in
 float32 where a bias of ``LOWEST`` or less was added to it, as scores are not that far apart. Such
-weights may be summed up with rows, or with what is the same for all.
+weights may be summed up with rows, or with values that all rows share.
 
-0 times infinity is not 0, so what is weighed must be finite where rows are 0: operations before a
-Softmax are those that make finite numbers of finite ones.
+0 times infinity is not 0, so weighted values must be finite where rows are 0: only operations that
+map finite numbers to finite ones may precede a Softmax.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _elementwise(node: Node, inputs: _Inputs) -> Padded:
 
 
 def _is_finite(node: Node) -> bool:
-    """Whether results of finite numbers are finite, but for what they are divided by."""
+    """Whether results of finite numbers are finite, apart from division."""
     known = node.op.moves or "finite" in node.op.traits
     return known or node.op is ZERO_NAN or node.op.full_name == "Div"
 

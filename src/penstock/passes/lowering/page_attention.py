@@ -1,7 +1,7 @@
-"""Attention over pages in the place of attention over caches that are fed and returned.
+"""Conversion of attention over caches that are fed and returned to attention over pages.
 
-Exporters write it in three forms: in single operations, which ``RecognizeAttention`` has made one
-node, as ONNX's Attention with a past, and as GroupQueryAttention::
+Exporters write it in three forms: as single operations, which ``RecognizeAttention`` has made
+one node, as ONNX's Attention with a past, and as GroupQueryAttention::
 
     present = Concat(past, k)                   (k, past) and (v, past_v) are cached
     y = penstock.Attention(q, Expand(present), Expand(present_v), bias)
@@ -10,8 +10,8 @@ node, as ONNX's Attention with a past, and as GroupQueryAttention::
 
     y, present, present_v = GroupQueryAttention(q, k, v, past, past_v, lengths, total, cos, sin)
 
-Keys and values that are fed and stay as they are, of what an encoder returned, lie in pages of
-their own of the same pool, which all rows of a sequence see::
+Keys and values of encoder outputs, which are fed and do not change, are stored in pages of their
+own in the same pool, which all rows of a sequence see::
 
     y = penstock.Attention(q, Expand(keys), Expand(values), bias)
 """

@@ -1,12 +1,12 @@
 """Partition a graph into one part for each device; Sends and Recvs join the parts.
 
-Each value that a device needs of another has one ``_Send`` there and one ``_Recv`` here, however
+Each value that a device needs from another has one ``_Send`` there and one ``_Recv`` here, however
 many nodes read it::
 
     A: x ──> neg ──> _Send("neg:0", A to B)        B: _Recv("neg:0", A to B) ──> abs ──> y
 
 Keys of the rendezvous have a frame and an iteration, so that a transferred value must be produced
-once in each iteration of its frame. Outputs of an Enter or a NextIteration are not: these nodes are
+once in each iteration of its frame. Outputs of an Enter or a NextIteration are not: these are
 copied to each device that reads them, where their inputs are received instead. A control edge
 transfers no value, only whether its source was alive.
 
@@ -15,7 +15,7 @@ iteration, to trigger the Recvs: a control loop (Enter, Merge, Switch, NextItera
 as long as the loop's LoopCond says, which is sent to all of them. The device of the LoopCond itself
 needs none if the LoopCond depends on no other device.
 
-This follows *Implementation of Control Flow in TensorFlow* (2017), but for the copies. The parts
+This follows *Implementation of Control Flow in TensorFlow* (2017), except for the copies. The parts
 can be partitioned again: by worker first, then each of these parts by device.
 """
 

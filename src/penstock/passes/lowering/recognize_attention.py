@@ -1,4 +1,4 @@
-"""Attention as one node, however the model spells it.
+"""Fusion of the operations of attention into one node, in all forms that models use.
 
 ::
 
@@ -6,13 +6,13 @@
     s = MatMul(q, t) * scale + bias
     y = MatMul(Softmax(s), Expand(values))
 
-In steps of their own the scores would be written and read several times, and keys that heads share
+In separate steps the scores would be written and read several times, and keys that heads share
 would be copied for each of them. ONNX's Attention becomes the same node (``onnx_attention``).
 
-Where shapes are known, a backend decides by its kernel and by costs. Where the number of keys is
-not, a step of a decoder over its cache, any backend takes few queries as one node. There the bias
-may be a sum of masks, or a Where that puts a number of at most -1e30, or minus infinity, in the
-place of a score: what is added to that vanishes in float32. Other forms are left as they are.
+If shapes are known, a backend decides by its kernel and by costs. If the number of keys is not, as
+in a decoder's step over its cache, few queries become one node on any backend. There the bias
+may be a sum of masks, or a Where that replaces a score by a number of at most -1e30, or minus
+infinity: anything added to that vanishes in float32. Other forms are left as they are.
 """
 
 from __future__ import annotations
@@ -345,8 +345,8 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
 
 
 def _scaled(scores: _Scores, factor: float) -> _Scores | None:
-    """Scores times a number, and what was added to them; None if what a Where puts in the place of
-    some is no lowest number any more."""
+    """Return scores times a number, with scaled biases; None if the number by which a Where
+    replaces some would no longer be low enough."""
     terms = []
     for term in scores.terms:
         if term.number is None:

@@ -4,7 +4,7 @@
 
     0 up to each row, then -inf          the mask of a decoder, or of a window
     numbers by distance up to each row   that with ALiBi, or with buckets (``distance_bias``)
-    0, and -inf where a mask has 0       the mask of what an encoder returned
+    0, and -inf where a mask has 0       the mask of an encoder's outputs
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Meanings of a decoder's inputs, and positions that its rows see, recognized by values.
 
 Exporters write positions and masks in dozens of ways, with ranges, comparisons, expansions and
-gathers. What they compute depends on nothing but the numbers of rows and of positions before them.
-So it is computed, for a few such numbers, with a mask of ones::
+gathers. The results depend only on the numbers of rows and of positions before them.
+So they are computed, for a few such numbers, with a mask of ones::
 
     7 rows behind 11 positions      [11, 12, 13, 14, 15, 16, 17]    the positions of the rows
-                                    0 up to each row, then -inf     rows see what is before them
+                                    0 up to each row, then -inf     rows see those before them
 
-and once behind tens of thousands of positions, where windows show that these do not reach.
+and once behind tens of thousands of positions, which shows whether there is a window.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Transposes that move channels last, moved behind what does not care where channels are.
+"""Moves Transposes to channels last behind operations that work in any order of dims.
 
-A graph that has its channels last has each convolution between two Transposes, one in front and one
-behind. They cost nothing, but what is element by element between two convolutions is not next to
-the first. Done before the Transpose it is, and can be taken in; and the Transpose meets the one in
-front of the next convolution, and both are gone. A Transpose to channels first, or of constant
+In a channels-last graph each convolution is between two Transposes, one before and one after it.
+They cost nothing, but separate a convolution from elementwise operations that follow. Moved before
+the Transpose, these can be fused; and the Transpose meets the one before the next convolution, and
+both cancel. A Transpose to channels first, or of constant
 codes, is moved before DequantizeLinear, which is then next to the convolution. Any Transpose is
 moved behind a reduction, whose result is smaller, if nothing else reads it.
 """
@@ -211,7 +211,7 @@ def _pad(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | Non
 
 
 def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Value | None] | None:
-    """The inputs of a Pad of ``source``, of which axis ``order[i]`` is axis i of what it pads."""
+    """Return the inputs of a Pad of ``source``, whose axis ``order[i]`` is axis i of its input."""
     axes = node.const(3)
     if source is None or node.const(1) is None or (node.input(3) is not None and axes is None):
         return None
@@ -272,7 +272,7 @@ def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | Non
 
 
 def _before_transpose(node: Node, transpose: Node, readers: Readers) -> Sequence[Node] | None:
-    """A reduction of what a Transpose moves for it alone, as one of what that reads."""
+    """Return a reduction of a Transpose's input in place of one of its otherwise unread output."""
     value, output = node.inputs[0], node.outputs[0]
     # Another reader needs the Transpose anyway, so that moving it saves nothing.
     if value is None or output is None or len(readers.get(value, ())) != 1:

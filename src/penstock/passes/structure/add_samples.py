@@ -33,8 +33,8 @@ _COUNT = "samples/count"
 
 
 def add_samples(source: Graph, shared: Collection[str] = ()) -> Graph:
-    """A copy of a graph with an axis of samples, the first one, at all inputs but for ``shared``
-    ones, and at all outputs. Raises ``RowsStay`` for what is no tensor, and for effects."""
+    """Return a copy of a graph with a first axis of samples on all inputs but ``shared`` ones, and
+    on all outputs. Raises ``RowsStay`` for values other than tensors, and for side effects."""
     graph = clone(source)
     run_passes((*STRUCTURE, PASSES["fold_constants"]), graph, PassContext())
     if is_framed(graph) or graph.targets:

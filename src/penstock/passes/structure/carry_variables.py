@@ -1,4 +1,4 @@
-"""Variables as inputs and outputs, so that each run says which state it goes on from.
+"""Variables as inputs and outputs, so that each run is given the state from which it continues.
 
 ::
 

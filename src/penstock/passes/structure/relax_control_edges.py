@@ -58,8 +58,8 @@ class EffectOrder:
     def add(self, node: Node, producers: Sequence[Node], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
         wait for because of its control inputs; those of ``waits``, which it inherits; and, if it
-        has side effects, those before the ``producers`` of what it reads: passes may come to know a
-        value, such as the last count of a loop, without what computes it."""
+        has side effects, those before the ``producers`` of its inputs: passes may replace such a
+        value, such as the last count of a loop, by one without producers."""
         effects: dict[Node, None] = {}
         for source in node.control_inputs:
             effects.update(self._of(source))

@@ -7,7 +7,7 @@
     Conv(x [1, 4, 8], w)             Reshape(Conv(Reshape(x', [n * 1, 4, 8]), w), [n, 1, ...])
     Gather(table, i)                 Gather(table, i')
 
-A rule writes the nodes of one node, some of whose inputs have samples, ``x'``. Where it raises
+A rule writes the nodes that replace one with samples on some inputs, ``x'``. If it raises
 ``NoRule``, the node is run for one sample after the other.
 """
 
