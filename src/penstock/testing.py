@@ -1,12 +1,12 @@
-"""Checks of operations: each form of a kernel, and what ``infer`` says, against known results.
+"""Checks of operations: each form of a kernel, and ``infer``, against known results.
 
 ``check_node`` runs one node in every way in which a plan may run it. It checks that
 
-* the kernel's allocating form gives what is expected, to the last bit for whole numbers;
+* the kernel's allocating form gives the expected results, to the last bit for whole numbers;
 * its writing form (``into``) gives the same, from and into contiguous and strided memory full of
   garbage, with every input that ``inplace`` names as the output too, and leaves inputs as they
   were;
-* ``infer`` says nothing that the results contradict, with shapes known and with dims unknown;
+* the types of ``infer`` agree with the results, with shapes known and with dims unknown;
 * no output shares memory with an input, unless the kernel is a view.
 """
 

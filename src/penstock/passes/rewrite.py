@@ -1,5 +1,5 @@
-"""Helpers of local passes: one walk over the nodes in order, with replacement of values; matching of
-patterns; and a writer of the nodes that replace one node."""
+"""Helpers of local passes: one walk over the nodes in order, with replacement of values; matching
+of patterns; and a writer of the nodes that replace one node."""
 
 from __future__ import annotations
 

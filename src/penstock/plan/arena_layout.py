@@ -1,10 +1,10 @@
 """The layout of the arena: slots that share memory, and their offsets, for an order or for tasks.
 
 Every step has a place on one clock, nested blocks included. A slot is live from its step to its
-last reader; through a view, its memory is live as long as the view. What a loop's body reads from
-outside is live until the loop ends. A step may take over the memory of an input that is read for
-the last time (in place). The example of ``penstock.plan.plan``, where slot 1 is ``a = Exp(x)`` and
-slot 2 is ``b = Neg(a)``:
+last reader; through a view, its memory is live as long as the view. Outside values that a loop's
+body reads are live until the loop ends. A step may take over the memory of an input that is read
+for the last time (in place). The example of ``penstock.plan.plan``, where slot 1 is ``a = Exp(x)``
+and slot 2 is ``b = Neg(a)``:
 
     >>> lifetimes = Intervals(plan, range(3))
     >>> lifetimes.first, lifetimes.last

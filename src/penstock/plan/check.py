@@ -1,17 +1,17 @@
-"""A checker of schedules, which shares no code with what makes them.
+"""A checker of schedules, which shares no code with the planner.
 
-A plan is right if, whatever order its steps run in, each reads what was written for it. That is
-checked by running the plan without its kernels, beside the graph that it was compiled from::
+A plan is right if each step reads the values written for it, in any possible order of the steps.
+This is checked by running the plan without its kernels, beside the graph that it comes from::
 
-    places      each slot of the arena lies within it; a view within what it views
+    places      each slot of the arena lies within it; a view within its base
     steps       each slot that a step reads has the value that its node reads there, of its type;
                 blocks and carried values are those of the node; control edges hold
     memory      a step reads an arena slot that no other slot has been written over since, and
-                writes over none of its inputs, but where its kernel works in place
-    tasks       what one task writes and another one reads, or writes over, has an order; nothing
-                waits for what never comes, and nothing is released before its last reader
+                writes over none of its inputs, except if its kernel works in place
+    tasks       memory that one task writes and another one reads, or writes over, has an order; no
+                wait is endless, and nothing is released before its last reader
 
-Bodies of loops run twice, since an iteration reads what the one before has left. Saved plans are
+Bodies of loops run twice, since an iteration reads results of the one before. Saved plans are
 checked when they are opened, and all plans of the tests.
 """
 
@@ -568,8 +568,8 @@ def _alike(a: Slot, b: Slot) -> bool:
 
 
 def _check_control(step: Step, steps: Sequence[Step]) -> None:
-    """Check that what a node waits for comes before it in its block: a node, or what one without a
-    step reads and waits for."""
+    """Check that the nodes that a node waits for precede it in its block; for a node without a
+    step, those that it reads and waits for."""
     place = {other.node: k for k, other in enumerate(steps)}
     waits, seen = list(step.node.control_inputs), set(step.node.control_inputs)
     while waits:

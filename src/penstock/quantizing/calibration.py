@@ -1,10 +1,10 @@
 """Ranges of values over samples, and the part of each range that codes cover.
 
 The ends of a range are rare: a range that leaves some of them out has finer steps for all others.
-``CLIPPINGS`` are the ways to choose what is left out, from a sample of the elements of each value.
+``CLIPPINGS`` are the ways to choose the elements to leave out, from a sample of each value's.
 
-What a range leaves out in many of the samples is an error that is measured. What it leaves out in
-few of them, or in none, is an error that others will have and these do not show: such an end is
+If a range clips elements in many of the samples, the error is measured. If it clips them in
+few samples, or in none, further samples may have errors that these do not show: such an end is
 moved to where hardly any sample reaches (``reached``), by the ends of each sample::
 
     the largest elements of the samples    . . :: : .  .      |

@@ -1,7 +1,7 @@
 """The choice of a type for each layer: a minimal sum over measured times and errors.
 
-The time of a plan is the sum of the times of its layers, and of what lies between two layers, which
-depends on the types of both: elementwise operations between codes move fewer bytes, and values that
+The time of a plan is the sum of the times of its layers, and of the nodes between two layers, which
+depend on the types of both: elementwise operations between codes move fewer bytes, and values that
 no layer of codes produces must be converted. Errors of layers are small, and their squares nearly
 add up. So the least of ``time + weight * error`` is a minimal sum (``algorithms.min_sum``); the
 larger the weight, the smaller the error.

@@ -285,17 +285,17 @@ def is_bound(node: Node) -> bool:
 
 
 class Codes(NamedTuple):
-    """The values of a graph that are codes. ``group_of``: values that must have one scale, since
-    operations that move elements lie between them, by a value that stands for all of them."""
+    """The values of a graph that are codes. ``group_of``: the representative of each value in a
+    group that must share one scale, since operations between them only move elements."""
 
     values: Mapping[Value, None]
     group_of: Mapping[Value, Value]
 
 
 def codes_of(graph: Graph, layers: Sequence[QuantizableLayer], choice: Choice) -> Codes:
-    """The values that are codes if layers have these types: the inputs of static layers, and from
-    there backwards what elementwise operations and moves between static layers read. Elementwise
-    operations of which each alone reads the one before are one step, with no codes within it."""
+    """Return the values that are codes if layers have these types: the inputs of static layers, and
+    from there backwards the inputs of elementwise operations and moves between static layers. A
+    chain of elementwise operations without other readers is one step, with no codes within it."""
     static = {layer.node for layer in layers if choice.get(layer.name) == "static"}
     search = _CodeSearch(static, readers_of(graph))
     inputs = [own.x for own in layers if own.node in static and own.x is not None]

@@ -61,8 +61,8 @@ class Record:
     ``biases`` by the names of layers, the factors of ``smoothing`` by the names of values, the
     ``seconds`` of nodes by type, how many times as long conversions take as they were guessed, the
     ``errors`` of layers, the ``points`` that were tried, and which layers as which types have
-    roundings that were ``learned``, in how many seconds. ``key`` stands for the model, the samples
-    and the options; with a ``path`` all of it is in a file, too.
+    roundings that were ``learned``, in how many seconds. ``key`` identifies the model, the samples
+    and the options; with a ``path`` the record is also written to a file.
     """
 
     key: str = ""

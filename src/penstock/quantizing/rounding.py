@@ -1,13 +1,13 @@
-"""Codes of weights that make the least error in what a layer computes of its inputs.
+"""Codes of weights with the least error in the results of a layer.
 
-The nearest codes make the least error in the weights. What matters is the product with the inputs
-``x`` of samples: the sum of the squared errors ``|(w - q) x|^2`` is ``(w - q) G (w - q)'`` with the
-Gram matrix ``G = x' x``. With a triangular ``L L' = G`` it is a sum of squares, one for each
-weight, of which each depends on the weights behind it alone::
+The nearest codes have the least error in the weights. What counts is the error of products with the
+inputs ``x`` of samples: the sum of squared errors ``|(w - q) x|^2`` is ``(w - q) G (w - q)'`` with
+the Gram matrix ``G = x' x``. With a triangular ``L L' = G`` it is a sum of squares, one for each
+weight, each of which depends only on the weights behind it::
 
     sum over i of ((w[i] - q[i]) L[i, i] + sum over j > i of (w[j] - q[j]) L[j, i]) ^ 2
 
-So weights are rounded from the last to the first, each so that it makes up for those behind it
+So weights are rounded from the last to the first, each to compensate for those behind it
 (Frantar et al. 2022, "GPTQ"; Chen et al. 2025 have it in this form, that of Babai's nearest plane).
 """
 

@@ -1,7 +1,7 @@
-"""Samples: what a model is fed while it is quantized.
+"""Samples: feeds of a model for its quantization.
 
 They are read one at a time, as often as they are needed, so that no more than one is in memory:
-what can be read only once, or only from its beginning, goes to a temporary file first.
+sources that can be read only once, or only from the beginning, go to a temporary file first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The search for the types of layers: what is tried, what is measured, and what is chosen.
+"""The search for the types of layers: candidates, measurements, and the choice.
 
 ::
 
@@ -6,16 +6,16 @@
     clipping                that with the least error where all layers are static
     smoothing               between activations and weights, if all of that has less error then
     seconds of each layer   with each type, in runs of the model with this type wherever it can be
-    the fastest choice      by a minimal sum over these; if its error is within the bound, it is it
+    the fastest choice      by a minimal sum over these; taken if its error is within the bound
     errors of each layer    of the outputs, with this layer alone as codes
     choices in between      by minimal sums of seconds and weighted errors, bisected
     stored weights          of layers that are float32: in 8 bits if the error allows it, else in 16
 
-Each choice that is tried is measured on the samples to choose by and on those held out, and what a
-further sample's error may be, by the errors of all of these, must be within the bound.
+Each choice that is tried is measured on the samples to choose by and on those held out, and the
+limit for a further sample's error, by the errors of all of these, must be within the bound.
 
-What was measured is kept in a ``Record``, which can be saved and read again: a search that was
-stopped goes on from there.
+Measurements are kept in a ``Record``, which can be saved and loaded: a search that was stopped
+resumes from there.
 """
 
 from __future__ import annotations

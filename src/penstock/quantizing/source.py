@@ -72,7 +72,7 @@ def _folded(graph: Graph, limits: Limits) -> Graph:
 
 
 def _spread_later(graph: Graph) -> None:
-    """Write large constants of which strides repeat elements as Expand of these."""
+    """Write large constants with elements that strides repeat as Expand of these."""
     nodes: list[Node] = []
     spread: dict[Value, Value] = {}
     for node in graph.walk():

@@ -2,8 +2,8 @@
 
 uvicorn gives an application each piece of a body as it arrives, and reads no further until the
 application has asked for it; it sends the head of a response before its body. A tensor of 600 KB
-takes three pieces, six changes of what the event loop watches, and copies between them. Here a body
-of up to a megabyte is one message, and what a turn of the event loop writes is one packet::
+takes three pieces, six changes of the watched events, and copies between them. Here a body
+of up to a megabyte is one message, and all that a turn of the event loop writes is one packet::
 
     pieces of a body ──> on_body, on_body, on_message_complete ──> one http.request
     http.response.start, http.response.body ──> Packets ──> one send

@@ -9,9 +9,9 @@ the next, so the event loop lends its connection to a thread::
     thread                          └─> read, run, answer, read, ... ──┘
 
 The thread answers ordinary requests (a body of known length and up to a megabyte, no encodings)
-that arrive, and whose answers are taken, without a pause. The rest it gives back with the bytes
-that it has read or has not yet sent: slow clients, long bodies, other endpoints and everything
-that is wrong with HTTP are the event loop's.
+that arrive, and whose answers are received, without a pause. All others it returns, with the bytes
+that it has read or has not yet sent: the event loop handles slow clients, long bodies, other
+endpoints and all errors of HTTP.
 """
 
 from __future__ import annotations

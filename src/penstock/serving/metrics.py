@@ -87,7 +87,7 @@ class Metrics:
             took.add(seconds)
 
     def collect(self) -> Iterator[Any]:
-        """For the registry: what was counted here, and what replicas count themselves."""
+        """Yield the counters kept here, and those of replicas, for the registry."""
         text = "Seconds of requests, from their first byte to the response."
         with self._lock:
             took = {key: histogram.copy() for key, histogram in self._took.items()}

@@ -189,8 +189,8 @@ class ModelRepository:
         return [model for versions in list(self._models.values()) for model in versions.values()]
 
     def load(self, name: str) -> None:
-        """Load all versions of a model as its path has them now, which take the place of those that
-        are there once all are loaded; these end what they have begun."""
+        """Load all versions of a model from its path. Once all are loaded they replace the current
+        versions, which finish the requests that they have begun."""
         path = self._paths.get(name)
         if path is None:
             raise UnknownModel(f"model {name!r} has no path; there is {', '.join(self._paths)}")

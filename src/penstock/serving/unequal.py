@@ -1,15 +1,15 @@
-"""Requests of unequal lengths as one run: padded to the longest, whose padding is not computed.
+"""Batching of requests of unequal lengths: padded to the longest, without computing padding.
 
 An input has a row for each token, [requests, length, ...], and a mask says which rows pad::
 
     ids  [1, 5]  mask [1, 5]        ids  [2, 16]    a b c d e . . . . . . . . . . .
     ids  [1, 9]  mask [1, 9]                        f g h i j k l m n . . . . . . .
 
-The plan leaves out what the mask hides (``compiler.padding``), so that a batch costs what its
-tokens do. Numbers of requests and lengths are rounded up, so that few plans serve all batches. That
-padding changes no answer is proven for the graph of each such plan, and that the graph does not
-depend on lengths in another way is tried out: two requests of different lengths must get together
-what they get alone.
+The plan leaves out masked rows (``compiler.padding``), so that the cost of a batch is that of its
+tokens. Numbers of requests and lengths are rounded up, so that few plans serve all batches. For the
+graph of each such plan it is proven that padding changes no answer. A trial checks that the graph
+does not depend on lengths in another way: two requests of different lengths must have the same
+results together as alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class UnequalRequests:
         self._checked: dict[Hashable, str] = {}  # why batches of some shapes are not run, or ""
 
     def check(self, session: Session, batch: _Feeds) -> None:
-        """Raise ``PenstockError`` unless it is proven that a batch of these shapes gives what its
-        requests give alone."""
+        """Raise ``PenstockError`` unless it is proven that a batch of these shapes has the same
+        results as its requests alone."""
         key = tuple([x.shape for _, x in sorted(batch.items())])
         if key not in self._checked:
             reason = ""

@@ -1,21 +1,21 @@
-"""Compiled sessions that are kept in a folder, and found again by what is in a model's files.
+"""The compile cache: compiled sessions in a folder, found by the contents of a model's files.
 
 ::
 
     2f8a…91.penstock   a session that was saved, named by a checksum of a digest of the model's
                        bytes and all else that its plans depend on, which it has in full
-    77b0…3c.digest     the digest of one file, with what the system said of that file: it is used
-                       again as long as the system says the same
+    77b0…3c.digest     the digest of one file, with the status of that file: it is used
+                       again while the status is the same
 
 With ``compile(cache=...)`` a session is kept when plans are compiled. Without it (``by_default``)
 a session of a model in a file is kept in the user's folder when the session or the process ends, if
-it is small: files are identified by their status (device, inode, size and times), and what cannot
-be kept is left out silently.
+it is small: files are identified by their status (device, inode, size and times), and sessions that
+cannot be kept are skipped silently.
 
-Weights that lie in a model's files as they do in memory are read there again. Files are written
-beside their place and then renamed, so that several processes may share a folder. The time of
-change of a saved session is that of its last use; those not used for longest are removed while all
-have more than ``MOST_BYTES``.
+Weights with the same layout in the model's files as in memory are read from there. Files are
+written beside their place and then renamed, so that several processes may share a folder. The time
+of change of a saved session is that of its last use; those not used for longest are removed while
+all have more than ``MOST_BYTES``.
 """
 
 from __future__ import annotations

@@ -435,7 +435,7 @@ class Executors:
             subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
 
     def _own(self, executor: CompiledExecutor) -> None:
-        """Let what samples the runs of an executor have its plan compiled anew, if runs may."""
+        """Let the sampler of an executor's runs recompile its plan, if runs may compile."""
         # Plans that are tried beside the one in use would hold arenas of their own.
         if not self.compiles or self._plans.memory is not None:
             executor.sampler = None
@@ -491,7 +491,7 @@ class Executors:
         self._plans.replace(old, new)
 
     def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
-        """The plan of an executor compiled anew by what its runs have shown: with loops on frames,
+        """Recompile the plan of an executor by costs that its runs measured: with loops on frames,
         where iterations may overlap, or on tasks. None if neither is expected to be faster."""
         from penstock.compiler.scheduling import long_nodes
 

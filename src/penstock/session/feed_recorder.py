@@ -1,13 +1,13 @@
-"""Copies of what some of the runs of a session are fed, for a hundredth of the processor's time.
+"""Recording of feeds of some of a session's runs, within a hundredth of the processor's time.
 
-A run that is recorded leaves the short way through ``Session.run``, and its feeds are copied::
+A run that is recorded leaves the fast path through ``Session.run``, and its feeds are copied::
 
     run      1   2   3   4   5   6   7  ...  runs
              -   -   x   -   -   -   x        x   and on, until there are a few feeds at least
                      |<--- gap ---->|
 
-The gap is random, and long enough for ``SHARE``, by what the copies before have taken and what the
-process takes for each run. Of more feeds than are kept each has the same chance.
+The gap is random, and long enough for ``SHARE``, by the time of earlier copies and the time of the
+process for each run. If there are more feeds than are kept, each has the same chance.
 """
 
 from __future__ import annotations

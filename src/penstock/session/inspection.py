@@ -209,7 +209,7 @@ class Inspection:
         return format_plan(table, arena_plan, tasks, sequences, about, reason)
 
     def describe(self) -> JsonObject:
-        """The last plan as plain data, for machines: what was asked for and what was effective, its
+        """The last plan as plain data, for machines: the requested and the effective options, its
         memory, the graphs of devices that it is captured into, or why not, and each step with the
         ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
         and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other

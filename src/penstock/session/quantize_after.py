@@ -1,4 +1,4 @@
-"""``Session.quantize_after``: a session that makes its own quantized model, of what it is fed.
+"""``Session.quantize_after``: a session that quantizes its model by recorded feeds.
 
 ::
 
@@ -11,7 +11,7 @@
     ...          either way      the models are exchanged
 
 The search is a process of its own since it needs the interpreter and the caches of the processor,
-which runs would have to share. Whatever goes wrong in it, the session goes on as it is.
+which runs would have to share. If it fails in any way, the session continues unchanged.
 """
 
 from __future__ import annotations

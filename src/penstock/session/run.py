@@ -155,8 +155,8 @@ class Job:
     """A run on a pool; ``future`` gets its outputs by name.
 
     ``prepare(observed)`` is called on the pool, since it may have to compile. A run that is stopped
-    while it is queued ends at once; what is left in the queue does nothing and refers to nothing,
-    since a busy pool may come to it late.
+    while it is queued ends at once; the entry left in the queue does nothing and refers to nothing,
+    since a busy pool may reach it late.
     """
 
     def __init__(

@@ -394,7 +394,7 @@ class BatchedRunner:
         return None
 
     def _compare(self, samples: Sequence[Rows], alone: Sequence[NamedValues]) -> None:
-        """Compare what is computed of samples together with what is of each alone."""
+        """Compare results of samples computed together with those of each alone."""
         feeds = {**samples[0]}
         for name, place in self._batch_axes.items():
             feeds[name] = np.concatenate([sample[name] for sample in samples], place)

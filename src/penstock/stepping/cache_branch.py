@@ -1,7 +1,7 @@
-"""Decoders that have a first step and further ones in one graph, of which an input chooses.
+"""Decoders with a first and a further step in one graph, one of which an input selects.
 
-optimum writes them so: ``use_cache_branch`` is the condition of an If around the whole. A step has
-caches, perhaps of no positions, so that its graph is that of further steps.
+optimum writes this form: ``use_cache_branch`` is the condition of an If around the whole. A step
+has caches, perhaps of no positions, so that the graph of further steps is used.
 """
 
 from __future__ import annotations

@@ -297,8 +297,8 @@ class StepEngine:
     def _victim(
         self, sequence: SequenceState, chosen: Collection[SequenceState]
     ) -> SequenceState | None:
-        """The sequence whose state a step of another one takes: of those that nobody waits for, the
-        one that was stepped longest ago; else the last of lower rank."""
+        """Return the sequence to preempt for another one: the least recently stepped of those that
+        no caller waits for; else the last of lower rank."""
         others = [s for s in self.holding if s is not sequence and s not in chosen and s.has_state]
         # The owner of an idle one may wait for ``sequence``, as a search does for all its beams.
         idle = [s for s in others if s not in self.waiting]

@@ -1,9 +1,9 @@
-"""Frames of a sequence that wait: the inputs of one step each, of a model whose state is of fixed
-size. Those that were computed are not kept.
+"""Waiting frames of a sequence: the inputs of one step each, for a model with a state of fixed
+size. Computed frames are not kept.
 
 ::
 
-    step({"input": [3, 512], "rate": 16000})     3 frames, which share what has no batch axis
+    step({"input": [3, 512], "rate": 16000})     3 frames, which share inputs without a batch axis
     frames   {"input": [1, 512], "rate": 16000}  {"input": [1, 512], ...}  {...}
 """
 
@@ -28,8 +28,8 @@ class InputFrame(NamedTuple):
 
 
 class FrameQueue(RowHistory):
-    """The frames of a sequence. ``axes``: the batch axes of inputs, of those that have one; without
-    any, a feed is one frame. ``each``: whether runs take what has no batch axis from each
+    """The frames of a sequence. ``axes``: the batch axes of those inputs that have one; without
+    any, a feed is one frame. ``each``: whether runs take inputs without a batch axis from each
     sequence, or one value for all."""
 
     together = 1

@@ -6,10 +6,10 @@
     run          a b c c c c c c ... c       64 rows, of which the last ones belong to none
     read         a b c                       outputs of the rows that are asked for
 
-Numbers of rows are rounded to few, for each of which the session has a plan.
+Numbers of rows are rounded to a few, and the session has a plan for each.
 
-Of an encoder-decoder, keys and values of cross attention are written into pages of the same pool
-when a sequence begins, or goes on after its pages were taken. Their positions have no order.
+Keys and values of the cross attention of an encoder-decoder are written into pages of the same pool
+when a sequence begins, or continues after preemption. Their positions have no order.
 """
 
 from __future__ import annotations

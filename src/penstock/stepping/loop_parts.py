@@ -1,11 +1,11 @@
-"""A model in parts: what is computed before, between and behind its loops, and the bodies of these.
+"""A model in parts: the nodes before, between and after its loops, and the bodies of the loops.
 
 ::
 
     x ──> part 0 ──> Loop ──> part 1 ──> y            part 1 also reads values of part 0
                       │
-                    body: state in, number of the iteration, what it reads from outside
-                          ──> whether it goes on, state out, rows
+                    body: state in, number of the iteration, values read from outside
+                          ──> whether to continue, state out, rows
 """
 
 from __future__ import annotations

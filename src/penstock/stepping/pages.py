@@ -1,4 +1,4 @@
-"""Pages of caches: memory for some positions of all layers, shared by sequences that begin alike.
+"""Pages of caches: memory for some positions of all layers, shared by sequences with one prefix.
 
 ::
 
@@ -7,8 +7,8 @@
     prefixes   digest of all rows up to the end of a page -> the page
 
 A full page is not written any more. Its digest is that of its rows and of all before them, so that
-a sequence that begins alike reads the same pages. Pages that no sequence holds are kept for others
-to come, and are given away when there is no other page, those first that were used longest ago.
+a sequence with the same prefix reads the same pages. Pages that no sequence holds are kept for
+later ones, and reused, the least recently used first, when there is no other page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The model of joined steps of a decoder, which the compile cache keeps in place of the decoder.
 
-Its metadata say what its steps take and return, beside what those of the decoder say: a process
+Its metadata have the inputs and outputs of its steps, besides the decoder's own: a process
 that finds the plans of steps reads no model, and runs no pass.
 """
 

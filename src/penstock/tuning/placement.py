@@ -173,7 +173,7 @@ class Placement:
     def for_workers(self, graph: Graph, workers: int) -> dict[Node, Backend]:
         """As ``fastest``; but where branches on ``workers``, each node on one thread, should be
         faster than all nodes one by one on all threads, nodes that were measured so are where that
-        is fastest. With a pool in common and no transfers that is what HEFT comes to."""
+        is fastest. With a common pool and no transfers this is the result of HEFT."""
         placed = self.fastest(graph)
         if workers == 1:
             return placed

@@ -1,6 +1,6 @@
-"""Costs from the runs of users: what they speak for is tried in later runs.
+"""Costs from the runs of users, by which later runs try other schedules.
 
-A plan of which only estimates say that it runs best in one order learns from its runs::
+A plan that runs in one order by estimates alone learns from its runs::
 
     run 1 2 3 4   5             10, 15, 20            21 ...     ... 12 runs          from then on
         timed     on one        each step is          as usual   by turns in order    whichever
@@ -85,8 +85,8 @@ def _nobody() -> None:
 class RunSampler:
     """Runs an executor as a trial says, until that ends. Of concurrent runs one is sampled.
 
-    What runs have measured goes to the ``owner`` of the executor, which compiles the plan anew and
-    uses what comes of it: nothing is compiled here.
+    Measurements go to the ``owner`` of the executor, which recompiles the plan and uses the result:
+    nothing is compiled here.
     """
 
     def __init__(self) -> None:
@@ -158,8 +158,8 @@ class Choice:
 
     ``observed()`` is an executor of the plan with one thread that tells observers of its steps.
     ``may_pay(seconds, profile)`` says whether any schedule of the steps in ``profile`` may take
-    less than ``seconds``. The plan scheduled anew by ``costs``, which learn what runs show, is used
-    if it takes at most ``margin`` of the time of the first.
+    less than ``seconds``. The plan rescheduled by ``costs``, which include measurements of runs, is
+    used if it takes at most ``margin`` of the time of the first.
     """
 
     plan: Plan

@@ -1,9 +1,9 @@
 """Placement where backends have memories of their own, so that values must be transferred.
 
-The graphs of loops and branches are placed innermost first, once for each memory in which what they
-carry may be: in a loop that carries values on a device, an iteration transfers only what it reads
-or computes elsewhere, and the loop itself is then a node on that device with the time of all its
-iterations. Where that pays off is decided with the nodes around it.
+The graphs of loops and branches are placed innermost first, once for each memory that their carried
+values may be in: in a loop that carries values on a device, an iteration transfers only values that
+it reads or computes elsewhere, and the loop itself is then a node on that device with the time of
+all its iterations. Whether that pays off is decided with the nodes around it.
 """
 
 from __future__ import annotations

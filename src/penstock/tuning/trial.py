@@ -1,4 +1,4 @@
-"""Trials: which of several ways to run a plan is fastest, by measuring.
+"""Trials: measurements that find the fastest of several ways to run a plan.
 
 Ahead of the first answer, runs are added, and they are bounded: ``BUDGET`` times a run in all,
 unless ``autotune=True`` asks for more. Later, runs of users are timed, and none is added::
@@ -6,8 +6,8 @@ unless ``autotune=True`` asks for more. Later, runs of users are timed, and none
     run   1 ... 32     33 ... 38         39 ... 102    103 ... 108       ...
           as usual     both, by turns    as usual      both, by turns
 
-A choice is never for good: what was measured in one process, beside others, may be wrong. So the
-executor that lost is tried again, ever more seldom, as ``ThreadTuner`` does it for threads.
+A choice is never final: measurements in one process, beside others, may be wrong. So the
+slower executor is tried again, at growing intervals, as ``ThreadTuner`` does for threads.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def profile_runs(
 
 def profile_in_turn(observed: Executor, executor: Executor, values: Inputs, runs: int) -> Profile:
     """A profile of ``runs`` runs of ``observed``, and in turn with them of as many of ``executor``,
-    the same without observers, so that what slows the machine down slows down both, but for single
-    runs and steps that were interrupted (``undisturbed``). What observing adds is in it until it
-    is settled (``Profile.settle``)."""
+    the same without observers, so that other load on the machine slows down both, except for single
+    runs and steps that were interrupted (``undisturbed``). It includes the overhead of observing
+    until it is settled (``Profile.settle``)."""
     from penstock.observers.profile import Profile
 
     watched: list[Profile] = []

@@ -4,7 +4,7 @@ Two placements are tried, and the better one is taken: that of HEFT, where each 
 of its own (``algorithms.heft``), and a pipeline of consecutive nodes
 (``algorithms.pipeline_cuts``). Which is better is decided by a simulation (``simulated``)::
 
-    load of a worker      its nodes, and what it takes to send and receive values
+    load of a worker      its nodes, and the time to send and receive values
     throughput            runs per second of many in flight: 1 / the largest load
     latency               the makespan of one run, from the feeds to the outputs
 
