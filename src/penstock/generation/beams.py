@@ -147,8 +147,7 @@ class BeamSearch:
             assert beam.sampler is not None
             mask = None if beam.grammar is None else beam.grammar.mask()
             text = [*self.prompt, *beam.tokens]
-            # A token forbidden in one beam must not make its others likelier than those of other
-            # beams.
+            # A token forbidden in one beam must not favour the other tokens of that beam.
             logs = numbers - np.float32(log_sum_exp(numbers))
             adjusted = beam.sampler.adjusted(logs, text, len(beam.choices), mask)
             for token in largest_first(adjusted, min(count, adjusted.size)):

@@ -108,8 +108,7 @@ class CostModel:
         return Cost(guess, CostSource.GUESSED)
 
     def knowing(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
-        """Return the backends of ``among`` with a measurement of the operation of ``node``, of any
-        size."""
+        """Return the backends of ``among`` with a measurement of the operation, of any size."""
         if self._own:
             return among
         measured, operation = self._table.measured, node.op.full_name

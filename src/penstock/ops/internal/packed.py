@@ -62,8 +62,7 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows that each row of a head sees, by the biases of one attention, of four
-    dims."""
+    """Return the rows that each row of a head sees, by four-dim biases of one attention."""
     seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
     for bias in biases:
         # The negation lets NaN count as seen: it spoils the scores of the row that sees it.

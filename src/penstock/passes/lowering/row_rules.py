@@ -140,8 +140,7 @@ def repeats(value: Value | None, batch: int) -> bool:
 
 
 def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
-    """Return the axes of a ``value`` that is combined with rows along ``axes``; None to share
-    it."""
+    """Return the axes of a ``value`` combined with rows along ``axes``; None to share it."""
     own: list[Axis] = []
     for size, axis in zip(reversed(static_dims(value)), reversed(axes), strict=False):
         own.insert(0, features(size) if size == 1 or are_features([axis]) else axis)

@@ -35,8 +35,7 @@ class RecomposeExperts(Pass):
 
 
 class _Chosen(NamedTuple):
-    """Result of a Gather along axis 0 of ``matrices``, perhaps ``transposed``, at indices of shape
-    ``lead``."""
+    """Gather along axis 0 of ``matrices``, perhaps ``transposed``, at indices of dims ``lead``."""
 
     matrices: Value
     indices: Value
