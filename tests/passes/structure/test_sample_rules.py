@@ -38,11 +38,18 @@ FORMS = {
     "shapes": "s = Shape <start = -1> (x) n = Size (x) p = Mul (s, n) f = Cast <to = 1> (p) y = Mul (x, f)",
     "images": "y = Conv <pads = [1, 1]> (x, kernel)",
     "pools": "y = MaxPool <kernel_shape = [2]> (x)",
-    "normalized": "y = LayerNormalization <axis = 2> (x, v)",
+    "normalized": "y = LayerNormalization <axis = 2> (x, v5)",
     "sequences": "y, h = GRU <hidden_size = 2> (x, gw, gr, , , state)",
     "letters": "y = Einsum <equation = 'bij,j->bi'> (x, v)".replace("'", '"'),
 }  # fmt: skip
-ARRAYS = {"table": (1, 2, 5), "kernel": (2, 4, 3), "gw": (1, 6, 5), "gr": (1, 6, 2), "v4": (4,)}
+ARRAYS = {
+    "table": (1, 2, 5),
+    "kernel": (2, 4, 3),
+    "gw": (1, 6, 5),
+    "gr": (1, 6, 2),
+    "v4": (4,),
+    "v5": (5,),
+}
 INPUTS = {"x": (1, 4, 5), "v": (5,), "state": (1, 4, 2)}
 
 

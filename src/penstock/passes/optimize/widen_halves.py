@@ -14,6 +14,7 @@ Between widened nodes no value is rounded, except for operations whose results j
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
@@ -21,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.core.records import replace
+from penstock.core.records import cached_property, replace
 from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
+from penstock.passes.rewrite import names_of, new_name
 
 _OF_TYPES = frozenset({"Shape", "Size"})
 """operations that read no element of their input"""
@@ -42,7 +44,7 @@ class WidenHalves(Pass):
     they move is computed in float32 and no output of the graph."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        walk = _Widening(context.weights.widened)
+        walk = _Widening(graph, context.weights.widened)
         return walk.run(graph, walk.outermost)
 
 
@@ -52,14 +54,19 @@ class _Widening:
     several graphs; ``home`` has the nodes so far of the graph that the value belongs to.
     ``declared`` are values that the model itself rounds, by a Cast from float32."""
 
-    def __init__(self, constants: dict[Value, Value]) -> None:
-        self.constants = constants
+    def __init__(self, whole: Graph, constants: dict[Value, Value]) -> None:
+        self.whole, self.constants = whole, constants
         self.inside: dict[Value, Value] = {}
         self.loaded: dict[Value, Value] = {}
         # An input that is not fed belongs to the outermost graph.
         self.outermost: list[Node] = []
         self.home: dict[Value | None, list[Node]] = {}
         self.declared: set[Value] = set()
+
+    @cached_property
+    def taken(self) -> Counter[str]:
+        """The names of values: a model of widened nodes may be compiled once more."""
+        return names_of(self.whole)
 
     def run(self, graph: Graph, nodes: list[Node]) -> bool:
         """Widen nodes of ``graph``, which become ``nodes``; return whether any changed."""
@@ -137,7 +144,8 @@ class _Widening:
             return self.inside[value]
         if value not in self.loaded:
             name = f"{value.name}/{'rounded' if value in self.inside else 'float32'}"
-            wide = self.loaded[value] = Value(name, _in_float32(value))
+            wide = Value(new_name(name, self.taken), _in_float32(value))
+            self.loaded[value] = wide
             node = Node(_CAST, [value], [wide], _TO_FLOAT32, name=wide.name)
             self.home.get(value, self.outermost).append(node)
         return self.loaded[value]
@@ -147,7 +155,8 @@ class _Widening:
         casts = []
         for i, value in enumerate(node.outputs):
             if value is not None and _is_half(value):
-                wide = Value(f"{value.name}/float32", _in_float32(value), node)
+                name = new_name(f"{value.name}/float32", self.taken)
+                wide = Value(name, _in_float32(value), node)
                 node.outputs[i] = self.inside[value] = wide
                 to = {"to": element_number(str(value.dtype))}
                 casts.append(node.derived([wide], [value], to, op=_CAST, name=value.name))
