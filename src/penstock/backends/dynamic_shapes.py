@@ -301,7 +301,12 @@ def plausible(node: Node) -> Node:
 def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
     """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
     guess = plausible(node)
-    return [_late_estimate(b, guess) if guess is not node else b.seconds(node) for b in backends]
+    if guess is not node:
+        return [_late_estimate(backend, guess) for backend in backends]
+    seconds = []
+    for backend in backends:  # mostly one
+        seconds.append(backend.seconds(node))  # noqa: PERF401
+    return seconds
 
 
 def _late_estimate(backend: Backend, node: Node) -> float:

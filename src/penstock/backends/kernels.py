@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from penstock.backends.base import Backend, stack_kernel
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass
@@ -13,14 +15,17 @@ from penstock.ir.op import Attrs
 from penstock.ops.internal.transfer import STACK
 
 
+_TYPE, _IS_CONSTANT = attrgetter("type"), attrgetter("is_constant")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
     """The kernel of a node with these attributes, whose inputs and outputs have these types and
     constants; None if the backend has none, and ``error`` if it raised."""
 
     attrs: Attrs
-    types: list[Type | None]
-    constants: list[Value | None]
+    types: list[Type]
+    constants: list[Value]
     kernel: Kernel | None
     error: Exception | None
 
@@ -63,8 +68,9 @@ class KernelTable:
         key = (backend.name, node)
         answer = self._answers.get(key)
         attrs, inputs = node.attrs, node.inputs
-        types = [None if v is None else v.type for v in (*inputs, *node.outputs)]
-        constants = [v if v is not None and v.is_constant else None for v in inputs]
+        # A node is asked about several times: no code of Python runs for each of its values.
+        types = [*map(_TYPE, filter(None, (*inputs, *node.outputs)))]
+        constants = [*filter(_IS_CONSTANT, filter(None, inputs))]
         # Values are compared by identity.
         same = answer and types == answer.types and constants == answer.constants
         if answer is None or not same or attrs is not answer.attrs:
@@ -74,7 +80,7 @@ class KernelTable:
                 if node.op is STACK:
                     kernel = stack_kernel(node, backend)
                 else:
-                    kernel = backend.kernel(node, types[: len(inputs)])
+                    kernel = backend.kernel(node, [v and v.type for v in inputs])
                 kernel = checked_kernel(node, kernel, backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table

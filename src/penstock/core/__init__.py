@@ -16,8 +16,9 @@ def capability(owner: object, protocol: type[C]) -> C | None:
     methods and properties that the body of ``protocol`` declares, and none of them is None; else
     None. Asked while a session is compiled, never during a run."""
     members: tuple[str, ...] = _members(protocol)  # type: ignore[arg-type]
-    if any(getattr(owner, name, None) is None for name in members):
-        return None
+    for name in members:  # a loop: this is asked for each backend, and often
+        if getattr(owner, name, None) is None:
+            return None
     return owner  # type: ignore[return-value]
 
 

@@ -47,10 +47,12 @@ else:
         cls = record.__class__
         if not hasattr(cls, "__record_fields__"):
             raise TypeError(f"{cls.__name__} is not a data class")
-        for name, f in cls.__record_fields__.items():
-            if not f.init and name in changes:
+        names, others = cls.__record_arguments__
+        for name in others:
+            if name in changes:
                 raise TypeError(f"{name} of {cls.__name__} has init=False and cannot be replaced")
-            if f.init and name not in changes:
+        for name in names:
+            if name not in changes:
                 changes[name] = getattr(record, name)
         return cls(**changes)
 
@@ -189,6 +191,10 @@ def _defined(
         "__init__": _late_init(cls, specs, frozen),
         "__match_args__": tuple([f.name for f in specs if f.init and not f.kw_only]),
         "__record_fields__": every,
+        "__record_arguments__": (
+            tuple([f.name for f in specs if f.init]),
+            tuple([f.name for f in specs if not f.init]),
+        ),
         "__signature__": _LateSignature(),
     }
     if repr:

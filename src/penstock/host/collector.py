@@ -57,12 +57,19 @@ _MOST_YOUNG = 1 << 20
 _TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
 
+_KNOWN: dict[type, object] = dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False)
+"""Python's types, and classes of the package that were met, which live as long"""
+
+
 class _Types(dict[type, object]):
     """Whether objects of a type are untracked (True), walked (False) or left alone (...)."""
 
     def __missing__(self, type_: type) -> object:
         # An instance of a class of Python's looks whether it is tracked, whatever its bases do.
-        self[type_] = str(type_.__module__).startswith(_OWN) or ...
+        is_own = str(type_.__module__).startswith(_OWN)
+        self[type_] = is_own or ...
+        if is_own:
+            _KNOWN[type_] = True
         return self[type_]
 
 
@@ -71,6 +78,6 @@ def untrack(root: object) -> None:
     the compiled module. The collector must be paused: else a collection may have made them old."""
     native = library() if _TESTED else None
     if native is not None and gc.get_count()[0] < _MOST_YOUNG:
-        types = _Types(dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False))
+        types = _Types(_KNOWN)
         types[native.functions.Call] = types[native.functions.Sequence] = None  # never tracked
         native.functions.untrack(root, types, gc)

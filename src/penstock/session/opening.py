@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.backends.dynamic_shapes import SpecializingBackend
@@ -174,7 +175,8 @@ def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
 
 def _own_stores(graphs: dict[str, Graph], own: dict[Store, Store]) -> dict[str, Graph]:
     """The graphs by name, with variables of their own."""
-    if not any("store" in node.attrs for graph in graphs.values() for node in graph.walk()):
+    nodes = chain.from_iterable([graph.walk() for graph in graphs.values()])
+    if True not in ["store" in node.attrs for node in nodes]:
         return graphs
     from penstock.ops.tensorflow.state import own_stores
 

@@ -112,6 +112,8 @@ class CostModel:
         if self._own:
             return among
         measured, operation = self._table.measured, node.op.full_name
+        if not measured:  # as where nobody has asked to measure
+            return ()
         return [backend for backend in among if (backend.name, operation) in measured]
 
     def transfer(self, source: str, target: str, nbytes: int) -> float:

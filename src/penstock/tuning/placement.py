@@ -140,7 +140,14 @@ class Placement:
 
     def _fusing(self, node: Node) -> Sequence[Backend]:
         """The backends that may have a kernel for a fused node."""
-        return [b for b in self.backends if b.fuses and {*wanted(node, self.overrides)} <= {b.name}]
+        if not self.overrides:
+            return self._fusers
+        names = {*wanted(node, self.overrides)}
+        return [backend for backend in self._fusers if names <= {backend.name}]
+
+    @cached_property
+    def _fusers(self) -> Sequence[Backend]:
+        return [backend for backend in self.backends if backend.fuses]
 
     def _seconds(self, node: Node) -> float:
         backend, allowed = self._fastest(node), self._allowed(node)
@@ -244,8 +251,11 @@ class Placement:
         self, node: Node, among: Sequence[Backend]
     ) -> tuple[Sequence[Backend], Sequence[Backend]]:
         """Backends whose estimates are compared, and those that come behind one of these anyway."""
-        names = [own.outruns(node) for backend, own in self._outrunning if backend in among]
-        if not any(names) or plausible(node) is not node:
+        names = []
+        for backend, own in self._outrunning:
+            if backend in among and (name := own.outruns(node)):
+                names.append(name)
+        if not names or plausible(node) is not node:
             return among, ()
         leading: list[Backend] = []
         behind: list[Backend] = []

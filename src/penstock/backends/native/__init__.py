@@ -128,7 +128,6 @@ class Family:
 REGISTERED: dict[str, dict[str, Any]] = {}
 """fields of families that the modules register that were imported, by full names of operations. Two
 threads may import files that register forms of the same one: dicts are changed by one call each."""
-_COMPLETE: dict[str, Family] = {}  # of which all files are imported
 
 
 str_ = cache(str)
@@ -140,9 +139,12 @@ def part_ns(work: Workload) -> float:
     return part_seconds(RATES, work) * 1e9
 
 
+_OF_ROWS = RATES[""]
+
+
 def rows_ns(additions: float, rows: float = 0) -> float:
     """The nanoseconds of a part of a call with these numbers of additions and of rows."""
-    return part_ns(Workload(elements=additions, items=rows))
+    return (rows * _OF_ROWS.item_s + additions * _OF_ROWS.element_s) * 1e9
 
 
 def blocks_of_rows(rows: int, panels: int, most: int, flops: float) -> int:
@@ -236,9 +238,8 @@ def family_of(node: Node) -> Family | None:
     """The family of a node's operation, and of a fused node by what it begins with; None if there
     are no kernels."""
     if node.op is not FUSED:
-        name = node.op.full_name
-        return _COMPLETE.get(name) or _family(name)
-    nodes = parts(node)
+        return _family(node.op.full_name)
+    nodes = node.attrs["region"].nodes
     first = nodes[0].op.full_name
     # Products of codes begin with it, and elementwise chains may, too.
     if first == "DequantizeLinear" and COMPUTING.isdisjoint([n.op.full_name for n in nodes]):
@@ -246,17 +247,14 @@ def family_of(node: Node) -> Family | None:
     return _family(fused_with(first)) or _family(FUSED.full_name)
 
 
+@cache
 def _family(name: str) -> Family | None:
     # `REGISTERED` does not do: the file of another operation may have registered one form of this
     # one, and a second file the other.
-    complete = _COMPLETE.get(name)
-    if complete is None:
-        for module in _index().get(name, ()):
-            # Only now: a model needs few of the families, and each import delays its first run.
-            import_module(f"{__name__}.{module}")
-        if name in REGISTERED:
-            complete = _COMPLETE[name] = Family(**{"work": below_numpy, **REGISTERED[name]})
-    return complete
+    for module in _index().get(name, ()):
+        # Only now: a model needs few of the families, and each import delays its first run.
+        import_module(f"{__name__}.{module}")
+    return Family(**{"work": below_numpy, **REGISTERED[name]}) if name in REGISTERED else None
 
 
 @cache

@@ -87,6 +87,8 @@ class NativeBackend(SpecializingBackend):
                 "PENSTOCK_NATIVE=off turns them off"
             )
         self.library, self._precision, self.reproducible = loaded, precision, reproducible
+        self.narrow = precision == "bf16" and bool(loaded.functions.multiplies_bfloat16)
+        """whether operands of products are rounded to bfloat16"""
 
     def work(self, node: Node) -> Workload | None:
         rounded = "region" in node.attrs and rounds_operand(node)
@@ -109,11 +111,6 @@ class NativeBackend(SpecializingBackend):
         return "" if node.op.elementwise or is_double else "numpy"
 
     @property
-    def narrow(self) -> bool:
-        """Whether operands of products are rounded to bfloat16."""
-        return self._precision == "bf16" and bool(self.library.functions.multiplies_bfloat16)
-
-    @property
     def _rounds_for_models(self) -> bool:
         """Whether kernels may round what a model itself rounds. They take it for 0 where it is
         subnormal, and sum in an order of their own."""
@@ -123,8 +120,10 @@ class NativeBackend(SpecializingBackend):
 
     def _rounds(self, node: Node) -> bool:
         """Whether operands of a node are rounded, if it is a product of a kind that can be."""
+        if not self.narrow:
+            return False
         first = parts(node)[0]
-        x = first.inputs[0].type if self.narrow and first.inputs and first.inputs[0] else None
+        x = first.inputs[0].type if first.inputs and first.inputs[0] else None
         if not isinstance(x, TensorType) or not x.static:
             return False
         return flops(first) >= max(WORTH_ROUNDING, 2 * _LEAST_USES * x.elements)

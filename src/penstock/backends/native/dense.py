@@ -90,7 +90,7 @@ def dense_call(site: Site) -> NativeCall | None:
     program_ns, count = 0.0, len(parts(site.node))
     if layer.first < count:
         try:
-            program = program_behind(site, layer.first, site.output().dims[-1])
+            program = program_behind(site, layer.first)(site.output().dims[-1], None)
         except UnsupportedError:
             return None
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements

@@ -8,8 +8,7 @@ and rounded where a value of the chain has that type: with ``precision="strict"`
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from itertools import repeat
@@ -139,14 +138,23 @@ def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
 
 
 def program_behind(
-    site: Site, first: int, row: int, strides: Sequence[tuple[int, ...] | None] | None = None
-) -> NativeCall:
-    """The call of the parts of a fused node from ``first`` on, in place on its result, which has
-    what the part before computes, in rows of ``row`` elements that are adjacent in memory; of
-    tensors with these ``strides``. Raises ``UnsupportedError`` if there is none. Input 0 of the
-    program and its output are left out. An item is a part of a row."""
+    site: Site, first: int
+) -> Callable[[int, Sequence[tuple[int, ...] | None] | None], NativeCall]:
+    """The parts of a fused node from ``first`` on, in place on its result, which has what the part
+    before computes: a function that returns their call, given the elements of a row, which are
+    adjacent in memory, and the strides of tensors. Both raise ``UnsupportedError`` if there is
+    none. Input 0 of the program and its output are left out. An item is a part of a row."""
     output, program = site.output(), _Program(site)
-    result = program.finished(program.result(first), output)
+    return partial(_call_behind, program, program.finished(program.result(first), output), output)
+
+
+def _call_behind(
+    program: _Program,
+    result: Term,
+    output: TensorType,
+    row: int,
+    strides: Sequence[tuple[int, ...] | None] | None = None,
+) -> NativeCall:
     call = program.call(result, output, strides, row=row)
     # Kernels put the address of their own result into both, whenever a part of it is ready.
     words = list(call.words)
@@ -614,7 +622,10 @@ def _can_fail(order: Iterable[Term]) -> bool:
 def _join_products(order: Iterable[Term]) -> bool:
     """Let sums read the factors of a product that nothing else reads: one pass over a tile less.
     Returns whether there are any."""
-    uses, joined = Counter([x for value in order for x in value.arguments]), False
+    uses, joined = dict[Term, int](), False
+    for value in order:
+        for argument in value.arguments:
+            uses[argument] = uses.get(argument, 0) + 1
     for value in order:
         for i, product in enumerate(value.arguments if value.operation == "add_f4" else ()):
             if product.operation == "mul_f4" and uses[product] == 1:

@@ -141,6 +141,11 @@ class SeenAxis(NamedTuple):
     stride: int
     taps: tuple[tuple[int, ...], ...]
     seen: tuple[tuple[int, ...], ...]
+    most_taps: int
+    reach: int
+    """elements from the first to the last one that a position sees"""
+    positions: int
+    """those of the largest phase"""
 
     @property
     def words(self) -> np.ndarray:
@@ -153,20 +158,6 @@ class SeenAxis(NamedTuple):
     def adjacent(self) -> bool:
         """Whether the taps of each phase see elements next to one another."""
         return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
-
-    @property
-    def most_taps(self) -> int:
-        return max(map(len, self.taps))
-
-    @property
-    def reach(self) -> int:
-        """Elements from the first to the last one that a position sees."""
-        return max([phase[-1] - phase[0] + 1 for phase in self.seen])
-
-    @property
-    def positions(self) -> int:
-        """The number of positions of the largest phase."""
-        return -(-self.results // len(self.taps))
 
     @property
     def inside(self) -> bool:
@@ -189,13 +180,22 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
     # result can be a phase of its own.
     axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
     phases = [zip(*[_of_phase(a, p) for p in range(a.stride)], strict=True) for a in axes]
-    return [SeenAxis(a.count, a.size, 1, *of) for a, of in zip(axes, phases, strict=True)]
+    return [_axis_of_phases(a, *of) for a, of in zip(axes, phases, strict=True)]
 
 
 def _axis_of_conv(axis: Window) -> SeenAxis:
     taps, step = tuple(range(axis.kernel)), axis.dilation
     seen = tuple(range(-axis.begin, axis.kernel * step - axis.begin, step))
-    return SeenAxis(axis.size, axis.count, axis.stride, (taps,), (seen,))
+    size, count, reach = axis.size, axis.count, (axis.kernel - 1) * step + 1
+    return SeenAxis(size, count, axis.stride, (taps,), (seen,), axis.kernel, reach, count)
+
+
+def _axis_of_phases(
+    axis: Window, taps: tuple[tuple[int, ...], ...], seen: tuple[tuple[int, ...], ...]
+) -> SeenAxis:
+    reach = max([phase[-1] - phase[0] + 1 for phase in seen])
+    sizes = max(map(len, taps)), reach, -(-axis.size // len(taps))
+    return SeenAxis(axis.count, axis.size, 1, taps, seen, *sizes)
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -207,7 +207,7 @@ def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...
     return tuple(taps) or _PADDING, tuple(seen) or (_OUTSIDE,)
 
 
-_POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),))
+_POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),), 1, 1, 1)
 
 
 @family(fused_with("Conv"), work=image_workload)
@@ -602,6 +602,8 @@ def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, fil
 
 def _merged(groups: int, filters: int) -> int:
     """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
+    if groups == 1:
+        return 1
     most = max(GRAIN // 2 // filters, 1)
     return groups // max(m for m in range(1, most + 1) if groups % m == 0)
 
@@ -718,6 +720,8 @@ def of_any_strides(
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
+    # One cell of the closure, as Python's collector walks each.
+    programs = first is not None, program_behind(site, first) if first else None
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
@@ -733,22 +737,23 @@ def of_any_strides(
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call, NO_PROGRAM
+        takes_program, behind = programs
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
         ns = chosen.item_ns
         rows = 0
-        if first:
+        if behind is not None:
             last = steps_of(output, packed_strides(output, 1, order), turned)
             # Of filters, or of the positions of a filter.
             rows = 1 if steps[-1] is not None and steps[-1].tolist() == last.tolist() else 2
             if rows == 2 and strides[len(site.node.inputs)] is not None:
                 raise UnsupportedError
             row = output[1] if rows == 1 else math.prod(output[2:])
-            behind = program_behind(site, first, row, strides)
-            program = behind.words
-            ns += behind.item_ns * behind.items / chosen.items
+            added = behind(row, strides)
+            program = added.words
+            ns += added.item_ns * added.items / chosen.items
         words = (*chosen.words[: -len(images)], *steps)
-        words = words if first is None else (*words, rows, *program)
+        words = (*words, rows, *program) if takes_program else words
         return replace(chosen, words=words, item_ns=ns)
 
     # A program reads tensors of its own, or there is none.

@@ -333,16 +333,23 @@ class _CallBinder(Binder):
         # Others are arguments of each call, which looks at them, and copies inputs that it cannot
         # read.
         fixed = list(map(_is_dense, arrays))
-        given = map(_strides, arrays, self.site.tensors, fixed) if False in fixed else ()
-        if native.restrided is not None and any(strides := list(given)):
+        strides: list[tuple[int, ...] | None] = [None] * len(arrays)
+        if native.restrided is not None:
+            for i, is_fixed in enumerate(fixed):
+                strides[i] = None if is_fixed else _strides(arrays[i], self.site.tensors[i])
+        if any(strides):
             try:
+                assert native.restrided is not None
                 native = native.restrided(strides)
                 late = [(i, x) for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)]
                 orders = {i: _order_word(x.order) for i, x in late}
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
             # Code with strides as arguments needs no more than whole elements at aligned addresses.
-            fixed = list(map(_is_aligned, arrays))
+            fixed = [
+                is_fixed or (own is not None and x.__class__ is not RuntimeArray)
+                for is_fixed, own, x in zip(fixed, strides, arrays, strict=True)
+            ]
         else:
             native = self.plain()
         read = _read(native)
@@ -431,13 +438,13 @@ def _order_word(order: Sequence[int] | None) -> int:
     return sum([len(order) << 60, *[dim << 4 * k for k, dim in enumerate(order)]])
 
 
-def _strides(x: Any, type_: TensorType | None, dense: bool) -> tuple[int, ...] | None:
-    """The strides of an array in elements, also those expected of one that is given during the run;
-    None if it is ``dense``, or must be copied before it is read."""
+def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
+    """The strides in elements of an array that is not dense, also those expected of one that is
+    given during the run; None if it must be copied before it is read."""
     if isinstance(x, RuntimeArray):
         size = 0 if type_ is None or type_.dtype is None else type_.dtype.itemsize
         return tuple([stride // size for stride in x.strides]) if size and x.strides else None
-    if dense or not _is_aligned(x):
+    if not _is_aligned(x):
         return None
     size = x.itemsize
     return tuple([stride // size for stride in x.strides])

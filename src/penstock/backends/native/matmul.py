@@ -20,6 +20,8 @@ from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload
 
 _DTYPES = ("float32", "float64", "int32", "int64")
+_FACTORS = ("Div", "Mul")
+"""what a product may have behind it in a fused node"""
 _SMALLEST = 1e-6  # factors of operands that leave numbers far from what rounds to 0 or infinity
 _UNIT, _STRIP, _MOST_ROWS = 64, 256, 256  # bytes of a line and of a strip, rows of an item
 
@@ -128,7 +130,7 @@ def _alpha(site: Site) -> float | None:
     if not others:
         return float(site.attr("alpha", 1.0))
     scale, result, factor = others[0], product.outputs[0], site.constant(2)
-    if len(others) > 1 or product.op.name != "MatMul" or scale.op.name not in ("Div", "Mul"):
+    if len(others) > 1 or product.op.name != "MatMul" or scale.op.name not in _FACTORS:
         return None
     # A number divided by a product is no factor, and one of higher rank changes the shape.
     if scale.op.name == "Div" and scale.inputs[0] is not result:
@@ -277,7 +279,9 @@ def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> n
 def product_workload(fused: Node) -> Workload | None:
     """The work of a product, also of one that a fused node begins with; None where there is no
     kernel."""
-    node = parts(fused)[0]
+    node, *others = parts(fused)
+    if others and others[0].op.name not in _FACTORS:
+        return None
     a, b = [None if v is None else v.type for v in node.inputs[:2]]
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return None

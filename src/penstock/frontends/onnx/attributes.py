@@ -273,8 +273,8 @@ class OnnxNode(NamedTuple):
 
     @property
     def name(self) -> str:
-        own = self.proto.name
-        own = decode_text(own) if own else f"{self.proto.op_type}_{self.number}"
+        own = self.proto.name or f"{self.proto.op_type}_{self.number}"
+        own = own if own.__class__ is str else decode_text(own)
         return short_name(self.context.prefix + own) if self.context.prefix else own
 
     @property

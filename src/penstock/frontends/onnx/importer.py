@@ -25,7 +25,7 @@ import numpy as np
 from penstock.analysis.schemas import newest_opset, value_faults
 from penstock.analysis.type_constraints import check_types
 from penstock.core.checkpoints import checkpoint, with_checkpoints
-from penstock.core.errors import InvalidModel, shortened
+from penstock.core.errors import MAX_NAME, InvalidModel, shortened
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import replace
 from penstock.core.types import ANY, TensorType, Type
@@ -267,6 +267,8 @@ class _Importer:
 
             self.scopes |= module_scopes(nodes)
         names = context.scope.names
+        # Names of the outermost graph stay as they are; of those in bytes ``name`` reports.
+        as_they_are = not context.prefix and not context.scope.parent
         declared: list[OnnxNode] = []
         functions = self.functions.table
         for index, proto in enumerate(with_checkpoints(nodes)):
@@ -277,7 +279,8 @@ class _Importer:
                     # Once: a name that is made again is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
-                        value = Value(self.name(name, context))
+                        plain = as_they_are and name.__class__ is str
+                        value = Value(name if plain else self.name(name, context))
                     # A name that is made twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)
@@ -307,7 +310,7 @@ class _Importer:
         """Import one node; the body to go on with, if it is a call of a function."""
         proto, _, outputs, context = node
         name = node.name
-        origin = f"{shortened(name)} in {context.where}"
+        origin = f"{name if len(name) <= MAX_NAME else shortened(name)} in {context.where}"
         names, scope = context.scope.names, context.scope
         # ONNX writes an empty name for an input that is left out.
         inputs = [(names[i] if i in names else scope.find(i)) if i else None for i in proto.input]

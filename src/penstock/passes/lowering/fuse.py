@@ -31,6 +31,9 @@ from penstock.passes.rewrite import Substitution
 _INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
 """products and convolutions whose integer results must be cast before anything else"""
 
+_LIGHT = frozenset({"begins", "links"})
+"""traits of operations that are not elementwise, with which a light chain may begin"""
+
 _MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
 
@@ -83,7 +86,14 @@ class _ChainSearch:
     join: Callable[[Sequence[Node]], Node] = fused
 
     def run(self, heavy: bool) -> None:
-        starts = list(filter(_is_heavy if heavy else _begins_light, self.nodes))
+        # Of each node its traits are enough, but for products that round their operands.
+        if heavy:
+            starts = [n for n in self.nodes if "heavy" in n.op.traits or "region" in n.attrs]
+            starts = list(filter(_is_heavy, starts))
+        else:
+            starts = [
+                n for n in self.nodes if n.op.elementwise or not _LIGHT.isdisjoint(n.op.traits)
+            ]
         self.inside = set(self.nodes) if starts else set()
         for node in with_checkpoints(starts):
             if self._is_free(node):
@@ -138,9 +148,10 @@ class _ChainSearch:
             reader = readers[0] if len(readers) == 1 else None
             if reader not in self.inside or not reader or not self._is_free(reader):
                 break
-            if not _may_follow(chain, reader):
+            if not _may_follow(chain, is_heavy, reader):
                 break
-            if not is_heavy and _grows(output, reader.outputs[0]):
+            # No kernel of a product or convolution has a result of other dims than its sums.
+            if _grows(output, reader.outputs[0], 0 if is_heavy else _MOST_REPEATED):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
                 break
@@ -191,13 +202,13 @@ class _ChainSearch:
         return best, low
 
 
-def _grows(value: Value | None, result: Value | None) -> bool:
+def _grows(value: Value | None, result: Value | None, most: int = _MOST_REPEATED) -> bool:
     """Whether ``value`` is broadcast to more elements than it pays to compute it for, instead of in
-    a step of its own."""
+    a step of its own: more than its own and than ``most``."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
         return False
-    return _exceed(result, max(type_.elements, _MOST_REPEATED))
+    return _exceed(result, max(type_.elements, most))
 
 
 def _exceed(value: Value | None, elements: int) -> bool:
@@ -217,15 +228,11 @@ def _is_heavy(node: Node) -> bool:
     return "heavy" in node.op.traits or ("region" in node.attrs and rounds_operand(node))
 
 
-def _begins_light(node: Node) -> bool:
-    return node.op.elementwise or "links" in node.op.traits or "begins" in node.op.traits
-
-
-def _may_follow(chain: Sequence[Node], node: Node) -> bool:
+def _may_follow(chain: Sequence[Node], is_heavy: bool, node: Node) -> bool:
     if chain[-1].op.name in _INTEGERS:
         return node.op.name == "Cast"
     # Conversions to codes stay apart from products and convolutions of real numbers.
-    return _links(node) and not (_is_heavy(chain[0]) and "links" in node.op.traits)
+    return _links(node) and not (is_heavy and "links" in node.op.traits)
 
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
