@@ -73,6 +73,8 @@ class Subgraph:
     """inputs that are masks (``compiler.padding``); None if that is not known yet"""
     least_mask = LEAST_MASK
     """elements of a mask, with fewer of which all rows are computed; 0: not if any of them pads"""
+    first: tuple[Any, ...] | None = None
+    """the first shapes that it was run with, beside those of saved plans"""
     retired = False
     """whether its session runs another model in its place: no plan of it is kept any more"""
 
@@ -123,7 +125,7 @@ class Subgraph:
         """The shapes that it was run with, beside those of saved plans."""
         from penstock.compiler.varying_shapes import VaryingShapes
 
-        return VaryingShapes(self.types)
+        return VaryingShapes(self.types, self.first)
 
     @cached_property
     def needs_dims(self) -> bool:

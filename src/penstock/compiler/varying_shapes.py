@@ -124,14 +124,15 @@ class VaryingShapes:
     """The shapes that a subgraph was run with. There is no lock: what several threads change at the
     same time are lists and dicts, by one call each, and an entry that is lost matters little."""
 
-    def __init__(self, types: Sequence[Type]) -> None:
+    def __init__(self, types: Sequence[Type], first: Shapes | None = None) -> None:
         self._types = types
         self.fixed = False
         """whether all plans must be for exact shapes"""
         self.expects = True
         """whether plans with open dims may take dims for known"""
-        self._met: list[_Met] = []
-        self._misses = self._hits = 0  # misses, and hits before them, since the last open plan
+        self._met: list[_Met] = [] if first is None else [_Met(first, {}, 0)]
+        # Misses, and hits before them, since the last open plan.
+        self._misses, self._hits = len(self._met), 0
         self._open: list[OpenShapes] = []
         self._uses: dict[Shapes, int] = {}
 

@@ -150,7 +150,12 @@ def _imported(
     source: Any, head: bytes, limits: Limits, map_weights: bool, signature: str | None
 ) -> Model:
     """The model, which no session has saved. ``head``: its first bytes, of a folder none."""
-    # Imported here: a saved session, which opens in a few milliseconds, needs none of it.
+    is_path = isinstance(source, str)
+    if is_path and source.endswith(".onnx") and _begins_as_onnx(head):
+        from penstock.frontends.onnx.importer import load_onnx
+
+        return load_onnx(source, limits, map_weights)
+    # Imported here: ONNX files and saved sessions, which open in a few milliseconds, need none of it.
     from penstock.frontends.common.other_formats import (
         last_part,
         refuse_by_contents,
@@ -158,7 +163,6 @@ def _imported(
         refuse_zip,
     )
 
-    is_path = isinstance(source, str)
     is_folder = is_path and os.path.isdir(source)
     if is_folder or head.startswith(b"PK"):
         from penstock.frontends.nnpackage.package import is_package, load_package
@@ -203,6 +207,12 @@ def _imported(
     from penstock.frontends.onnx.importer import load_onnx
 
     return load_onnx(source, limits, map_weights)
+
+
+def _begins_as_onnx(head: bytes) -> bool:
+    """Whether a file begins as a ModelProto: with its version, which is small, and another field.
+    Files of FlatBuffers begin with an offset, whose third byte is 0."""
+    return head[:1] == b"\x08" and len(head) > 2 and 0 < head[1] < 32 and head[2] != 0
 
 
 def _is_model_proto(source: object) -> bool:

@@ -363,6 +363,9 @@ class Executors:
             return None
         if context.options.reproducible:  # other kernels compute such a plan
             return None
+        if subgraph.first is None:  # one set of shapes varies in nothing
+            subgraph.first = key
+            return None
         shapes = subgraph.varying.open(key, self._plans.hits)
         if shapes is None or subgraph.needs_dims:
             return None

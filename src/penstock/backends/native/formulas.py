@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.backends.native.kernel import UnsupportedError
 from penstock.ir.op import Attrs
-from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers
+
+if TYPE_CHECKING:
+    from penstock.ops.common.fixed_point import Multiplier
 
 BLOCK = 2**14  # elements of an item of kernels beside the interpreter
 QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
@@ -283,6 +285,9 @@ def _rescaled(x: Term, by: Multiplier) -> Term:
 
 def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
     """A sum, difference or product of 8-bit codes by integers alone."""
+    # Of models of 8-bit codes, which others do without.
+    from penstock.ops.common.fixed_point import TERM_BITS, pair_multipliers
+
     operation, zeros = attrs["operation"], attrs["zero_points"]
     *by, of_result = pair_multipliers(operation, attrs["scales"])
     if of_result.shifts < (0 if by else -13):

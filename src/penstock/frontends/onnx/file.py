@@ -21,7 +21,6 @@ from penstock.core.origins import note_origin
 from penstock.core.records import NamedTuple
 from penstock.frontends.common.encoding import read_varint
 from penstock.frontends.common.model_files import open_path
-from penstock.frontends.common.other_formats import cut_short
 from penstock.frontends.onnx.messages import GraphProto, ModelProto, TensorProto
 from penstock.host.malloc import new_bytes
 
@@ -113,6 +112,8 @@ def _parsed(message_type: type[Message], data: bytes, name: str) -> Message:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
+        from penstock.frontends.common.other_formats import cut_short
+
         reason = cut_short(data, message.DESCRIPTOR.fields_by_number) or (
             "the file is damaged, of another format, or nests graphs some thirty levels deep: "
             "compare its size with the original's, or export it again"
