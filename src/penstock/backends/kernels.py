@@ -14,7 +14,6 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs
 from penstock.ops.internal.transfer import STACK
 
-
 _TYPE, _IS_CONSTANT = attrgetter("type"), attrgetter("is_constant")
 
 
@@ -80,7 +79,7 @@ class KernelTable:
                 if node.op is STACK:
                     kernel = stack_kernel(node, backend)
                 else:
-                    kernel = backend.kernel(node, [v and v.type for v in inputs])
+                    kernel = backend.kernel(node, [None if v is None else v.type for v in inputs])
                 kernel = checked_kernel(node, kernel, backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table

@@ -23,15 +23,14 @@ _KNOWN: WeakValueDictionary[tuple[object, ...], np.ndarray] = WeakValueDictionar
 
 
 def held_once(
-    array: np.ndarray, keep: Callable[[np.ndarray], np.ndarray] = lambda array: array
+    array: np.ndarray, keep: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
     """An array with the same contents that was kept here before and lives, or what ``keep`` makes
     of ``array``, by default itself. Neither may be written any more. Memory that a file is mapped
     to is left alone: its contents change with the file."""
-    if array.nbytes < LEAST_BYTES or not array.flags.c_contiguous or array.dtype.hasobject:
-        return keep(array)
-    if mapping_of(array) is not None:
-        return keep(array)
+    large = array.nbytes >= LEAST_BYTES and array.flags.c_contiguous and not array.dtype.hasobject
+    if not large or mapping_of(array) is not None:
+        return array if keep is None else keep(array)
     flat = array.reshape(-1)
     sample = flat[:: max(1, flat.size // _SAMPLES)].tobytes()
     # A saved session refers to a file where an array lies: equal ones elsewhere are others.
@@ -40,7 +39,7 @@ def held_once(
     known = _KNOWN.get(key)
     if known is not None and known is not array and _equal(known, array):
         return known
-    kept = _KNOWN[key] = keep(array)
+    kept = _KNOWN[key] = array if keep is None else keep(array)
     return kept
 
 

@@ -57,7 +57,7 @@ _MOST_YOUNG = 1 << 20
 _TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
 
-_KNOWN: dict[type, object] = dict.fromkeys(_ALLOW, True) | dict.fromkeys(_WALKED, False)
+_KNOWN: dict[type, object] = {**dict.fromkeys(_ALLOW, True), **dict.fromkeys(_WALKED, False)}
 """Python's types, and classes of the package that were met, which live as long"""
 
 

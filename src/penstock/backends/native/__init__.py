@@ -32,7 +32,7 @@ from penstock.host.native import NativeLibrary
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ops.internal.fused import FUSED, parts
+from penstock.ops.internal.fused import FUSED
 from penstock.ops.registry import COMPUTING
 from penstock.ops.work_estimate import Rates, RateTable, Workload, estimate, part_seconds
 

@@ -237,8 +237,7 @@ def image_convolution(site: Site) -> NativeCall | None:
     copying = partial(build, site, chain, axes, copies=True)
     # Products are copied to a result in its own order while they are in the cache.
     in_order = call.kernel.endswith("_convolution") and chain.addend is None
-    call = replace(call, any_layout=in_order)
-    return of_any_strides(site, call, images, copying, first=chain.first)
+    return of_any_strides(site, call, images, copying, first=chain.first, any_layout=in_order)
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -302,7 +301,12 @@ def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.nda
 
 
 def _words(
-    chain: _Chain, site: Site, packing: _Packing, every: int, weights: Reordered | None
+    chain: _Chain,
+    site: Site,
+    packing: _Packing,
+    every: int,
+    weights: Reordered | None,
+    any_order: bool,
 ) -> tuple[Word, ...]:
     """The first arguments of a call, with ``weights`` unless a run gives them; bias and slopes are
     of ``every`` filters in each group."""
@@ -315,7 +319,7 @@ def _words(
     packed: tuple[Word, ...] = (WORKSPACE, None)
     if weights is not None:
         packed = weights.arrays[0], _of_filters(bias, groups, every, packing.repeats)
-    return Tensor(chain.x), *packed, slopes, addend, site.result()
+    return Tensor(chain.x, any_order=any_order), *packed, slopes, addend, site.result()
 
 
 def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> np.ndarray:
@@ -427,10 +431,11 @@ def _convolution(
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
     parts: tuple[int, Workload, np.ndarray | None],
+    any_order: bool = False,
 ) -> NativeCall:
     """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
     row are adjacent, and elements of copies; ``parts``: the number of items, the work of one, and
-    ``even_lines`` of the kernel.
+    ``even_lines`` of the kernel; ``any_order``: the kernel reads images as fast in any order.
     """
     items, work, lines = parts
     channels, filters, *_, room = numbers
@@ -442,7 +447,7 @@ def _convolution(
     weights = None if constant is None or given else packing.weights(constant)
     name = "image_convolution" if packing.groups else "image_depthwise"
     words = (
-        *_words(chain, site, packing, every, weights),
+        *_words(chain, site, packing, every, weights, any_order),
         *(axes[0].words, axes[1].words, axes[2].words, places),
         *(*chain.gate, chain.low, chain.high),
         *(x.dims[0], packing.groups or 1, *numbers, lines, int(packing.pairs == "in turn"), items),
@@ -510,21 +515,19 @@ def _of_all_channels(
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
-        call = _convolution(site, chain, packing, axes, numbers, (items, work, lines))
+        call = _convolution(site, chain, packing, axes, numbers, (items, work, lines), any_order)
         return replace(call, kernel="image_groups") if joined else call
 
-    most = _ADDRESSES // addresses
+    most, any_order = _ADDRESSES // addresses, False
     if joined:  # its kernel finds the lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
     room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
     lines = None if rounds else _even_lines(columns, room, x.dims[1], copies)
-    if lines is not None:
-        call = of_block(min(lines[0], most), 0, np.array(lines[1:], np.int64))
-    else:
-        has_copies = copies and not rounds  # to images with their channels innermost
-        call = of_block(*_copied_positions(columns, together, k, most, has_copies))
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
-    return replace(call, words=(Tensor(chain.x, any_order=any_order), *call.words[1:]))
+    if lines is not None:
+        return of_block(min(lines[0], most), 0, np.array(lines[1:], np.int64))
+    has_copies = copies and not rounds  # to images with their channels innermost
+    return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
 
 def _pairs(site: Site, channels: int, filters: int) -> str:
@@ -709,19 +712,20 @@ def of_any_strides(
     *,
     turned: bool = False,
     first: int | None = None,
+    any_layout: bool = False,
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
     have their channels innermost, and columns of the first no gaps between them, else what
     ``copying`` makes, if it is given. ``turned``: rows and columns change places. ``first``, if not
-    None: the kernel takes a program of the parts from there on, 0 for none. Raises
-    ``UnsupportedError`` where there is none."""
+    None: the kernel takes a program of the parts from there on, 0 for none. ``any_layout``: as of
+    ``NativeCall``. Raises ``UnsupportedError`` where there is none."""
     output = site.output().dims
     order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
     # One cell of the closure, as Python's collector walks each.
-    programs = first is not None, program_behind(site, first) if first else None
+    given = any_layout, first is not None, program_behind(site, first) if first else None
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
@@ -732,12 +736,12 @@ def of_any_strides(
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
         # A result in another order is copied to where it is, by kernels that know of that.
-        read = steps[:1] if call.any_layout else steps
+        any_layout, takes_program, behind = given
+        read = steps[:1] if any_layout else steps
         innermost = False not in [own is None or own[1] == 1 for own in read]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call, NO_PROGRAM
-        takes_program, behind = programs
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
         ns = chosen.item_ns
@@ -758,7 +762,7 @@ def of_any_strides(
 
     # A program reads tensors of its own, or there is none.
     plain = restrided([None] * len(site.tensors)) if first else call
-    return replace(plain, restrided=restrided, dims_order=order)
+    return replace(plain, restrided=restrided, dims_order=order, any_layout=any_layout)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

@@ -194,10 +194,12 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         return _finished_kernel(site, call, call.finish)
     node, tensors = site.node, site.tensors
     if call.reordered:
-        call = replace(call, reordered=_worth_packing(site, call))
+        packed = _worth_packing(site, call)
+        if len(packed) < len(call.reordered):
+            call = replace(call, reordered=packed)
         # The call has these in an order of its own: a site that held them would keep both in
         # memory.
-        others = [None if i in call.reordered else v for i, v in enumerate(node.inputs)]
+        others = [None if i in packed else v for i, v in enumerate(node.inputs)]
         site = replace(site, constants=Contents(others))
     binder = _CallBinder(site, call)
     dense: tuple[int, ...] = ()
@@ -352,8 +354,10 @@ class _CallBinder(Binder):
             ]
         else:
             native = self.plain()
-        read = _read(native)
-        runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
+        runtime: list[int] = []
+        if False in fixed:
+            read = _read(native)
+            runtime = [i for i, is_fixed in enumerate(fixed) if not is_fixed and i in read]
         run = _CallBinder(self.site, native).call(arrays, workspace, runtime, orders).run
         return run, tuple([arrays[i] for i in runtime])
 

@@ -124,5 +124,8 @@ class ConstantBudget:
     def spend(self, nbytes: int) -> None:
         """Count bytes of constants. Raises ``TensorError`` beyond ``Limits.max_constant_bytes``."""
         self.total += nbytes
+        most = self.limits.max_constant_bytes
+        if most is None or self.total <= most:  # asked for each constant
+            return
         if excess := self.limits.beyond("max_constant_bytes", self.total):
             raise TensorError(f"with it, the constants take {self.total} bytes, more {excess}")

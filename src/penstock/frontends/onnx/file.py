@@ -192,7 +192,7 @@ def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, in
         wire_type = tag & 7
         payload = None
         if wire_type == _BYTES:
-            length, at = read_varint(window, at)
+            length, at = (window[at], at + 1) if window[at] < 0x80 else read_varint(window, at)
             payload = base + at
             at += length
         elif wire_type == 0:

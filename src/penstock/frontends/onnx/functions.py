@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidModel, shortened
@@ -108,9 +107,13 @@ class FunctionTable:
 
 def nested_graphs(node: NodeProto) -> list[GraphProto]:
     """The graphs among a node's attributes."""
-    attributes = node.attribute
-    graphs = [attribute.g for attribute in attributes if attribute.HasField("g")]
-    return [*graphs, *chain.from_iterable(attribute.graphs for attribute in attributes)]
+    graphs: list[GraphProto] = []
+    lists: list[GraphProto] = []
+    for attribute in node.attribute:  # a loop: this is asked for each node
+        if attribute.HasField("g"):
+            graphs.append(attribute.g)
+        lists += attribute.graphs
+    return graphs + lists
 
 
 def plain_domain(name: str) -> str:

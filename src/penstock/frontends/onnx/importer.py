@@ -194,8 +194,11 @@ class _Importer:
         names = context.scope.names
         entry = context.depth == 1
         outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
+        # Names of the outermost graph stay as they are; of those in bytes ``name`` reports.
+        as_they_are = not context.prefix and not context.scope.parent
         for name, const in self.initializers(proto, context):
-            names[name] = Value(self.name(name, context), const=const)
+            plain = as_they_are and name.__class__ is str
+            names[name] = Value(name if plain else self.name(name, context), const=const)
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
             self.diagnostics.problem(f"{context.where} has {n} inputs, but must have {wanted}")
@@ -234,15 +237,16 @@ class _Importer:
         seen: set[str] = set()
         where = f"in {context.where}"
         dense = chain(proto.initializer, self.weights if context.depth == 1 else ())
-        sparse = ((tensor.values.name, tensor) for tensor in proto.sparse_initializer)
-        for name, tensor in chain(((tensor.name, tensor) for tensor in dense), sparse):
-            checkpoint()
-            if not name or name in seen:
-                fault = f"initializer {name!r} twice; remove one" if name else ""
-                fault = fault or "an initializer without a name; name it"
-                self.diagnostics.problem(f"{context.where} has {fault}")
-            seen.add(name)
-            yield name, self.attributes.tensor(tensor, "initializer", name, where)
+        for tensors, is_sparse in ((dense, False), (proto.sparse_initializer, True)):
+            for tensor in tensors:
+                name = tensor.values.name if is_sparse else tensor.name
+                checkpoint()
+                if not name or name in seen:
+                    fault = f"initializer {name!r} twice; remove one" if name else ""
+                    fault = fault or "an initializer without a name; name it"
+                    self.diagnostics.problem(f"{context.where} has {fault}")
+                seen.add(name)
+                yield name, self.attributes.tensor(tensor, "initializer", name, where)
 
     def input_type(self, info: ValueInfoProto, context: ImportContext) -> Type:
         try:
@@ -472,13 +476,15 @@ def _full_name(domain: str, op_type: str) -> str:
     return f"{domain}.{op_type}" if domain else str(op_type)
 
 
-def _names(graph: GraphProto) -> Iterator[str]:
+def _names(graph: GraphProto) -> list[str]:
     """The names of all values of a graph and its nested graphs; some more than once."""
+    names: list[str] = []
     stack = [graph]
     while stack:
         graph = stack.pop()
-        yield from (named.name for named in chain(graph.initializer, graph.input))
-        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+        names += [named.name for named in chain(graph.initializer, graph.input)]
+        names += [sparse.values.name for sparse in graph.sparse_initializer]
         for node in graph.node:
-            yield from node.output
+            names += node.output
             stack += nested_graphs(node)
+    return names

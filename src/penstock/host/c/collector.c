@@ -5,42 +5,63 @@
 
 typedef struct {
     PyObject *types; /* by type, whether objects are untracked; None if they never are tracked */
-    PyObject *young, *found; /* addresses of objects that may be untracked; those to be walked */
+    PyObject *found; /* objects to be walked */
+    uintptr_t *young; /* addresses that may be untracked, by their hash; those that were met end in a bit 1 */
+    size_t mask;
 } walk;
+
+/* The place of an address in the table, or the free one where it would be. */
+static uintptr_t *place_of(const walk *state, uintptr_t address)
+{
+    size_t i = (uint64_t)address * 0x9E3779B97F4A7C15 >> 32 & state->mask;
+    while (state->young[i] && (state->young[i] & ~(uintptr_t)1) != address)
+        i = (i + 1) & state->mask;
+    return state->young + i;
+}
 
 /* Called while a container is walked: no code of Python may run here, which might change it. */
 static int visit(PyObject *object, void *data)
 {
     walk *state = data;
-    PyObject *address = PyLong_FromVoidPtr(object);
-    int is_new = address ? PySet_Discard(state->young, address) : -1;
-    Py_XDECREF(address);
-    if (!is_new && !PyObject_GC_IsTracked(object))
+    int is_new;
+    /* The collector lists tracked objects alone. */
+    if (PyObject_GC_IsTracked(object)) {
+        uintptr_t address = (uintptr_t)object, *place = place_of(state, address);
+        is_new = *place == address;
+        if (is_new)
+            *place |= 1;
+    } else
         is_new = PyDict_GetItem(state->types, (PyObject *)Py_TYPE(object)) == Py_None;
-    return is_new == 1 ? PyList_Append(state->found, object) : is_new;
+    return is_new ? PyList_Append(state->found, object) : 0;
 }
 
 /* The list of objects stays here, where no other thread runs: one that makes a tuple must have it alone. */
-static PyObject *young_addresses(PyObject *gc)
+static int note_young(walk *state, PyObject *gc)
 {
     PyObject *objects = PyObject_CallMethod(gc, "get_objects", "i", 0);
-    PyObject *addresses = objects ? PySet_New(NULL) : NULL;
-    for (Py_ssize_t i = 0; addresses && i < PyList_Size(objects); i++) {
-        PyObject *address = PyLong_FromVoidPtr(PyList_GetItem(objects, i));
-        if (!address || PySet_Add(addresses, address) < 0)
-            Py_CLEAR(addresses);
-        Py_XDECREF(address);
+    Py_ssize_t count = objects ? PyList_Size(objects) : -1;
+    size_t size = 16;
+    while (count > 0 && size < 2 * (size_t)count)
+        size *= 2;
+    state->mask = size - 1;
+    state->young = count < 0 ? NULL : PyMem_Calloc(size, sizeof *state->young);
+    for (Py_ssize_t i = 0; state->young && i < count; i++) {
+        uintptr_t address = (uintptr_t)PyList_GetItem(objects, i);
+        *place_of(state, address) = address;
     }
     Py_XDECREF(objects);
-    return addresses;
+    if (count >= 0 && !state->young)
+        PyErr_NoMemory();
+    return state->young ? 0 : -1;
 }
 
 static PyObject *collector_untrack(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     if (count != 3 || !PyDict_Check(arguments[1]))
         return PyErr_Format(PyExc_TypeError, "untrack() takes an object, a dict and the module gc");
-    walk state = {arguments[1], young_addresses(arguments[2]), PyList_New(0)};
-    int failed = state.young && state.found ? visit(arguments[0], &state) : -1;
+    walk state = {arguments[1], PyList_New(0), NULL, 0};
+    int failed = state.found ? note_young(&state, arguments[2]) : -1;
+    failed = failed ? failed : visit(arguments[0], &state);
     for (Py_ssize_t i = 0; !failed && i < PyList_Size(state.found); i++) {
         PyObject *object = PyList_GetItem(state.found, i), *type = (PyObject *)Py_TYPE(object);
         PyObject *untracks = PyObject_GetItem(state.types, type);
@@ -53,7 +74,7 @@ static PyObject *collector_untrack(PyObject *module, PyObject *const *arguments,
         failed = !untracks ? -1 : left ? 0 : traverse(object, visit, &state);
         Py_XDECREF(untracks);
     }
-    Py_XDECREF(state.young);
+    PyMem_Free(state.young);
     Py_XDECREF(state.found);
     return failed ? NULL : Py_NewRef(Py_None);
 }

@@ -35,11 +35,12 @@ class FlushSubnormals(Pass):
                 continue
             for i, value in enumerate(node.inputs):
                 # A constant that was released has been through this pass.
-                if value is None or value.held is None or value.dtype != FLOAT32:
+                held = value.const if value is not None and value.is_held else None
+                if value is None or held is None or held.dtype != FLOAT32:
                     continue
                 if value not in known:
-                    flushed = without_subnormals(value.held)
-                    same = flushed is value.held
+                    flushed = without_subnormals(held)
+                    same = flushed is held
                     known[value] = value if same else Value(value.name, const=flushed)
                 if known[value] is not value:
                     node.inputs[i], changed = known[value], True
@@ -62,5 +63,7 @@ def _has_subnormals(numbers: np.ndarray) -> bool:
     """Whether any of ``numbers`` is subnormal: without the sign, its bits are 1 to 2^23 - 1."""
     bits = numbers.view(np.uint32)
     # Twice that, and less 1, which takes zeros to the other end.
-    starts = range(0, bits.size, _BLOCK)
-    return any(((bits[i : i + _BLOCK] << 1) - 1).min() < 2**24 - 1 for i in starts)
+    for i in range(0, bits.size, _BLOCK):
+        if ((bits[i : i + _BLOCK] << 1) - 1).min() < 2**24 - 1:
+            return True
+    return False

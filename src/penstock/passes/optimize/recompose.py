@@ -1,14 +1,16 @@
 """Recognition of composite operations that a model spells out in simpler ones: GELU, SiLU,
 LayerNormalization and so on, whose kernels read their input once.
 
-``RULES`` has a rule for the last operation of each pattern. A rule returns a ``Match`` or ``None``.
-Nodes of the pattern without readers are left to ``dead_code``.
+``RULES`` has rules for the last operation of each pattern, with operations of which a graph must
+have one, or the rule is not asked. A rule returns a ``Match`` or ``None``. Nodes of the pattern
+without readers are left to ``dead_code``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,19 +40,28 @@ _CLOSE = 2e-4
 
 
 class Recompose(Pass):
-    """Apply the rule of its operation once to every node, in order."""
+    """Apply the rules of its operation once to every node, in order, until one of them matches."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return forward(graph, dict.fromkeys(RULES, _visit))
+        present = {op.full_name for op in graph.ops}
+        visits = {}
+        for name, rules in RULES.items():
+            asked = [rule for rule, needs in rules if not needs.isdisjoint(present)]
+            if asked and name in present:
+                visits[name] = partial(_visit, asked)
+        return bool(visits) and forward(graph, visits)
 
 
-def _visit(node: Node) -> bool:
+def _visit(rules: Sequence[Rule], node: Node) -> bool:
     (output,) = node.outputs
-    match = RULES[node.op.name](node) if output is not None and output.dtype == FLOAT32 else None
-    if match is None:
+    if output is None or output.dtype != FLOAT32:
         return False
-    node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
-    return True
+    for rule in rules:
+        match = rule(node)
+        if match is not None:
+            node.op, node.inputs, node.attrs = match.op, list(match.inputs), dict(match.attrs)
+            return True
+    return False
 
 
 # Matching of values.
@@ -180,14 +191,18 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     return Match(standard("Mish"), [x], {})
 
 
-def _quotient(node: Node) -> Match | None:
-    """A Div as HardSigmoid, as a normalization, or as an activation."""
+def _hard_sigmoid(node: Node) -> Match | None:
+    """max(0, min(6, x + 3)) / 6."""
     if _near(number_of(node.inputs[1]), 6):
         x = _shifted(node.inputs[0])
         if x is not None and _same_shape(x, node.outputs[0]):
             return Match(standard("HardSigmoid"), [x], {"alpha": 1 / 6, "beta": 0.5})
-    radicand = argument(node.inputs[1], "Sqrt")
-    return _normalization(node.inputs[0], radicand) or _activation(node)
+    return None
+
+
+def _quotient(node: Node) -> Match | None:
+    """A Div by a root, as a normalization."""
+    return _normalization(node.inputs[0], argument(node.inputs[1], "Sqrt"))
 
 
 def _factor(node: Node) -> Match | None:
@@ -379,9 +394,18 @@ def _same_shape(a: Value, b: Value | None) -> bool:
     return b is not None and a.shape is not None and a.shape == b.shape
 
 
-RULES: dict[str, Rule] = {
-    "Add": lambda node: _onto_normalization(node) or _scaled_and_shifted(node),
-    "Div": _quotient,
-    "Mul": lambda node: _onto_normalization(node) or _factor(node) or _activation(node),
-    "Where": _where,
+_ROOTS = frozenset({"Sqrt", "tensorflow.Rsqrt"})
+# Such as are made of roots while the rules are applied.
+_NORMALIZATIONS = _ROOTS | {"LayerNormalization", "RMSNormalization"}
+_GATES = frozenset({"Clip", "Erf", "HardSigmoid", "Sigmoid", "Tanh"})
+
+RULES: Mapping[str, Sequence[tuple[Rule, frozenset[str]]]] = {
+    "Add": ((_onto_normalization, _NORMALIZATIONS), (_scaled_and_shifted, _ROOTS)),
+    "Div": (
+        (_hard_sigmoid, frozenset({"Clip"})),
+        (_quotient, frozenset({"Sqrt"})),
+        (_activation, _GATES),
+    ),
+    "Mul": ((_onto_normalization, _NORMALIZATIONS), (_factor, _ROOTS), (_activation, _GATES)),
+    "Where": ((_where, frozenset({"IsNaN"})),),
 }
