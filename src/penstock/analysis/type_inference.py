@@ -78,11 +78,15 @@ def node_types(
 
 
 def _if(node: Node, settled: Settled) -> Sequence[Type]:
-    branches = [node.attrs["then_branch"], node.attrs["else_branch"]]
-    for branch in branches:
+    for branch in (node.attrs["then_branch"], node.attrs["else_branch"]):
         infer_types(branch, certain=False, settled=settled)
-    outputs = zip(*[branch.outputs for branch in branches], strict=True)
-    return [join(a.type, b.type) for a, b in outputs]
+    return types_of_branches(node)
+
+
+def types_of_branches(node: Node) -> Sequence[Type]:
+    """The types of an If's outputs by those of its branches' outputs, which have theirs."""
+    pairs = zip(node.attrs["then_branch"].outputs, node.attrs["else_branch"].outputs, strict=True)
+    return [join(a.type, b.type) for a, b in pairs]
 
 
 def _loop(node: Node, settled: Settled) -> Sequence[Type]:

@@ -120,7 +120,8 @@ def weight_bytes(nbytes: int) -> np.ndarray:
 def aligned_bytes(nbytes: int) -> np.ndarray:
     """Uninitialized memory as uint8, from a line of the cache on."""
     memory = np.empty(nbytes + _LINE, np.uint8)
-    return memory[-memory.ctypes.data % _LINE :][:nbytes]
+    start: int = memory.__array_interface__["data"][0]  # ``ctypes`` takes calls of Python
+    return memory[-start % _LINE :][:nbytes]
 
 
 def _take(nbytes: int) -> mmap.mmap | None:

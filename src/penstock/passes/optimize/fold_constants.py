@@ -15,7 +15,7 @@ from operator import attrgetter, is_
 import numpy as np
 
 from penstock.analysis.quantized_weights import quantized_weights
-from penstock.analysis.type_inference import infer_types, node_types
+from penstock.analysis.type_inference import infer_types, node_types, types_of_branches
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import ANY, Dim, ShapeError, TensorType, Type
 from penstock.ir.contract import contract_of, guarded
@@ -134,16 +134,19 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
-        types = node_types(node, certain=certain)
-        first = node.inputs[0] if node.inputs else None
-        # The first input says no for nearly all nodes.
-        is_constant = (first is None or first.is_constant) and self.is_constant(node)
-        is_control = node.op.role in CONTROL
-        results: Sequence[np.ndarray] | None = None
+        is_control, is_if = node.op.role in CONTROL, node.op.role is Role.IF
+        # The walk over the branches of an If infers their types. Those of loops are to hold in every
+        # iteration first.
+        types = () if is_if else node_types(node, certain=certain)
         if is_control:
             for _, inner in node.graphs:
                 self.run(inner, certain=False)
-        elif is_constant:
+        types = types_of_branches(node) if is_if else types
+        first = node.inputs[0] if node.inputs else None
+        # The first input says no for nearly all nodes.
+        is_constant = (first is None or first.is_constant) and self.is_constant(node)
+        results: Sequence[np.ndarray] | None = None
+        if is_constant and not is_control:
             results = self.evaluate(node, types)
         stays = bool(node.control_inputs) or not node.outputs
         for i, value in enumerate(node.outputs):
