@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from penstock.backends.base import Backend, stack_kernel
-from penstock.core.checkpoints import checkpoint
+from penstock.core.checkpoints import THREAD
 from penstock.core.records import dataclass
 from penstock.core.types import Type
 from penstock.ir.contract import checked_kernel
@@ -73,13 +73,17 @@ class KernelTable:
         # Values are compared by identity.
         same = answer and types == answer.types and constants == answer.constants
         if answer is None or not same or attrs is not answer.attrs:
-            checkpoint()  # a library may take milliseconds to choose a kernel
+            if (run := THREAD.run) is not None:  # as in ``checkpoint``
+                run.check()  # a library may take milliseconds to choose a kernel
             kernel, error = None, None
+            of_inputs: list[Type | None] = [*types[: len(inputs)]]
+            if None in inputs:
+                of_inputs = [None if v is None else v.type for v in inputs]
             try:
                 if node.op is STACK:
                     kernel = stack_kernel(node, backend)
                 else:
-                    kernel = backend.kernel(node, [None if v is None else v.type for v in inputs])
+                    kernel = backend.kernel(node, of_inputs)
                 kernel = checked_kernel(node, kernel, backend)
             except Exception as raised:
                 error = raised.with_traceback(None)  # that would hold this table

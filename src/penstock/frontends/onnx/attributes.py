@@ -117,22 +117,22 @@ class AttributeReader:
                 except InvalidModel as error:
                     self.diagnostics.problem(f"attribute {key!r} of {node.origin}: {error}")
                 continue
-            where = f"of {node.origin}"
             if code == AttributeProto.GRAPH:
-                title = f"{key} {where}"
+                title = f"{key} of {node.origin}"
                 self.diagnostics.check_depth(context.depth + 1, title)
                 # Filled later: no recursion.
                 graph = attrs[key] = Graph([], [], [], decode_text(proto.g.name))
                 self.pending.append((graph, proto.g, context.nested(title, node.proto.output)))
             elif code in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR):
-                attrs[key] = self.tensor(getattr(proto, field), "attribute", key, where)
+                attrs[key] = self.tensor(getattr(proto, field), "attribute", key, node)
             elif code in (AttributeProto.TENSORS, AttributeProto.SPARSE_TENSORS):
                 tensors = getattr(proto, field)
-                attrs[key] = [self.tensor(tensor, "attribute", key, where) for tensor in tensors]
+                attrs[key] = [self.tensor(tensor, "attribute", key, node) for tensor in tensors]
             else:
                 fault = "is a list of graphs" if code == AttributeProto.GRAPHS else "has no value"
                 self.diagnostics.problem(
-                    f"attribute {key!r} {where} {fault}, which no operation takes; remove it"
+                    f"attribute {key!r} of {node.origin} {fault}, which no operation takes; "
+                    "remove it"
                 )
         return types
 
@@ -178,15 +178,21 @@ class AttributeReader:
         return array
 
     def tensor(
-        self, proto: TensorProto | Apart | SparseTensorProto, role: str, name: str, where: str
+        self,
+        proto: TensorProto | Apart | SparseTensorProto,
+        role: str,
+        name: str,
+        where: str | OnnxNode,
     ) -> np.ndarray:
-        """The contents of a tensor; an empty array if something is wrong with it."""
+        """The contents of a tensor; an empty array if something is wrong with it. ``where`` it is
+        for messages, or the node that has it."""
         try:
             if isinstance(proto, Apart) or proto.DESCRIPTOR.name == "TensorProto":
                 return self.tensors.read(proto)
             return self.tensors.read_sparse(proto)
         except (InvalidModel, TensorError) as error:
-            self.diagnostics.problem(f"{role} {name!r} {where}: {error}")
+            place = where if isinstance(where, str) else f"of {where.origin}"
+            self.diagnostics.problem(f"{role} {name!r} {place}: {error}")
             return np.empty(0, np.float32)
 
 
@@ -205,14 +211,15 @@ class NameScope:
     names: dict[str, Value | None] = field(default_factory=dict)
     later: Sequence[str] = ()
 
-    def is_later(self, name: str) -> bool:
-        """Whether a name that is made here is that of an output of a node around."""
+    @property
+    def of_nodes_around(self) -> set[str]:
+        """The names of outputs of nodes around, which a graph may use as names of its own."""
+        names: set[str] = set()
         scope: NameScope | None = self
         while scope is not None:
-            if name in scope.later:
-                return True
+            names.update(scope.later)
             scope = scope.parent
-        return False
+        return names
 
     def find(self, name: str) -> Value | None:
         """The value of a name; ``None`` for an input of a function that a call leaves out."""

@@ -80,6 +80,7 @@ def load_onnx(source: Source, limits: Limits = DEFAULT_LIMITS, map_weights: bool
 
 
 _METADATA = attrgetter("metadata_props")
+_REFERENCE = attrgetter("ref_attr_name")
 # Opsets of domains that a model does not import: as ONNX Runtime, since exporters forget them.
 _IMPLIED = {MICROSOFT: 1, "ai.onnx.ml": 5}
 
@@ -183,8 +184,7 @@ class _Importer:
         if context.prefix:
             return self.names.unique(short_name(context.prefix + name))
         # Names of this package's graphs are unique, unlike those of files.
-        scope = context.scope
-        return self.names.unique(name) if scope.parent and scope.is_later(name) else name
+        return self.names.unique(name) if name in context.scope.of_nodes_around else name
 
     # Graphs
 
@@ -194,11 +194,11 @@ class _Importer:
         names = context.scope.names
         entry = context.depth == 1
         outer_inputs, graph.inputs = graph.inputs, []  # given by rules, such as of searches
-        # Names of the outermost graph stay as they are; of those in bytes ``name`` reports.
-        as_they_are = not context.prefix and not context.scope.parent
+        around = context.scope.of_nodes_around
         for name, const in self.initializers(proto, context):
-            plain = as_they_are and name.__class__ is str
-            names[name] = Value(name if plain else self.name(name, context), const=const)
+            # Most names stay as they are.
+            stays = not context.prefix and name.__class__ is str and name not in around
+            names[name] = Value(name if stays else self.name(name, context), const=const)
         n, wanted = len(proto.input), len(outer_inputs)
         if wanted not in (0, n):
             self.diagnostics.problem(f"{context.where} has {n} inputs, but must have {wanted}")
@@ -271,8 +271,7 @@ class _Importer:
 
             self.scopes |= module_scopes(nodes)
         names = context.scope.names
-        # Names of the outermost graph stay as they are; of those in bytes ``name`` reports.
-        as_they_are = not context.prefix and not context.scope.parent
+        around = context.scope.of_nodes_around
         declared: list[OnnxNode] = []
         functions = self.functions.table
         for index, proto in enumerate(with_checkpoints(nodes)):
@@ -283,8 +282,9 @@ class _Importer:
                     # Once: a name that is made again is a fault.
                     value = bound.pop(name, None) if bound else None
                     if value is None:
-                        plain = as_they_are and name.__class__ is str
-                        value = Value(name if plain else self.name(name, context))
+                        # Most names stay as they are.
+                        stays = not context.prefix and name.__class__ is str and name not in around
+                        value = Value(name if stays else self.name(name, context))
                     # A name that is made twice gets two values, which verify reports.
                     names[name] = value
                 outputs.append(value)
@@ -461,7 +461,7 @@ class _Importer:
         if array is None:
             array = self.attributes.constant(node)
             # A constant that refers to an attribute differs by call.
-            if not any(attribute.ref_attr_name for attribute in node.proto.attribute):
+            if not any(map(_REFERENCE, node.proto.attribute)):
                 shared[node.number] = array
         if len(node.outputs) != 1:
             where, count = node.context.where, len(node.outputs)

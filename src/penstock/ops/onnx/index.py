@@ -279,7 +279,8 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return (TensorType(x.dtype),)
     rank = len(x.shape)
     starts, ends = rules.ints(types, consts, 1), rules.ints(types, consts, 2)
-    count = next((len(v) for v in (starts, ends, unknown_shape(types, 1)) if v is not None), None)
+    given = [v for v in (starts, ends, unknown_shape(types, 1)) if v is not None]
+    count = len(given[0]) if given else None
     axes = None
     if count is not None:
         spelled = rules.ints(types, consts, 3) if rules.given(types, 3) else range(count)
@@ -289,7 +290,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     steps = rules.ints(types, consts, 4) if rules.given(types, 4) else (1,) * count
     dims, data = list(x.shape), x.data
     bounds = [(None,) * count if bound is None else bound for bound in (starts, ends, steps)]
-    if any(len(bound) != len(axes) for bound in bounds):
+    if {*map(len, bounds)} != {len(axes)}:
         raise ShapeError("starts, ends, axes and steps differ in length")
     for axis, start, end, step in zip(axes, *bounds, strict=True):
         i = rules.normalize_axis(axis, rank)

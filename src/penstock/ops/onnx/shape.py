@@ -86,6 +86,12 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     cancel. Raises ``ShapeError`` if it cannot be a whole number."""
     if None in dims or None in others:
         return None
+    known, known_others = rules.all_known(dims), rules.all_known(others)
+    if known is not None and known_others is not None:
+        whole, divisor = math.prod(known), math.prod(known_others)
+        if divisor == 0 or whole % divisor:
+            raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
+        return whole // divisor
     names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
     whole, divisor = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, others))
     cancelled = (names & divisors).total()
@@ -104,22 +110,29 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
 def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
     """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known. Dims that
     0 copies take no part in inferring -1, so that an empty batch keeps its other dims."""
-    if any(isinstance(d, int) and d < -1 for d in target) or target.count(-1) > 1:
+    # Loops and sets, as this is asked for each Reshape several times.
+    least = min([0, *[d for d in target if isinstance(d, int)]])
+    if least < -1 or target.count(-1) > 1:
         raise ShapeError(f"{list(target)} is no shape to reshape to")
     if allowzero and 0 in target and -1 in target:
         raise ShapeError(f"with allowzero, {list(target)} leaves the dim for -1 undetermined")
-    copied = set() if allowzero else {i for i, d in enumerate(target) if d == 0}
+    copied: set[int] = set()
+    if 0 in target and not allowzero:
+        copied = {i for i, d in enumerate(target) if d == 0}
     if dims is None:
-        return tuple(None if d == -1 or i in copied else d for i, d in enumerate(target))
-    if any(i >= len(dims) for i in copied):
-        raise ShapeError(f"{list(target)} copies a dim that shape {list(dims)} does not have")
-    rest, spelled = ([d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target))
+        return tuple([None if d == -1 or i in copied else d for i, d in enumerate(target)])
+    rest: Sequence[Dim] = dims
+    spelled: Sequence[Dim] = target
+    if copied:
+        if max(copied) >= len(dims):
+            raise ShapeError(f"{list(target)} copies a dim that shape {list(dims)} does not have")
+        rest, spelled = [[d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target)]
     try:
         inferred = _missing_dim(rest, spelled)
     except ShapeError as error:
         raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
     known = [inferred if d in (None, -1) else d for d in target]
-    return tuple(dims[i] if i in copied else d for i, d in enumerate(known))
+    return tuple([dims[i] if i in copied else d for i, d in enumerate(known)] if copied else known)
 
 
 def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:

@@ -135,8 +135,8 @@ class _Folder:
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
         is_control, is_if = node.op.role in CONTROL, node.op.role is Role.IF
-        # The walk over the branches of an If infers their types. Those of loops are to hold in every
-        # iteration first.
+        # The walk over the branches of an If infers their types. Those of a loop have to hold in
+        # every iteration first.
         types = () if is_if else node_types(node, certain=certain)
         if is_control:
             for _, inner in node.graphs:
