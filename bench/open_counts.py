@@ -1,7 +1,8 @@
 """What opening a model and running it once does, in counts: they depend on the model alone.
 
 The first model of a process makes what all later ones share, so each is opened twice, and counted
-the second time. Calls are those of functions of Python, in the stage in which they were made.
+the second time; then run with other shapes, if the model leaves any dims open. Calls are those of
+functions of Python, in the stage in which they were made.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bench.open import STAGES, Clock, watch
+
+if TYPE_CHECKING:
+    from penstock.ir.graph import Model
 
 HERE = os.path.dirname(__file__)
 
@@ -26,6 +32,7 @@ COLUMNS = {
     "kernels": "that backends were asked for",
     "costs": "questions for the estimated cost of a node",
     "records": "copied with changes",
+    "further": "calls of the first run with all open dims doubled, 0 where the model refuses that",
 }
 """What is counted beside calls."""
 
@@ -46,6 +53,10 @@ class Calls:
         for (stage, _), count in self.counts.items():
             found[stage] += count
         return found
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
 
     def of(self, function: Callable[..., Any]) -> int:
         return sum(n for (_, code), n in self.counts.items() if code is function.__code__)
@@ -82,6 +93,30 @@ class Passes:
         return call
 
 
+def doubled(model: Model, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Feeds that have twice the size along each dim that the model leaves open; None if there is
+    no such dim."""
+    larger, is_open = {}, False
+    for value in model.graph.inputs:
+        array = np.asarray(feeds[value.name])
+        for axis, dim in enumerate(getattr(value.type, "shape", None) or ()):
+            if not isinstance(dim, int):
+                array, is_open = np.concatenate([array, array], axis), True
+        larger[value.name] = array
+    return larger if is_open else None
+
+
+def calls_of(run: Callable[[], object], clock: Clock) -> Calls:
+    """The calls of Python's functions while ``run`` is called."""
+    calls = Calls(clock)
+    sys.setprofile(calls)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Calls]:
     """The figures of ``COLUMNS`` for a model that is loaded and run once, and its calls."""
     import penstock as ps
@@ -90,24 +125,34 @@ def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Call
     from penstock.core import records
     from penstock.ir.contract import checked_kernel
 
-    ps.compile(source, threads=1, cache=False).run(feeds)
+    model = ps.load(source)
+    larger = doubled(model, feeds)
+    before = ps.compile(source, threads=1, cache=False)
+    before.run(feeds)
+    if larger is not None:
+        try:
+            before.run(larger)
+        except ps.PenstockError:
+            larger = None
     clock = Clock()
     watch(clock)
-    passes, calls = Passes(), Calls(clock)
-    sys.setprofile(calls)
-    try:
-        session = ps.compile(source, threads=1, cache=False)
-        session.run(feeds)
-    finally:
-        sys.setprofile(None)
+    passes, sessions = Passes(), []
+
+    def first() -> None:
+        sessions.append(ps.compile(source, threads=1, cache=False))
+        sessions[0].run(feeds)
+
+    calls = calls_of(first, clock)
+    (session,) = sessions
+    ran = passes.ran, passes.idle
     figures = (
-        len(list(ps.load(source).graph.walk())),
+        len(list(model.graph.walk())),
         len(list(session.inspect.plan.steps)),
-        passes.ran,
-        passes.idle,
+        *ran,
         calls.of(node_types),
         calls.of(checked_kernel),
         calls.of(estimates),
         calls.of(records.replace),
+        0 if larger is None else calls_of(lambda: session.run(larger), clock).total,
     )
     return dict(zip(COLUMNS, figures, strict=True)), calls

@@ -13,14 +13,15 @@ from bench.open import HERE, STAGES
 from bench.open_counts import COLUMNS
 
 NETWORKS = "tests/models/tflite/net"
-# Calls of Python's functions, with 5 % to spare: versions of Python and NumPy differ by a few.
+# Calls of Python's functions, of the first plan and of one for further shapes, with 2 to 3 % to
+# spare: versions of Python and NumPy differ by a few.
 MOST_CALLS = {
-    "torch-modules/LayerNorm_dynamo": 1_400,
-    "scikit-learn/MLPRegressor_double": 4_470,
-    "derived/torch-modules-mlp_script__qdq_s8s8": 7_950,
-    f"{NETWORKS}/mini_lstm_fused.tflite": 6_750,
-    f"{NETWORKS}/mini_mobilenet_v2_int8.tflite": 18_800,
-    f"{NETWORKS}/mini_resnet.tflite": 10_520,
+    "torch-modules/LayerNorm_dynamo": (1_370, 760),
+    "scikit-learn/MLPRegressor_double": (3_750, 2_620),
+    "derived/torch-modules-mlp_script__qdq_s8s8": (7_420, 4_720),
+    f"{NETWORKS}/mini_lstm_fused.tflite": (6_420, 0),
+    f"{NETWORKS}/mini_mobilenet_v2_int8.tflite": (17_600, 0),
+    f"{NETWORKS}/mini_resnet.tflite": (9_750, 0),
 }
 
 
@@ -45,4 +46,8 @@ def test_opening_a_model_takes_at_most_its_bound_of_calls(model, tmp_path):
     assert [*figures] == [*COLUMNS]
     assert [*calls] == [*STAGES]
     assert all(count > 0 for count in calls.values())
-    assert sum(calls.values()) <= MOST_CALLS[model], calls
+    most, most_further = MOST_CALLS[model]
+    assert sum(calls.values()) <= most, calls
+    # TFLite's files have no open dims.
+    assert (figures["further"] > 0) is (most_further > 0)
+    assert figures["further"] <= most_further

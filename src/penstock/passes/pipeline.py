@@ -34,6 +34,7 @@ from penstock.ir.op import FRAMED, Role
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.common.shape_rules import element_number
 from penstock.ops.internal.transfer import HOST
+from penstock.ops.registry import TENSORFLOW
 from penstock.passes.context import Pass, PassContext, Property
 from penstock.passes.dead_code import DeadCode
 from penstock.passes.lowering.assign_backends import AssignBackends
@@ -42,8 +43,6 @@ from penstock.passes.lowering.fuse import Fuse
 from penstock.passes.optimize.common_subexpressions import CommonSubexpressions
 from penstock.passes.optimize.fold_constants import FoldConstants, InferTypes
 from penstock.passes.optimize.simplify import RESHAPES, Simplify
-from penstock.passes.structure.order_effects import OrderEffects
-from penstock.passes.structure.relax_control_edges import RelaxControlEdges
 
 CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 """the environment variable that turns on ``check_graph`` after every pass"""
@@ -112,6 +111,31 @@ def raise_control_flow() -> type[Pass]:
     from penstock.passes.structure.raise_control_flow import RaiseControlFlow
 
     return RaiseControlFlow
+
+
+def _has_control_edges(graph: Graph, context: PassContext) -> bool:
+    # Values of TensorFlow's operations with effects may order others.
+    if True in [op.domain == TENSORFLOW and not op.pure for op in graph.ops]:
+        return True
+    return True in [bool(node.control_inputs) for node in graph.walk()]
+
+
+@lazy_pass(where=_has_control_edges)
+def relax_control_edges() -> type[Pass]:
+    from penstock.passes.structure.relax_control_edges import RelaxControlEdges
+
+    return RelaxControlEdges
+
+
+def _has_effects(graph: Graph, context: PassContext) -> bool:
+    return False in [op.pure for op in graph.ops]
+
+
+@lazy_pass(where=_has_effects)
+def order_effects() -> type[Pass]:
+    from penstock.passes.structure.order_effects import OrderEffects
+
+    return OrderEffects
 
 
 def _has_halves(graph: Graph, context: PassContext) -> bool:
@@ -246,7 +270,11 @@ def quantize() -> type[Pass]:
     return Quantize
 
 
-@lazy_pass("MatMul")
+def _has_factors(graph: Graph, context: PassContext) -> bool:
+    return not {"Div", "Mul"}.isdisjoint([op.name for op in graph.ops])
+
+
+@lazy_pass("MatMul", where=_has_factors)
 def hoist_scales() -> type[Pass]:
     from penstock.passes.lowering.hoist_scales import HoistScales
 
@@ -335,9 +363,9 @@ def group_segments() -> type[Pass]:
 # Their order.
 
 
-ORDER: tuple[Pass, ...] = (OrderEffects(),)
+ORDER: tuple[Pass, ...] = (order_effects,)
 
-STRUCTURE: tuple[Pass, ...] = (raise_control_flow, RelaxControlEdges(), *ORDER)
+STRUCTURE: tuple[Pass, ...] = (raise_control_flow, relax_control_edges, *ORDER)
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),

@@ -21,8 +21,7 @@ from penstock.core.checkpoints import with_checkpoints
 from penstock.core.records import dataclass, field
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ops.internal.arrays import ZERO_NAN
-from penstock.ops.internal.fused import fused, fused_copies, parts, rounds_operand
+from penstock.ops.internal.fused import FUSED, fused, fused_copies, parts, rounds_operand
 from penstock.ops.registry import MICROSOFT
 from penstock.passes.context import FusionPolicy, Pass, PassContext
 from penstock.passes.dead_code import prune
@@ -35,7 +34,8 @@ _LIGHT = frozenset({"begins", "links"})
 """traits of operations that are not elementwise, with which a light chain may begin"""
 
 _MOST_NODES, _MOST_REPEATED = 16, 4096
-_DOMAINS = ("", MICROSOFT, ZERO_NAN.domain)
+_DOMAINS = ("", MICROSOFT, FUSED.domain)
+"""of operations of chains: ONNX's, and those that passes write"""
 
 
 class Fuse(Pass):
