@@ -191,10 +191,7 @@ def _defined(
         "__init__": _late_init(cls, specs, frozen),
         "__match_args__": tuple([f.name for f in specs if f.init and not f.kw_only]),
         "__record_fields__": every,
-        "__record_arguments__": (
-            tuple([f.name for f in specs if f.init]),
-            tuple([f.name for f in specs if not f.init]),
-        ),
+        "__record_arguments__": _arguments(specs),
         "__signature__": _LateSignature(),
     }
     if repr:
@@ -214,6 +211,11 @@ def _defined(
         if name == "__hash__" or name not in own:  # methods that the class defines itself stay
             setattr(cls, name, method)
     return cls
+
+
+def _arguments(specs: list[RecordField]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the fields that ``__init__`` takes, and those of the others."""
+    return tuple([f.name for f in specs if f.init]), tuple([f.name for f in specs if not f.init])
 
 
 def _declared(cls: Any, kw_only: bool) -> dict[str, RecordField]:

@@ -194,8 +194,8 @@ def _axis_of_phases(
     axis: Window, taps: tuple[tuple[int, ...], ...], seen: tuple[tuple[int, ...], ...]
 ) -> SeenAxis:
     reach = max([phase[-1] - phase[0] + 1 for phase in seen])
-    sizes = max(map(len, taps)), reach, -(-axis.size // len(taps))
-    return SeenAxis(axis.count, axis.size, 1, taps, seen, *sizes)
+    most_taps, positions = max(map(len, taps)), -(-axis.size // len(taps))
+    return SeenAxis(axis.count, axis.size, 1, taps, seen, most_taps, reach, positions)
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -237,7 +237,8 @@ def image_convolution(site: Site) -> NativeCall | None:
     copying = partial(build, site, chain, axes, copies=True)
     # Products are copied to a result in its own order while they are in the cache.
     in_order = call.kernel.endswith("_convolution") and chain.addend is None
-    return of_any_strides(site, call, images, copying, first=chain.first, any_layout=in_order)
+    call = replace(call, any_layout=in_order)
+    return of_any_strides(site, call, images, copying, first=chain.first)
 
 
 def _chain(site: Site) -> _Chain | None:
@@ -430,14 +431,13 @@ def _convolution(
     packing: _Packing,
     axes: Sequence[SeenAxis],
     numbers: Sequence[int],
-    parts: tuple[int, Workload, np.ndarray | None],
-    any_order: bool = False,
+    parts: tuple[int, Workload, np.ndarray | None, bool],
 ) -> NativeCall:
     """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
-    row are adjacent, and elements of copies; ``parts``: the number of items, the work of one, and
-    ``even_lines`` of the kernel; ``any_order``: the kernel reads images as fast in any order.
+    row are adjacent, and elements of copies; ``parts``: the number of items, the work of one,
+    ``even_lines`` of the kernel, and whether it reads images as fast in any order.
     """
-    items, work, lines = parts
+    items, work, lines, any_order = parts
     channels, filters, *_, room = numbers
     places = np.array([0, *accumulate(packing.sizes)], np.int64)  # of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
@@ -515,7 +515,8 @@ def _of_all_channels(
         items = math.ceil(positions / block) * panels
         work = Workload("image", flops=2 * k * min(every, PANEL) * max(joined, 1) * block)
         numbers = channels, filters, block, int(is_run), room
-        call = _convolution(site, chain, packing, axes, numbers, (items, work, lines), any_order)
+        of_items = items, work, lines, any_order
+        call = _convolution(site, chain, packing, axes, numbers, of_items)
         return replace(call, kernel="image_groups") if joined else call
 
     most, any_order = _ADDRESSES // addresses, False
@@ -680,7 +681,7 @@ def _of_each_channel(
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
         numbers = channels, chunk * repeats, block, int(columns.adjacent), 0
         packing = _packing(site, chain, axes, 0, "", repeats)
-        return _convolution(site, chain, packing, axes, numbers, (items, work, None))
+        return _convolution(site, chain, packing, axes, numbers, (items, work, None, False))
 
     if copies:
         chunk = min(channels, PANEL, _COPIED // (rows * reach))
@@ -712,20 +713,19 @@ def of_any_strides(
     *,
     turned: bool = False,
     first: int | None = None,
-    any_layout: bool = False,
 ) -> NativeCall:
     """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
     have their channels innermost, and columns of the first no gaps between them, else what
     ``copying`` makes, if it is given. ``turned``: rows and columns change places. ``first``, if not
-    None: the kernel takes a program of the parts from there on, 0 for none. ``any_layout``: as of
-    ``NativeCall``. Raises ``UnsupportedError`` where there is none."""
+    None: the kernel takes a program of the parts from there on, 0 for none. Raises
+    ``UnsupportedError`` where there is none."""
     output = site.output().dims
     order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
     # Weights and bias of a run, and what kernels without programs read beside images.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
     # One cell of the closure, as Python's collector walks each.
-    given = any_layout, first is not None, program_behind(site, first) if first else None
+    programs = first is not None, program_behind(site, first) if first else None
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
@@ -736,12 +736,12 @@ def of_any_strides(
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
         # A result in another order is copied to where it is, by kernels that know of that.
-        any_layout, takes_program, behind = given
-        read = steps[:1] if any_layout else steps
+        read = steps[:1] if call.any_layout else steps
         innermost = False not in [own is None or own[1] == 1 for own in read]
         x = site.tensors[images[0] or 0]
         gaps = steps[0] is None or x is None or steps[0][3] != x.dims[1]
         chosen, program = call, NO_PROGRAM
+        takes_program, behind = programs
         if copying is not None and (gaps or not innermost):
             chosen = copying() or call
         ns = chosen.item_ns
@@ -762,7 +762,7 @@ def of_any_strides(
 
     # A program reads tensors of its own, or there is none.
     plain = restrided([None] * len(site.tensors)) if first else call
-    return replace(plain, restrided=restrided, dims_order=order, any_layout=any_layout)
+    return replace(plain, restrided=restrided, dims_order=order)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:

@@ -134,17 +134,11 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer types of one node and fold it; return whether it stays."""
-        is_control, is_if = node.op.role in CONTROL, node.op.role is Role.IF
-        # The walk over the branches of an If infers their types. Those of a loop have to hold in
-        # every iteration first.
-        types = () if is_if else node_types(node, certain=certain)
-        if is_control:
-            for _, inner in node.graphs:
-                self.run(inner, certain=False)
-        types = types_of_branches(node) if is_if else types
+        types = self.types(node, certain=certain)
         first = node.inputs[0] if node.inputs else None
         # The first input says no for nearly all nodes.
         is_constant = (first is None or first.is_constant) and self.is_constant(node)
+        is_control = node.op.role in CONTROL
         results: Sequence[np.ndarray] | None = None
         if is_constant and not is_control:
             results = self.evaluate(node, types)
@@ -171,6 +165,17 @@ class _Folder:
         if stays and not is_control and not is_constant:
             self.inferred[node] = _basis(node)
         return stays
+
+    def types(self, node: Node, *, certain: bool) -> Sequence[Type]:
+        """The types of a node's outputs; the graphs of one of control flow are walked."""
+        is_if = node.op.role is Role.IF
+        # The walk over the branches of an If infers their types. Those of a loop have to hold in
+        # every iteration first.
+        types = () if is_if else node_types(node, certain=certain)
+        if node.op.role in CONTROL:
+            for _, inner in node.graphs:
+                self.run(inner, certain=False)
+        return types_of_branches(node) if is_if else types
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
         """The outputs of a pure operation of constants, unless they are too large to keep."""

@@ -2,8 +2,8 @@
 LayerNormalization and so on, whose kernels read their input once.
 
 ``RULES`` has rules for the last operation of each pattern, with operations of which a graph must
-have one, or the rule is not asked. A rule returns a ``Match`` or ``None``. Nodes of the pattern
-without readers are left to ``dead_code``.
+have one, if any are given, or the rule is not asked. A rule returns a ``Match`` or ``None``. Nodes
+of the pattern without readers are left to ``dead_code``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Recompose(Pass):
         present = {op.full_name for op in graph.ops}
         visits = {}
         for name, rules in RULES.items():
-            asked = [rule for rule, needs in rules if not needs.isdisjoint(present)]
+            asked = [rule for rule, any_of in rules if not any_of or any_of & present]
             if asked and name in present:
                 visits[name] = partial(_visit, asked)
         return bool(visits) and forward(graph, visits)
@@ -397,15 +397,15 @@ def _same_shape(a: Value, b: Value | None) -> bool:
 _ROOTS = frozenset({"Sqrt", "tensorflow.Rsqrt"})
 # Such as are made of roots while the rules are applied.
 _NORMALIZATIONS = _ROOTS | {"LayerNormalization", "RMSNormalization"}
-_GATES = frozenset({"Clip", "Erf", "HardSigmoid", "Sigmoid", "Tanh"})
+_ANY: frozenset[str] = frozenset()
 
 RULES: Mapping[str, Sequence[tuple[Rule, frozenset[str]]]] = {
     "Add": ((_onto_normalization, _NORMALIZATIONS), (_scaled_and_shifted, _ROOTS)),
     "Div": (
         (_hard_sigmoid, frozenset({"Clip"})),
         (_quotient, frozenset({"Sqrt"})),
-        (_activation, _GATES),
+        (_activation, _ANY),
     ),
-    "Mul": ((_onto_normalization, _NORMALIZATIONS), (_factor, _ROOTS), (_activation, _GATES)),
+    "Mul": ((_onto_normalization, _NORMALIZATIONS), (_factor, _ROOTS), (_activation, _ANY)),
     "Where": ((_where, frozenset({"IsNaN"})),),
 }
