@@ -155,7 +155,7 @@ def _imported(
         from penstock.frontends.onnx.importer import load_onnx
 
         return load_onnx(source, limits, map_weights)
-    # Imported here: ONNX files and saved sessions, which open in a few milliseconds, need none of it.
+    # Imported here: ONNX files and saved sessions, which open in milliseconds, need none of it.
     from penstock.frontends.common.other_formats import (
         last_part,
         refuse_by_contents,
