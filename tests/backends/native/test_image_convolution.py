@@ -356,6 +356,21 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[
     ("ConvTranspose", (1, 21, 6, 7), (21, 1, 8, 8), {"strides": [4, 4], "group": 21}), 12, [1, 2]
 )
 @example(("ConvTranspose", (1, 70, 40), (70, 64, 8), {"strides": [4], "pads": [2, 2]}), 13, [])
+# Lines whose first and last positions see nothing of some taps: as tiles of one, two and four vectors of
+# filters, far apart, alone, and divided.
+@example(("Conv", (2, 40, 6, 13), (70, 40, 3, 3), {"pads": [1, 1, 1, 1]}), 17, [1, 2])
+@example(("Conv", (1, 40, 4, 45), (12, 40, 3, 3), {"pads": [1, 1, 1, 1]}), 18, [1, 2])
+@example(("Conv", (1, 40, 4, 29), (6, 40, 3, 3), {"pads": [0, 2, 1, 1]}), 19, [1, 2])
+@example(("Conv", (1, 33, 5, 30), (40, 33, 3, 7), {"pads": [1, 3, 1, 3]}), 20, [])
+@example(
+    ("Conv", (1, 48, 9, 41), (64, 48, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}), 21, [1, 2]
+)
+@example(
+    ("Conv", (1, 48, 9, 19), (64, 48, 3, 3), {"dilations": [2, 3], "pads": [2, 3, 2, 3]}), 22, []
+)
+@example(("Conv", (1, 36, 3, 4), (20, 36, 3, 3), {"pads": [1, 9, 1, 12]}), 23, [1, 2])
+@example(("Conv", (1, 48, 2100), (40, 48, 9), {"pads": [4, 4]}), 24, [1, 2])
+@example(("ConvTranspose", (1, 36, 5, 25), (36, 40, 3, 5), {"strides": [2, 2]}), 25, [1, 2])
 # Two channels of few filters at once, of phases of unlike numbers of taps.
 @example(("ConvTranspose", (1, 6, 9, 14), (6, 5, 3, 3), {"strides": [2, 2]}), 14, [1, 2])
 def test_sums_of_convolutions_are_within_the_bound_of_float32(case, seed, constants):

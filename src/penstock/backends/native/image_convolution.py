@@ -59,8 +59,9 @@ _CACHED = 1152  # elements
 _NEAR, _LEAST_COPIED = 2**21, 16
 # Channels below which taps are read together, and positions of an item that are enough for them.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
-# Positions of a line that are enough for a product of their own.
-_LEAST_LINE = 24
+# Positions of a line that are enough for a product of their own; with vectors of 16 lanes, those of
+# a tile are.
+_LEAST_LINE, _LEAST_WIDE = 24, 9
 # Channels up to which rows of images are copied with zeros around them, and positions of an item
 # for which copies into another order of dims take less time than a step of their own.
 _MOST_COPIED, _LEAST_OF_COPIES = 16, 96
@@ -523,7 +524,12 @@ def _of_all_channels(
     if joined:  # its kernel finds the lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
     room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
-    lines = None if rounds else _even_lines(columns, room, x.dims[1], copies)
+    # Each part that a position sees is inside of the image, or outside of it. Tiles that end with
+    # a line have fewer positions, which costs most with narrow vectors.
+    is_whole, is_wide = columns.inside or together == 1, LANES.get(site.library.level, 0) == GRAIN
+    least = _LEAST_WIDE if is_wide else _LEAST_LINE * (1 if columns.inside else 2)
+    has_lines = is_whole and columns.positions >= least and not copies
+    lines = None if rounds else _even_lines(has_lines, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
         return of_block(min(lines[0], most), 0, np.array(lines[1:], np.int64))
@@ -542,12 +548,12 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
 
 
 def _even_lines(
-    columns: SeenAxis, room: tuple[int, int, int] | None, channels: int, copies: bool
+    has_lines: bool, room: tuple[int, int, int] | None, channels: int, copies: bool
 ) -> tuple[int, int, int] | None:
     """The positions of an item, and the numbers of ``even_lines``, if adjacent positions of a line
     read elements at a constant distance, in an image of ``channels`` or in the ``room`` for copies
     of it; None if each position needs an address of its own."""
-    if columns.inside and columns.positions >= _LEAST_LINE and not copies:
+    if has_lines:
         return BLOCK * PANEL, 0, 0
     return room if copies or channels <= _MOST_COPIED else None
 

@@ -111,7 +111,7 @@ ITEMS_OF(dense, dense)
                           bounds, count, 0};
         for (int64_t r = 0; r < rows; r++)
             from[r] = a->x + (row + r) * a->inner;
-        const operands x = {from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL, 0, 1, 0, 0, NULL, 0};
+        const operands x = {from, NULL, BLOCK, 1, 0, a->inner, a->pairs != NULL, 0, 1, 0, 0, NULL, 0, NULL, 0};
         multiply_panel(x, rows, w, width, next, &y, count);
         const int64_t ready = column + count;
         if (a->follows && (panel + 1 == panels || item + 1 == end || ready - seen == program.tile)) {

@@ -21,7 +21,9 @@
 #include "panels.h"
 #include "tiles.h"
 
-enum { DEPTH = 256, ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
+enum { ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
+/* Of processors with wide vectors, this cache has 1 MiB or more. */
+enum { DEPTH = BY_WIDTH(768, 256, 256) };
 /* Rows of a panel, for which as many of the next part are fetched at once: of wide vectors, four take too little time
    for a test whether there is something to fetch. */
 enum { AHEAD = BY_WIDTH(8, 4, 4) };
@@ -149,6 +151,22 @@ static inline void fetch_ahead(const float *from, int64_t count)
         __builtin_prefetch(from + i);
 }
 
+/* Of rows that are a step apart, the bits of those of a part that are at `zeros`; ALL_ROWS if these are all. */
+static inline int outside_of_line(const operands *x, int64_t part, int rows)
+{
+    if (x->rows[part * x->apart] == x->zeros)
+        return ALL_ROWS;
+    if (!x->ends)
+        return 0;
+    const int64_t low = x->ends[part].low - x->first - x->at, high = x->ends[part].high - x->first - x->at;
+    if (low <= 0 && high >= rows)
+        return 0;
+    if (low >= rows || high <= 0)
+        return ALL_ROWS;
+    const int before = low > 0 ? (1 << low) - 1 : 0, behind = high < rows ? -1 << high : 0;
+    return before | (behind & ((1 << rows) - 1));
+}
+
 #if defined(__AVX512F__)
 /* Of the rows of a tall tile in two groups, the first of which has `group`, the bits of those that are at `zeros`;
    UNEVEN if others are not `*step` bytes apart, ALL_ROWS if there are none. */
@@ -168,16 +186,17 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
     return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
 }
 
-/* The same of a part at these addresses, whose first row is at `place` of its line if rows are a step apart; also where
-   an element before the first row of each group is. */
-INLINED int find_groups(const operands *x, const float *const *at, int64_t place, int rows, int group, int64_t *step,
+/* The same of a part, whose first row is at `place` of its line if rows are a step apart; also where an element before
+   the first row of each group is. */
+INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows, int group, int64_t *step,
                         const float **groups)
 {
+    const float *const *const at = x->rows + part * x->apart;
     if (x->step) {
         *step = 4 * x->step;
         groups[0] = at[0] + place - x->step;
         groups[1] = groups[0] + group * x->step;
-        return at[0] == x->zeros ? ALL_ROWS : 0;
+        return outside_of_line(x, part, rows);
     }
     const int outside = outside_of(at, x->zeros, rows, group, step);
     groups[0] = (const float *)((intptr_t)at[1] - 2 * *step);
@@ -487,7 +506,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         x.parts--;
     for (int64_t depth; x.parts; w += depth * width) {
         if (most_parts == 1 && x.parts > 1 && is_outside(&x, 0, rows)) {
-            x.parts--, x.rows += x.apart, depth = x.depth;
+            x.parts--, x.rows += x.apart, x.ends += x.ends != NULL, depth = x.depth;
             continue;
         }
         operands some = x;
@@ -511,6 +530,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         if (x.begin == end) {
             x.begin -= x.depth;
             x.rows += some.parts * x.apart;
+            x.ends += x.ends ? some.parts : 0;
             x.parts -= some.parts;
         }
     }

@@ -21,12 +21,19 @@ enum { NEAR = 65536 }; /* elements of a matrix that stays in a cache from one bl
 /* Elements from the sums of a row to those of the next. */
 #define SUMS_STEP(width) ((width) < GRAIN ? GRAIN : (width))
 
+/* The rows of a line that a part has, from `low` to `high`. */
+typedef struct {
+    int32_t low, high;
+} line_ends;
+
 /* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
    need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. If `line` is not 0, rows are whole lines
    of so many, which are equally far apart in each part but for those at `zeros`, and tiles do not begin in one line
    and end in another. Each of `taps` adjacent parts has what the one before has of the next row, in a line. If `step`
    is not 0, the rows of a line are so many elements apart, or at `zeros` in a part, and only its first one has an
-   address; the first row is `at` in its line. Meanwhile, `ahead_step` elements from `ahead` on are fetched for each row. */
+   address; the first row is `at` in its line. If there are `ends` of each part, those outside of them are also at
+   `zeros`; a line that is part of another begins with row `first` of that. Meanwhile, `ahead_step` elements from
+   `ahead` on are fetched for each row. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
@@ -34,6 +41,8 @@ typedef struct {
     int64_t line, taps, step, at;
     const float *ahead;
     int64_t ahead_step;
+    const line_ends *ends;
+    int64_t first;
 } operands;
 
 /* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear

@@ -97,7 +97,8 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     {                                                                                              \
         const float *at[TALL_SUMS];                                                                \
         UNROLLED(r, rows)                                                                          \
-            at[r] = x.step ? of_part[0] + place + r * x.step : of_part[r];                         \
+            at[r] = !x.step ? of_part[r]                                                           \
+                            : outside >> r & 1 ? x.zeros : of_part[0] + place + r * x.step;        \
         for (int64_t k = begin; k < limit;) {                                                      \
             const int64_t stop = smaller(k + ahead, limit);                                        \
             FETCH(AHEAD > 4)                                                                       \
@@ -121,9 +122,12 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                 const float *group_at[2];
 #if VECTORS == 1
                 const int is_row = x.taps == 3 && part % 3 == 0 && part + 3 <= x.parts && rows <= x.line;
-                if (is_row && !find_groups(&x, of_part + x.apart, place, rows, group, &step, group_at)) {
-                    const float *const *const last = of_part + 2 * x.apart, *const left = of_part[0] + place;
-                    const float *const right = x.step ? last[0] + place + (rows - 1) * x.step : last[rows - 1];
+                if (is_row && !find_groups(&x, part + 1, place, rows, group, &step, group_at)) {
+                    const float *const *const last = of_part + 2 * x.apart;
+                    const float *left = of_part[0] + place;
+                    const float *right = x.step ? last[0] + place + (rows - 1) * x.step : last[rows - 1];
+                    left = x.step && outside_of_line(&x, part, 1) ? x.zeros : left;
+                    right = x.step && outside_of_line(&x, part + 2, rows) ? x.zeros : right;
                     const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
                     for (int64_t k = begin; k < limit; k += 1 + TWO)
                         STEP_OF_TAPS(0)
@@ -131,7 +135,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                     continue;
                 }
 #endif
-                const int outside = find_groups(&x, of_part, place, rows, group, &step, group_at);
+                const int outside = find_groups(&x, part, place, rows, group, &step, group_at);
                 const int64_t steps[] = {step, 3 * step, 5 * step, 7 * step};
                 if (outside == ALL_ROWS) {
                     w += depth * width;
@@ -142,20 +146,20 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                 EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
                 {
                     const float *const from = w;
-                    if (!all_at(x.zeros, of_part, group))
+                    if (x.step ? ~outside & upper : !all_at(x.zeros, of_part, group))
                         PART(lower, 0)
                     w = from;
-                    if (!all_at(x.zeros, of_part + group, rows - group))
+                    if (x.step ? ~outside & lower : !all_at(x.zeros, of_part + group, rows - group))
                         PART(upper, 0)
                     w = from + depth * width;
                 }
 #else
-                const int has_ends = HAS_ENDS && rows > 2 && !x.step;
-                if (all_at(x.zeros, of_part, x.step ? 1 : rows))
+                const int has_ends = HAS_ENDS && rows > 2, outside = x.step ? outside_of_line(&x, part, rows) : 0;
+                if (x.step ? outside == ALL_ROWS : all_at(x.zeros, of_part, rows))
                     w += depth * width;
-                else if (has_ends && of_part[0] == x.zeros)
+                else if (has_ends && (x.step ? outside & 1 : of_part[0] == x.zeros))
                     PART(1, 0)
-                else if (has_ends && of_part[rows - 1] == x.zeros)
+                else if (has_ends && (x.step ? outside >> (rows - 1) & 1 : of_part[rows - 1] == x.zeros))
                     PART(1 << (rows - 1), 0)
                 else
                     PART(0, 0)

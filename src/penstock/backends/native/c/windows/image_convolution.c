@@ -4,8 +4,9 @@
    tap of the kernel, or each row of taps where channels are few, a table has the address of what a position sees, or
    of zeros outside of the image. What has gaps in memory, or a row of taps that is partly outside, is copied first.
 
-   What the positions of a line see is equally far apart where rows of taps are inside of the image, or see copies of
-   the image's rows with zeros around them. The table then has the first position of each line alone.
+   What the positions of a line see is equally far apart, but for those at its ends that see nothing of the image, unless
+   a part is a row of taps that is partly outside; and in copies of the image's rows with zeros around them. The table
+   then has the first position of each line alone.
 
    Compiled with contraction to fused multiply-add. */
 
@@ -158,6 +159,21 @@ static void find_lines(const struct image_convolution *a, const phase *f, int64_
     }
 }
 
+/* Find which positions of a line see an element of each part that is a tap; returns whether some of them do not. */
+static int find_ends(const struct image_convolution *a, const phase *f, line_ends *ends)
+{
+    const int64_t stride = a->axes[2]->stride, size = a->axes[2]->size, count = f->counts[2];
+    const int64_t columns = f->n_taps[2], parts = f->n_taps[0] * f->n_taps[1] * columns;
+    int some = 0;
+    for (int64_t i = 0; i < parts; i++, ends++) {
+        const int64_t tap = f->taps[2][i % columns];
+        ends->low = (int32_t)smaller(tap < 0 ? strides_in(stride - 1 - tap, stride) : 0, count);
+        ends->high = (int32_t)smaller(tap < size ? strides_in(size - tap + stride - 1, stride) : 0, count);
+        some |= ends->low > 0 || ends->high < count;
+    }
+    return some;
+}
+
 CHECKED_ITEMS_OF(image_convolution, image_convolution)
 {
     const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
@@ -169,11 +185,13 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     const int uniform = direct && is_uniform(a, a->y_steps) && (!a->addend || is_uniform(a, a->addend_steps));
     _Alignas(64) float nearby[COPIED], sums[BLOCK * PANEL];
     const float *rows[ADDRESSES];
+    line_ends ends[ADDRESSES];
     float *const copy = a->room > COPIED ? malloc(a->room * sizeof *copy) : nearby;
     if (!copy)
         return 1;
     line_copies copies = {.rows = {0}};
     int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
+    int has_ends = 0;
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
         const int64_t place = item / panels / a->groups, first = place / phases * a->block;
@@ -194,12 +212,14 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             find_lines(a, &f, first, own ? 1 : count, images, is_copied ? &copies : NULL, item + 1);
         else if (of != known)
             find_rows(a, &f, first, count, images);
+        if (of != known)
+            has_ends = even && !own && !is_copied && find_ends(a, &f, ends);
         known = of;
         const int has_lines = a->block % f.counts[2] == 0; /* else parts of lines */
         const int64_t of_lines = own ? count : has_lines && (parts > 1 || even) ? f.counts[2] : 0;
         const int64_t step = even ? a->axes[2]->stride * (is_copied ? a->channels : a->x_steps->column) : 0;
         operands x = {rows, zeros, a->block, parts, dense ? channel : 0, depth, a->pairs != NULL, of_lines,
-                            taps_at_once(a, &f), step, 0, NULL, 0};
+                            taps_at_once(a, &f), step, 0, NULL, 0, has_ends ? ends : NULL, 0};
         if (own && step == depth && depth <= MOST_FETCHED)
             x.ahead = rows[0] + x.begin + MOST_TILE * step, x.ahead_step = step;
         const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
@@ -218,6 +238,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             of_line.ahead += x.ahead_step ? r * x.ahead_step : 0;
             of_line.rows += own ? 0 : even ? number : r;
             of_line.line = even || parts > 1 ? l.some : x.line;
+            of_line.first = l.at[2];
             if (by_line)
                 multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
             /* Few channels at a time: it takes longer to write to many pages in turn. */
