@@ -8,7 +8,7 @@
 
        stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4
 
-   All rows are computed in one loop, with a few columns between them that are discarded. The result of
+   Short rows are computed in one loop, with a few columns between them that are discarded. The result of
    a transposed convolution has as many `phases` as it has strides; each reads other taps. */
 
 // Its copies are too short for calls of memcpy and memset.
@@ -75,6 +75,13 @@ static inline void split_line(const float *x, int64_t low, int64_t high, int64_t
         even[j] = odd[j] = 0;
     if (low % 2)
         odd[i - 1] = x[low];
+    for (; 2 * (i + LANES) <= high; i += LANES) {
+        const vector first = loaded(x + 2 * i), second = loaded(x + 2 * i + LANES);
+        const vector own[] = {SHUFFLE(lanes, first, second, LANES_32(EVEN_PLACE, 0)),
+                              SHUFFLE(lanes, first, second, LANES_32(ODD_PLACE, 0))};
+        memcpy(even + i, &own[0], sizeof(vector));
+        memcpy(odd + i, &own[1], sizeof(vector));
+    }
     for (; i < count; i += LANES) {
         const int64_t left = high - 2 * i;
         const vector none = {0}, first = left > 0 ? load_some(x + 2 * i, left) : none;
@@ -111,10 +118,10 @@ static void copy_plane(const struct convolution *a, const float *x, int64_t row,
     }
 }
 
-/* `vectors` of `filters` lines; both numbers are constants. */
+/* `vectors` of `filters` lines, `step` apart, of which the last vector has `rest`; both numbers are constants. */
 INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t n_slices,
                       const int64_t *taps, int64_t n_taps, const float *w, const float *bias,
-                      int64_t copied, int64_t at, float *to, int filters, int vectors)
+                      int64_t copied, int64_t at, float *to, int64_t step, int64_t rest, int filters, int vectors)
 {
     vector sums[BLOCK * 4];
     UNROLLED(f, filters)
@@ -133,19 +140,26 @@ INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t 
                         sums[f * vectors + v] += weight[f] * values[v];
             }
     }
-    UNROLLED(f, filters)
-        UNROLLED(v, vectors)
-            memcpy(to + f * LINES / BLOCK + v * LANES, &sums[f * vectors + v], sizeof(vector));
+    if (rest >= LANES)
+        UNROLLED(f, filters)
+            UNROLLED(v, vectors)
+                memcpy(to + f * step + v * LANES, &sums[f * vectors + v], sizeof(vector));
+    else
+        UNROLLED(f, filters)
+            UNROLLED(v, vectors)
+                store_some(to + f * step + v * LANES, sums[f * vectors + v], v + 1 < vectors ? LANES : rest);
 }
 
 #define TAPS(filters, vectors)                                                                    \
-    add_taps(a, slices, n_slices, taps, n_taps, w, bias, copied, at, line + at, filters, vectors), \
+    add_taps(a, slices, n_slices, taps, n_taps, w, bias, copied, from + at, to + at, step,        \
+             end - at - (vectors - 1) * LANES, filters, vectors),                                 \
         at += vectors * LANES
 
 #define FILTERS(number)                                                                           \
     static void add_##number(const struct convolution *a, const slice *slices, int64_t n_slices,  \
                              const int64_t *taps, int64_t n_taps, const float *w,                 \
-                             const float *bias, int64_t copied, int64_t end, float *line)         \
+                             const float *bias, int64_t copied, int64_t from, int64_t end,        \
+                             float *to, int64_t step)                                             \
     {                                                                                             \
         for (int64_t at = 0; at < end;)                                                           \
             if (end - at > (WIDE - 1) * LANES)                                                    \
@@ -213,6 +227,9 @@ ITEMS_OF(convolution, convolution)
         float *y = a->y + (image * a->filters * d->count + o) * u->count * v->count;
         const int64_t *of_row = a->taps, *taps = a->taps;
         const int64_t length = (n_rows - 1) * v->length + (n_columns + v->phases - 1) / v->phases;
+        /* Rows of whole vectors, or nearly, are computed where they are written. */
+        const int direct = u->phases * v->phases == 1 && n_columns >= 2 * LANES &&
+                           (n_columns + LANES - 1) / LANES * LANES <= v->length + LANES / 4;
         for (int64_t p = 0; p < u->phases; p++, of_row = taps)
             for (int64_t f = 0; f < a->filters; f += BLOCK) {
                 const int64_t block = smaller(BLOCK, a->filters - f);
@@ -220,13 +237,17 @@ ITEMS_OF(convolution, convolution)
                 taps = of_row;
                 for (int64_t q = 0; q < v->phases; q++) {
                     const int64_t n_taps = *taps++;
-                    (block == 4 ? add_4 : block == 3 ? add_3 : block == 2 ? add_2 : add_1)(
-                        a, slices, n_slices, taps, n_taps, w, bias, copied, length,
-                        lines + q * (LINES / BLOCK / v->phases));
+                    for (int64_t r = 0; r < (direct ? n_rows : 1); r++)
+                        (block == 4 ? add_4 : block == 3 ? add_3 : block == 2 ? add_2 : add_1)(
+                            a, slices, n_slices, taps, n_taps, w, bias, copied, r * v->length,
+                            direct ? n_columns : length,
+                            direct ? y + f * y_plane + (first + r) * v->count + column
+                                   : lines + q * (LINES / BLOCK / v->phases),
+                            direct ? y_plane : LINES / BLOCK);
                     w += d->kernel * a->channels * n_taps * block;
                     taps += n_taps;
                 }
-                for (int64_t i = 0; i < block; i++)
+                for (int64_t i = 0; i < block && !direct; i++)
                     for (int64_t r = 0; r < n_rows; r++)
                         if (first + r * u->phases + p < u->count)
                             interleave(lines + i * (LINES / BLOCK) + r * v->length, LINES / BLOCK / v->phases,
