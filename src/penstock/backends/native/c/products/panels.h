@@ -106,6 +106,8 @@ static inline operands from_row(operands x, int64_t row)
 /* Whether all rows of a part are at zeros, those of whole lines from the first one on. */
 static inline int is_outside(const operands *x, int64_t part, int64_t rows)
 {
+    if (x->ends && x->ends[part].low >= x->ends[part].high)
+        return 1;
     const int64_t addresses = x->step ? (uint32_t)(rows + x->line - 1) / (uint32_t)x->line : rows;
     return all_at(x->zeros, x->rows + part * x->apart, (int)addresses);
 }
