@@ -21,7 +21,7 @@ from tests.support.native_kernels import (  # noqa: F401
 
 DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
 FEW = [(2, 67), (3, 70), (4, 129)]
-DIMS = [(3,), *FEW, (33, 65), (50, 19), (5, 1, 7), (4, 9, 34), (2, 3, 5, 4), (0, 3)]
+DIMS = [(3,), *FEW, (33, 65), (50, 19), (20, 150), (5, 1, 7), (4, 9, 34), (2, 3, 5, 4), (0, 3)]
 
 
 def numbers(dims: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -54,6 +54,39 @@ def test_array_is_refilled_from_any_layout(dims, dtype):
             for target in (np.zeros(view.shape, dtype), np.zeros(view.T.shape, dtype).T):
                 assert library.functions.refilled(target, view) is target
                 np.testing.assert_array_equal(target, view, library.level)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_parts_are_views_of_numpys_slices(axis):
+    for library in LIBRARIES:
+        for x in layouts(numbers((4, 5, 6), "float32"))[:8]:
+            x = x.reshape(x.shape) if x.ndim == 3 else x[:, 0]
+            sizes = (1, 0, x.shape[axis] - 1)
+            parts = library.functions.parts(axis, sizes, x)
+            for part, wanted in zip(parts, np.split(x, [1, 1], axis), strict=True):
+                np.testing.assert_array_equal(part, wanted, library.level)
+                assert part.strides == wanted.strides or not part.size
+                assert np.shares_memory(part, x) or not part.size
+            elements = library.functions.parts(axis, None, x)
+            assert len(elements) == x.shape[axis]
+            for i, element in enumerate(elements):
+                np.testing.assert_array_equal(element, x.take(i, axis), library.level)
+
+
+def test_parts_keep_strings():
+    x = np.array([["a", "b"], ["c", "d"]], object)
+    for library in LIBRARIES:
+        first, second = library.functions.parts(1, (1, 1), x)
+        del x
+        assert first.tolist() == [["a"], ["c"]] and second.tolist() == [["b"], ["d"]]
+        x = np.array([["a", "b"], ["c", "d"]], object)
+
+
+@pytest.mark.parametrize("axis, sizes", [(0, (2, 3)), (0, (-1, 5)), (2, (4,)), (-1, (4,))])
+def test_parts_of_sizes_that_do_not_fit_are_refused(axis, sizes):
+    for library in LIBRARIES:
+        with pytest.raises(ValueError, match="out of range|do not fit"):
+            library.functions.parts(axis, sizes, np.zeros((4, 3), np.int8))
 
 
 def test_array_is_refilled_from_memory_that_it_shares():

@@ -100,6 +100,33 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
     return Kernel(run) if node.op.since >= 6 and _are_copied(types[:1]) else None
 
 
+@of_any_shape("Split")
+def _split(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    """Split of an axis and sizes that are known: views, which one call makes."""
+    outputs = [None if value is None else value.type for value in node.outputs]
+    x, axis = types[0], node.attrs.get("axis", 0)
+    if not isinstance(x, TensorType) or x.shape is None or len(outputs) < 2:
+        return None
+    parts = [t.shape for t in outputs if isinstance(t, TensorType) and t.shape is not None]
+    sizes = [shape[axis] for shape in parts]
+    if len(sizes) < len(outputs) or not all(isinstance(size, int) for size in sizes):
+        return None
+    function = partial(library.functions.parts, axis % len(x.shape), tuple(sizes))
+    return replace(node.op.compile(node, types), function=function)
+
+
+@of_any_shape("tensorflow.Unpack")
+def _unpack(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
+    x, axis = types[0], node.attrs.get("axis", 0)
+    shape = x.shape if isinstance(x, TensorType) else None
+    if not shape or not -len(shape) <= axis < len(shape) or len(node.outputs) < 2:
+        return None
+    if shape[axis] != len(node.outputs):  # unknown, or a fault that NumPy's kernel tells
+        return None
+    function = partial(library.functions.parts, axis % len(shape), None)
+    return replace(node.op.compile(node, types), function=function)
+
+
 @of_any_shape("penstock.Reorder")
 def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
     """A copy in another layout, of one in any."""

@@ -240,7 +240,8 @@ def _is_bilinear_of_codes(c: OperatorConversion) -> bool:
     return same and wanted is not None and [*given.zero_points] == [*wanted.zero_points]
 
 
-@operator_rule("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", integers=_is_bilinear_of_codes)
+@operator_rule("RESIZE_NEAREST_NEIGHBOR", moves=True)
+@operator_rule("RESIZE_BILINEAR", integers=_is_bilinear_of_codes)
 def resize(c: OperatorConversion) -> None:
     """For the nearest element, coordinates are rounded down, or to the nearest with centres or
     corners aligned. Codes are interpolated in integers, and rounded away from zero."""

@@ -292,6 +292,41 @@ static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ss
     return (PyObject *)y;
 }
 
+/* Views of parts that follow each other along an axis, or, without sizes, of its single elements, without the axis. */
+static PyObject *array_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
+    if (count < 3 || !PyArray_Check(arguments[2]) || (arguments[1] != Py_None && !PyTuple_Check(arguments[1])))
+        return PyErr_Format(PyExc_TypeError, "parts() takes an axis, a tuple of sizes or None, and an array");
+    PyArrayObject *x = (PyArrayObject *)arguments[2];
+    const long axis = PyLong_AsLong(arguments[0]), rank = PyArray_NDIM(x);
+    if (axis == -1 && PyErr_Occurred())
+        return NULL;
+    if (axis < 0 || axis >= rank)
+        return PyErr_Format(PyExc_ValueError, "axis %ld is out of range for rank %ld", axis, rank);
+    const int whole = arguments[1] != Py_None;
+    const npy_intp step = PyArray_STRIDE(x, axis);
+    const Py_ssize_t n = whole ? PyTuple_Size(arguments[1]) : PyArray_DIM(x, axis);
+    for (int i = 0, j = 0; i < rank; i++)
+        if (whole || i != axis)
+            dims[j] = PyArray_DIM(x, i), strides[j++] = PyArray_STRIDE(x, i);
+    PyObject *parts = PyTuple_New(n);
+    npy_intp begin = 0, size = 1;
+    for (Py_ssize_t k = 0; parts && k < n; k++, begin += size) {
+        size = whole ? PyLong_AsSsize_t(PyTuple_GetItem(arguments[1], k)) : 1;
+        if (whole)
+            dims[axis] = size;
+        PyObject *part = NULL;
+        if (size >= 0 && size <= PyArray_DIM(x, axis) - begin)
+            part = array_view(x, arguments[2], rank - !whole, dims, strides, PyArray_BYTES(x) + begin * step);
+        else if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "the sizes do not fit a dim of %zd", PyArray_DIM(x, axis));
+        if (!part || PyTuple_SetItem(parts, k, part) < 0)
+            Py_CLEAR(parts);
+    }
+    return parts;
+}
+
 /* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed while
    anything else holds it, and the methods `read` and `assign`, which check what is not the same as
    the time before. */
@@ -384,6 +419,8 @@ PyMethodDef arrays_functions[] = {
     {"appended", FAST(array_appended),
      "appended(axis, x, added): both joined along an axis, x where it lies if it has room behind it."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
+    {"parts", FAST(array_parts),
+     "parts(axis, sizes, x): views of parts of x of these sizes along an axis; of its elements, if sizes are None."},
     {"variable_read", FAST(variable_read),
      "variable_read(variable, handle, y): copy the value of a variable into y."},
     {"variable_assign", FAST(variable_assign),

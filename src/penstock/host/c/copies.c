@@ -1,6 +1,9 @@
 /* Copies in three ways: runs of elements that are adjacent on both sides, blocks that are transposed
    where two dims change places, and single elements. */
 #include <string.h>
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
 #include "compilers.h"
 #include "copies.h"
 
@@ -139,6 +142,34 @@ BLOCK(block_2, uint16_t, 8, SET(0, 8, 1, 9, 2, 10, 3, 11), SET(4, 12, 5, 13, 6, 
 BLOCK(block_4, uint32_t, 4, SET(0, 4, 1, 5), SET(2, 6, 3, 7))
 BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
 
+/* As a BLOCK of bytes, of 64 rows of 16 elements: vectors interleave within lanes of 16 bytes, so that each
+   transposes four blocks, and writes whole lines of the cache. */
+#ifdef __AVX512BW__
+static inline void block_1_wide(const char *from, int64_t from_step, char *to, int64_t to_step)
+{
+    __m512i rows[16], next[16];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++, from += from_step)
+    {
+        rows[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)from));
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + 16 * from_step)), 1);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + 32 * from_step)), 2);
+        rows[i] = _mm512_inserti32x4(rows[i], _mm_loadu_si128((const __m128i *)(from + 48 * from_step)), 3);
+    }
+    _Pragma("GCC unroll 4") for (int round = 0; round < 4; round++)
+    {
+        _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++)
+        {
+            next[2 * i] = _mm512_unpacklo_epi8(rows[i], rows[i + 8]);
+            next[2 * i + 1] = _mm512_unpackhi_epi8(rows[i], rows[i + 8]);
+        }
+        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+            rows[i] = next[i];
+    }
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
+        _mm512_storeu_si512(to + i * to_step, rows[i]);
+}
+#endif
+
 /* Elements of n planes that lie side by side in one of the memories, such as the colors of an image. */
 #define FEW_PLANES(type, n)                                                                        \
     if (length == n && to_step == n * (int64_t)sizeof(type)) {                                     \
@@ -153,36 +184,42 @@ BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
     }
 
 /* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind. The last block
-   of a side begins earlier than others end, where there is not enough left. */
-#define TRANSPOSED(name, type, SIDE, BLOCK, ELEMENTS)                                              \
+   of a side begins earlier than others end, where there is not enough left. A BLOCK has SIDE rows of LONG
+   elements. */
+#define TRANSPOSED(name, type, SIDE, LONG, BLOCK, ELEMENTS)                                            \
     static OF_BLOCK(name)                                                                          \
     {                                                                                              \
         FEW_PLANES(type, 2) FEW_PLANES(type, 3) FEW_PLANES(type, 4)                                \
-        if (rows < SIDE || length < SIDE) {                                                        \
+        if (rows < SIDE || length < LONG) {                                                        \
             ELEMENTS(from, to, from_step, to_step, rows, length, from_stride, to_stride);          \
             return;                                                                                \
         }                                                                                          \
         for (int64_t i0 = 0; i0 < rows; i0 += TILE)                                                \
-            for (int64_t j0 = 0; j0 < length; j0 += TILE)                                          \
+            for (int64_t j0 = 0; j0 < length; j0 += LONG > TILE ? LONG : TILE)                     \
                 for (int64_t i = i0; i < rows && i < i0 + TILE; i += SIDE)                         \
-                    for (int64_t j = j0; j < length && j < j0 + TILE; j += SIDE) {                 \
+                    for (int64_t j = j0; j < length && j < j0 + (LONG > TILE ? LONG : TILE); j += LONG) {       \
                         int64_t row = i < rows - SIDE ? i : rows - SIDE;                           \
-                        int64_t column = j < length - SIDE ? j : length - SIDE;                    \
+                        int64_t column = j < length - LONG ? j : length - LONG;                    \
                         BLOCK(from + row * sizeof(type) + column * from_stride, from_stride,       \
                               to + row * to_step + column * sizeof(type), to_step);                \
                     }                                                                              \
     }
 
-TRANSPOSED(transposed_1, uint8_t, 16, block_1, elements_1)
-TRANSPOSED(transposed_2, bytes_2, 8, block_2, elements_2)
-TRANSPOSED(transposed_4, bytes_4, 4, block_4, elements_4)
+TRANSPOSED(transposed_1, uint8_t, 16, 16, block_1, elements_1)
+#ifdef __AVX512BW__
+TRANSPOSED(transposed_1_wide, uint8_t, 16, 64, block_1_wide, elements_1)
+#else
+#define transposed_1_wide transposed_1
+#endif
+TRANSPOSED(transposed_2, bytes_2, 8, 8, block_2, elements_2)
+TRANSPOSED(transposed_4, bytes_4, 4, 4, block_4, elements_4)
 #ifdef __AVX512F__
 BLOCK(block_4_wide, uint32_t, 16, LOW_16, HIGH_16)
-TRANSPOSED(transposed_4_wide, bytes_4, 16, block_4_wide, elements_4)
+TRANSPOSED(transposed_4_wide, bytes_4, 16, 16, block_4_wide, elements_4)
 #else
 #define transposed_4_wide transposed_4
 #endif
-TRANSPOSED(transposed_8, bytes_8, 2, block_8, elements_8)
+TRANSPOSED(transposed_8, bytes_8, 2, 2, block_8, elements_8)
 
 static block_function by_size(int64_t size, block_function const functions[5])
 {
@@ -198,7 +235,7 @@ static block_function chosen(copy_plan *p)
     if (p->from[last] == p->size && p->to[last] == p->size) {
         int most = other;
         for (int i = 0; i < other; i++)
-            most = p->dims[i] > p->dims[most] ? i : most;
+            most = p->dims[i] >= p->dims[most] ? i : most; /* of equals the one that writes closer together */
         p->dims[last] *= p->size;
         if (last && p->dims[other] < FEW && p->dims[last] < LONG_RUN)
             move(p, most, other);
@@ -212,6 +249,8 @@ static block_function chosen(copy_plan *p)
     move(p, other, last - 1);
     if (p->size == 4 && p->dims[last - 1] >= 16 && p->dims[last] >= 16)
         return transposed_4_wide;
+    if (p->size == 1 && p->dims[last - 1] >= 16 && p->dims[last] >= 64)
+        return transposed_1_wide;
     return by_size(p->size, transposing);
 }
 
