@@ -197,6 +197,21 @@ def _copies(rng: Source, full_name: str) -> Draw:
     return Draw(name, parts, {"axis": axis})
 
 
+@draws("Split tensorflow.Unpack")
+def _parts(rng: Source, full_name: str) -> Draw:
+    dims = rng.dims(rng.integers(1, 5), 1500)
+    axis, (name, domain) = int(rng.integers(len(dims))), short_name(full_name)
+    count = int(rng.integers(2, 6))
+    if name == "Unpack":
+        dims = (*dims[:axis], count, *dims[axis + 1 :])
+        attrs = {"axis": axis - rng.pick(0, len(dims)), "num": count}
+        x = rng.numbers(dims, rng.pick(*_ALL), 0.3)
+        return Draw(name, [x], attrs, outputs=count, domain=domain, version=1)
+    sizes = rng.integers(0, 9, count)
+    x = rng.numbers((*dims[:axis], sizes.sum(), *dims[axis + 1 :]), rng.pick(*_ALL), 0.3)
+    return Draw(name, [x, sizes], {"axis": axis}, None, [1], count)
+
+
 @draws("Expand Range Reshape Slice")
 def _views(rng: Source, name: str) -> Draw:
     dims = rng.dims(rng.integers(1, 5), 1500)

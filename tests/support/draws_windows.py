@@ -232,8 +232,8 @@ def _deform(rng: Source, name: str) -> Draw:
 def _integer_resize(rng: Source, full_name: str) -> Draw:
     # Twice as many: weights are sums of few powers of two, and products are exact.
     dims = (*rng.dims(2, 40), rng.size(17), rng.size(17))
-    x = np.round(rng.numbers(dims, rng.pick("float32", "float64")) * 9)
-    attrs = {"mode": "linear", "fraction_bits": 10}
+    x = rng.numbers(dims, rng.pick(*CODES, "int16"))
+    attrs = {"mode": "linear", "fraction_bits": 0 if x.dtype == np.uint8 else 10}
     attrs["coordinate_transformation_mode"] = rng.pick("half_pixel", "asymmetric")
     inputs, (name, domain) = [x, None, None, np.array(dims) * [1, 1, 2, 2]], short_name(full_name)
     return Draw(name, inputs, attrs, None, [3], domain=domain, version=1)

@@ -25,6 +25,8 @@ _REALS = {
     **dict.fromkeys(("float32", "uint8", "int8", "uint16", "int16"), "float32"),
 }
 """what sums of elements are computed in"""
+_REALS_OF_CODES = {"uint8": "float32", "int8": "int32", "int16": "float64"}
+_IN_INTEGERS, _MOST_BITS = "resize_codes_int8", 20  # bits behind the point of sums
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -36,8 +38,10 @@ def resize(site: Site) -> NativeCall | None:
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
     nearest = site.attr("mode", "nearest") == "nearest"
+    of_codes = site.node.op.name == "IntegerResize"
     size = 0 if x.dtype is None else x.dtype.itemsize
-    if size not in (1, 2, 4, 8) if nearest else str_(x.dtype) not in _REALS:
+    reals = _REALS_OF_CODES if of_codes else _REALS
+    if size not in (1, 2, 4, 8) if nearest else str_(x.dtype) not in reals:
         return None
     if 0 in (*x.dims, *site.output().dims) or max(x.dims, default=0) >= _MOST_INDEX:
         return None
@@ -46,6 +50,15 @@ def resize(site: Site) -> NativeCall | None:
         return None
     if any(table.outside is not None for table in tables):
         return None
+    if of_codes:
+        name, bits = f"resize_codes_{x.dtype}", site.attr("fraction_bits", 0)
+        if name == _IN_INTEGERS:
+            if not 0 < bits * len(tables) <= _MOST_BITS or len(tables) > 2:
+                return None
+            if any(len(table.indices) != 2 for table in tables):
+                return None
+            tables = [table._replace(weights=table.weights * 2.0**bits) for table in tables]
+        return _by_tables(site, name, tables)
     return _by_tables(site, f"resize_nearest_{size}" if nearest else f"resize_{x.dtype}", tables)
 
 
@@ -176,14 +189,16 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     if not nearest:
         additions += math.prod(taps[:-1]) * (2 * x.dims[row] if inner == 1 else 6 * length)
     weights = np.concatenate([part.reshape(-1) for _, part in reads])
+    reals = _REALS_OF_CODES if "codes" in name else _REALS
+    bits = site.attr("fraction_bits", 0) * len(tables) if name == _IN_INTEGERS else 0
     return NativeCall(
         name,
         (
             *(Tensor(0), site.result(), np.array(entries, np.int64)),
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
-            None if nearest else weights.astype(_REALS[str_(x.dtype)]),
+            None if nearest else weights.astype(reals[str_(x.dtype)]),
             spans,
-            *(len(entries), inner, chunk, *run),
+            *(len(entries), inner, chunk, *run, bits),
         ),
         items=items,
         item_ns=rows_ns(additions, rows=1),

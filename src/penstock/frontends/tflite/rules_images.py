@@ -257,14 +257,9 @@ def resize(c: OperatorConversion) -> None:
         attrs |= {"mode": "nearest", "nearest_mode": rounding}
     dtype = c.dtype(0)
     if dtype is not None and _is_bilinear_of_codes(c):
-        # Sums have 27 or 35 bits; those of unsigned codes are of real numbers in LiteRT, too.
-        wide = c.cast(x, "float64" if dtype == INT16 else "float32")
+        # Positions of unsigned codes are real numbers in LiteRT, too.
         fixed: AttrDict = {**attrs, "fraction_bits": 0 if dtype == UINT8 else 10}
-        y = c.emit("IntegerResize", [wide, None, None, c.vector(1)], fixed, domain=TFLITE)
-        half = c.like(0.5, y)
-        if dtype != UINT8:
-            half = c.emit("Mul", [c.emit("Sign", [y]), half])
-        c.cast_final(c.emit("Add", [half, y]), dtype)  # which cuts fractions off
+        c.emit_final("IntegerResize", [x, None, None, c.vector(1)], fixed, domain=TFLITE)
     elif attrs["mode"] == "linear" and dtype is not None and dtype.kind in "iu":
         real = c.emit("Resize", [c.cast(x, "float32"), None, None, c.vector(1)], attrs)
         c.cast_final(c.emit("Round", [real]), dtype)

@@ -10,17 +10,31 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.core.types import ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.ir.graph import Node
+from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops import registry
 from penstock.ops.common import shape_rules as rules
+from penstock.ops.common.dtypes import FLOAT64, UINT8
 from penstock.ops.onnx.resize import infer_resize, resize
 
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 
-# Resize whose positions have ``fraction_bits`` bits behind the point, as those of LiteRT's integer
-# kernels have, or, for 0, are real numbers.
-registry.operator("IntegerResize", domain=registry.TFLITE, infer=infer_resize)(resize)
+@registry.operator("IntegerResize", domain=registry.TFLITE, infer=infer_resize)
+def integer_resize(node: Node, types: Types) -> Kernel:
+    """Resize of codes, rounded away from zero. Positions have ``fraction_bits`` bits behind the
+    point, as those of LiteRT's integer kernels have, or, for 0, are real numbers."""
+    x = rules.tensor(types, 0)
+    # Sums of signed codes have 27 or 35 bits; those of unsigned ones are of float32 in LiteRT, too.
+    reals = TensorType(FLOAT32 if x.dtype == UINT8 else FLOAT64, x.shape)
+    kernel = resize(node, [reals, *types[1:]])
+
+    def run(codes: np.ndarray, *parameters: Any) -> np.ndarray:
+        sums: Any = kernel.function(codes.astype(reals.dtype), *parameters)
+        return (sums + np.copysign(sums.dtype.type(0.5), sums)).astype(codes.dtype)
+
+    return Kernel(run)
 
 
 def _infer_spread(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

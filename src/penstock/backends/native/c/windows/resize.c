@@ -22,6 +22,7 @@ struct resize {
     const int32_t *spans; /* [chunks, 2]: the elements of a row that each chunk of a result reads */
     int64_t n_axes, inner, chunk;
     int64_t run, run_length; /* elements of a row of copies that lie side by side in the input */
+    int64_t bits;            /* of sums of codes behind the point */
 };
 
 /* Where the row of an item lies: returns its place in the result, and in `offsets` and `shares` the
@@ -57,6 +58,7 @@ struct resize {
 
 PLACES(places_float, float)
 PLACES(places_double, double)
+PLACES(places_int32_t, int32_t)
 
 /* Whether rows are sums of two, and each vector of a result is of two elements of a vector of these sums. */
 static int is_permuted(const struct resize *a, int64_t n_rows)
@@ -195,7 +197,10 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
     }
 
 #define ITSELF(type, sum) (sum)
-enum { IS_ITSELF = 1, IS_ROUNDED = 0 };
+enum { IS_ITSELF = 1, IS_ROUNDED = 0, IS_AWAY = 0 };
+
+/* Codes are rounded away from zero. */
+#define AWAY(type, sum) (type)(int32_t)((sum) + ((sum) < 0 ? -0.5f : 0.5f))
 
 /* Integers are rounded, halves to even, and bounded. */
 #define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
@@ -217,6 +222,68 @@ RESIZE(resize_int8, int8_t, float, ROUNDED)
 RESIZE(resize_uint16, uint16_t, float, ROUNDED)
 RESIZE(resize_int16, int16_t, float, ROUNDED)
 RESIZE(resize_int32, int32_t, double, ROUNDED)
+RESIZE(resize_codes_uint8, uint8_t, float, AWAY)
+RESIZE(resize_codes_int16, int16_t, double, AWAY)
+
+static inline int32_t rounded_away(int32_t sum, int64_t bits)
+{
+    const int32_t sign = sum >> 31, size = (((sum ^ sign) - sign) + (1 << bits >> 1)) >> bits;
+    return (size ^ sign) - sign;
+}
+
+/* Numbers of a line: sums of two elements for each place from `from` to `to`, `width` of their numbers. */
+static inline void blend_elements(const struct resize *a, const int8_t *restrict x, int32_t *restrict line,
+                                  int64_t from, int64_t to, int64_t width)
+{
+    const axis *along = &a->axes[a->n_axes - 1];
+    const int32_t *left = a->indices + along->first, *right = left + along->count;
+    const int32_t *weights = (const int32_t *)a->weights + along->first;
+    for (int64_t j = from; j < to; j++, line += width) {
+        const int8_t *p = x + left[j] * a->inner, *q = x + right[j] * a->inner;
+        const int32_t u = weights[j], v = weights[along->count + j];
+        int64_t i = 0;
+        for (; i + 8 <= width; i += 8)
+            for (int k = 0; k < 8; k++)
+                line[i + k] = p[i + k] * u + q[i + k] * v;
+        for (; i < width; i++)
+            line[i] = p[i] * u + q[i] * v;
+    }
+}
+
+/* Codes of int8 in integers: weights have bits behind the point, all together `bits`. Two lines are kept, as the
+   next row of the result is often of the same ones. */
+ITEMS_OF(resize_codes_int8, resize)
+{
+    enum { MOST = 4096 };
+    int32_t lines[2][MOST], shares[MOST_ROWS];
+    int64_t offsets[MOST_ROWS], n_rows;
+    const int64_t count = a->axes[a->n_axes - 1].count, inner = a->inner, bits = a->bits;
+    const int64_t wide = smaller(inner, MOST), step = MOST / wide;
+    for (int64_t from = 0; from < count; from += step)
+        for (int64_t part = 0; part < inner; part += wide) {
+            const int64_t to = smaller(from + step, count), width = smaller(wide, inner - part);
+            const int64_t length = (to - from) * width;
+            int64_t held[2] = {-1, -1};
+            for (int64_t item = begin; item < end; item++) {
+                int8_t *restrict y = (int8_t *)a->y + places_int32_t(a, item, &n_rows, offsets, shares);
+                const int32_t *rows[2] = {lines[0], lines[0]};
+                for (int64_t r = 0; r < n_rows; r++) {
+                    int slot = held[1] == offsets[r];
+                    if (held[slot] != offsets[r]) {
+                        slot = n_rows > 1 && held[0] == offsets[1 - r];
+                        blend_elements(a, (const int8_t *)a->x + offsets[r] + part, lines[slot], from, to, width);
+                        held[slot] = offsets[r];
+                    }
+                    rows[r] = lines[slot];
+                }
+                y += from * inner + part;
+                const int32_t *first = rows[0], *second = rows[n_rows > 1];
+                const int32_t share = shares[0], other = n_rows > 1 ? shares[1] : 0;
+                for (int64_t i = 0; i < length; i++)
+                    y[i] = (int8_t)rounded_away(first[i] * share + second[i] * other, bits);
+            }
+        }
+}
 
 /* Copies of elements. A row that reads what the last one did is a copy of it. */
 #define NEAREST(size, type)                                                                       \
@@ -330,4 +397,5 @@ OF_SIZES(PAD)
 
 KERNELS(resize, KERNELS_OF_SIZES(pad, pad), KERNELS_OF_FLOATS(resize, resize),
         KERNELS_OF_SIZES(resize_nearest, resize), KERNEL(resize_uint8, resize), KERNEL(resize_int8, resize),
-        KERNEL(resize_uint16, resize), KERNEL(resize_int16, resize), KERNEL(resize_int32, resize))
+        KERNEL(resize_uint16, resize), KERNEL(resize_int16, resize), KERNEL(resize_int32, resize), KERNEL(resize_codes_int8, resize),
+        KERNEL(resize_codes_uint8, resize), KERNEL(resize_codes_int16, resize))
