@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -81,11 +81,13 @@ class Call(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
     """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
+    ``turned`` has the slots for which kernels are given an input (``codegen.turned``).
     ``views`` has the places in arenas that have names (``_view_key``). ``calls`` has the call of
     each step with a kernel; the results of the steps in ``counted`` count against the budget of a
     run."""
 
     slots: tuple[str, ...]
+    turned: Mapping[int, int]
     views: Mapping[tuple[Any, ...], str]
     calls: Mapping[Step, Call]
     counted: frozenset[Step]
@@ -96,9 +98,11 @@ def program_names(
     arena_plan: ArenaPlan,
     shared: frozenset[int] = frozenset(),
     counted: frozenset[Step] = frozenset(),
+    turned: Mapping[int, int] = MappingProxyType({}),
 ) -> ProgramNames:
     """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch;
-    ``counted``: the steps whose results are counted during a run."""
+    ``counted``: the steps whose results are counted during a run; ``turned``: as
+    ``turned_inputs`` gives it."""
     slots: list[str] = []
     first_name: dict[tuple[Any, ...], str] = {}
     for index, slot in enumerate(with_checkpoints(plan.slots)):
@@ -110,6 +114,8 @@ def program_names(
             key = _view_key(plan, arena_plan, slot, index)
             name = first_name.setdefault(key, f"b{index}")
         slots.append(name)
+    for index, source in turned.items():
+        slots[index] = slots[source]
     # At index -1, which stands for a value that is left out.
     slots.append("None")
     calls: dict[Step, Call] = {}
@@ -124,7 +130,7 @@ def program_names(
             else:  # it prepares its arguments
                 arguments = ", ".join([slots[i] for i in runtime]) if runtime else f"*a{number}"
             calls[step] = Call(function, arguments, begins, runtime)
-    return ProgramNames(tuple(slots), first_name, calls, counted)
+    return ProgramNames(tuple(slots), turned, first_name, calls, counted)
 
 
 def _view_key(plan: Plan, arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
@@ -226,7 +232,8 @@ def bind_names(
         namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
     values: list[RunValue] = []
     unread = RuntimeArray()  # a constant that the call of a kernel does not read
-    for slot, name in with_checkpoints([*zip(plan.slots, names.slots, strict=False)]):
+    for index, slot in enumerate(with_checkpoints(plan.slots)):
+        name = names.slots[index]
         if slot.kind is SlotKind.CONSTANT:
             values.append(unread)
             if name in read:
@@ -234,7 +241,8 @@ def bind_names(
                 namespace[name] = slot.constant.peek
         else:
             dynamic = slot.kind is SlotKind.DYNAMIC
-            values.append(RuntimeArray(slot.strides) if dynamic else namespace[name])
+            runtime = RuntimeArray(slot.strides, index in names.turned) if dynamic else None
+            values.append(namespace[name] if runtime is None else runtime)
     values.append(None)  # for slots left out, whose index is -1
     # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
     bind = partial(_bound, plan, values)
@@ -255,12 +263,12 @@ def bind_names(
             )
             continue
         function, arguments = bind(step)
-        runtime = [values[i] for i in of_run]
-        if not runtime:
+        given = [values[i] for i in of_run]
+        if not given:
             namespace[f"a{number}"] = arguments
         # Kernels whose arguments are the arrays themselves are called without a wrapper.
-        elif list(map(id, arguments)) != list(map(id, runtime)):
-            function = _with_prepared(function, arguments, runtime)
+        elif list(map(id, arguments)) != list(map(id, given)):
+            function = _with_prepared(function, arguments, given)
         namespace[name] = function
     return namespace
 

@@ -148,6 +148,8 @@ class StepWriter:
     def _steps(self, steps: Sequence[Step]) -> None:
         observed, signals = self.form.observed, self.tasks.signals
         for step in with_checkpoints(steps):
+            if step.outputs and step.outputs[0] in self._names.turned:
+                continue
             # In this order: observers get the time of the kernel alone, and values go when
             # nothing reads them any more.
             if signals is not NO_SIGNALS:
@@ -203,6 +205,8 @@ class StepWriter:
     def release(self, slots: Sequence[int]) -> None:
         """Release values that were allocated during the run."""
         self.observe_release(slots)
+        if self._names.turned:
+            slots = [i for i in slots if i not in self._names.turned]
         # Shared slots are entries of the run's list, which other tasks index.
         local = [i for i in slots if i not in self.tasks.shared]
         if self.gathering.steps and local == slots and not any(self.slots[i].owned for i in slots):

@@ -41,6 +41,7 @@ from penstock.codegen.lifetimes import Allocations, Lifetimes, allocations
 from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import ProgramForm, StepWriter, printable
+from penstock.codegen.turned import turned_inputs
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import cached_property, dataclass, field, replace
@@ -197,7 +198,9 @@ def write_program(
     # Steps that run in one function need no list: their values are its variables.
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
-    names = program_names(plan, arena_plan, shared, allocated.steps)
+    alone = tasks is None and not form.observed and not plan.captures
+    turned = turned_inputs(plan) if alone else {}
+    names = program_names(plan, arena_plan, shared, allocated.steps, turned)
     lifetimes = Lifetimes(plan, order, tasks)
     writer = StepWriter(plan, names, lifetimes, _write_control_flow, tasks, form)
     writer.counts, writer.max_iterations = allocated.counts, limits.max_iterations

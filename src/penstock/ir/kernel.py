@@ -45,6 +45,11 @@ class Binder:
         Python after all. None if calls are not to be joined."""
         return None
 
+    @property
+    def reads_turned(self) -> bool:
+        """Whether inputs may be ``RuntimeArray`` s that are ``turned``."""
+        return False
+
     def bind(
         self, inputs: Sequence[RunValue], outputs: Sequence[RunValue], workspace: np.ndarray | None
     ) -> BoundCall:

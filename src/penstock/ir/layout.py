@@ -51,6 +51,8 @@ class RuntimeArray:
     """
 
     strides: tuple[int, ...] = ()
+    turned: bool = False
+    """what is given has the dims in their order in memory: it is not yet transposed"""
 
     @property
     def order(self) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -306,6 +307,10 @@ class _CallBinder(Binder):
     def compiled_call(self) -> CompiledCall:
         return self.site.library.call_of
 
+    @property
+    def reads_turned(self) -> bool:
+        return self.native.restrided is not None and not self.native.can_fail
+
     def plain(self) -> NativeCall:
         """The call for tensors without gaps."""
         native = self.native
@@ -344,7 +349,7 @@ class _CallBinder(Binder):
                 assert native.restrided is not None
                 native = native.restrided(strides)
                 late = [(i, x) for i, x in enumerate(arrays) if isinstance(x, RuntimeArray)]
-                orders = {i: _order_word(x.order) for i, x in late}
+                orders = {i: 0 if x.turned else _order_word(x.order) for i, x in late}
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
             # Code with strides as arguments needs no more than whole elements at aligned addresses.
@@ -369,9 +374,10 @@ class _CallBinder(Binder):
         dense = [np.empty_like(y, order="C") if isinstance(y, np.ndarray) else y for y in outputs]
         plain = _CallBinder(self.site, replace(self.plain(), restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
+        turns = [_turn(array) for array in runtime]
 
         def run(*arrays: RunValue) -> None:
-            call(*arrays)
+            call(*[turn(array) for turn, array in zip(turns, arrays, strict=True)])
             for y, result in zip(outputs, dense, strict=True):
                 if result is not y:
                     np.copyto(y, result)
@@ -426,6 +432,18 @@ class _CallBinder(Binder):
             _Failed(site, native, tuple(arrays), tuple(given)) if native.can_fail else None,
             checkpoint,
         )
+
+
+def _turn(array: RunValue) -> Callable[[Any], RunValue]:
+    """What makes the array that a kernel reads of the one that a run gives."""
+    if not isinstance(array, RuntimeArray) or not array.turned or array.order is None:
+        return _itself
+    axes = sorted(range(len(array.order)), key=array.order.__getitem__)
+    return methodcaller("transpose", axes)
+
+
+def _itself(x: RunValue) -> RunValue:
+    return x
 
 
 def _read(call: NativeCall) -> set[int]:

@@ -21,6 +21,7 @@ from penstock.ops.onnx.resize import infer_resize, resize
 
 array_operator = partial(registry.array_operator, domain=registry.TFLITE)
 
+
 @registry.operator("IntegerResize", domain=registry.TFLITE, infer=infer_resize)
 def integer_resize(node: Node, types: Types) -> Kernel:
     """Resize of codes, rounded away from zero. Positions have ``fraction_bits`` bits behind the

@@ -25,7 +25,8 @@ enum { GROUP = 4, QUAD = 4, PANEL_BYTES = PANEL * QUAD, TAIL = 16 * PANEL_BYTES 
    each; w has panels of all of them. Tiles take `deep` quads at once, which divide those of a part; of one
    part alone that is whatever is left, and x and w may be read beyond: x is padded with zeros to quads of
    whole tiles there. Rows of c have as many columns, in multiples of TILE. Steps of c and start
-   are elements, others bytes. */
+   are elements, others bytes. To set tiles and to release them takes as long as many products: callers that
+   multiply several times hold them. */
 typedef struct {
     int32_t *c;
     int64_t c_step;
@@ -37,6 +38,7 @@ typedef struct {
     int64_t parts, quads, deep;
     const int8_t *w;
     int64_t w_step, rows, columns;
+    int64_t *shape; /* what tiles are set to, 0 at first, until the caller calls `end_tiles`; or null */
 } multiplication;
 
 typedef void product(const multiplication *m);
@@ -239,13 +241,14 @@ __attribute__((target("amx-tile,amx-int8"))) INLINED void tiles_of(
 
 __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplication *m)
 {
-    int64_t configured = 0;
+    int64_t own = 0, *const shape = m->shape ? m->shape : &own;
     for (int64_t row = 0; row < m->rows; row += 2 * TILE) {
         const int64_t rows = smaller(2 * TILE, m->rows - row), upper = smaller(rows, TILE);
         const int64_t lower = rows - upper;
-        if (rows != configured)
+        const int64_t wanted = m->deep * (2 * TILE + 1) + rows;
+        if (*shape != wanted)
             shape_tiles(upper, lower, m->deep, m->deep * QUAD);
-        configured = rows;
+        *shape = wanted;
         if (m->columns <= TILE && m->rows - row >= 4 * TILE) {
             tiles_of(m, row, 0, 1, 0, 1);
             row += 2 * TILE;
@@ -263,9 +266,24 @@ __attribute__((target("amx-tile,amx-int8"))) static void tiles(const multiplicat
                 tiles_of(m, row, p, 0, 0, 0);
         }
     }
+    if (!m->shape)
+        _tile_release();
+}
+
+__attribute__((target("amx-tile"), unused)) static void release_tiles(void)
+{
     _tile_release();
 }
 #endif
+
+/* Release the tiles that a shape was held for. */
+__attribute__((unused)) static inline void end_tiles(int64_t shape)
+{
+#ifdef HAVE_TILES
+    if (shape)
+        release_tiles();
+#endif
+}
 
 __attribute__((unused)) static product *product_for(int64_t rows)
 {

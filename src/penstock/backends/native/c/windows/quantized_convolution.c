@@ -493,10 +493,11 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const steps *to = a->y_steps;
     const int64_t blocks = parts_of(u->count, a->block), chunks = parts_of(v->count, a->chunk);
     const int64_t panels = (a->filters + PANEL - 1) / PANEL;
-    uint8_t copy[COPIED + CHUNK];
+    _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tiles and vectors read half as fast from two lines of the cache */
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
     _Alignas(64) int32_t c[SUMS + CHUNK];
-    int32_t start[GROUP * PANEL];
+    _Alignas(64) int32_t start[GROUP * PANEL];
+    int64_t shape = 0;
     view s;
     for (int64_t item = begin; item < end; item++) {
         int64_t rest = item;
@@ -517,7 +518,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
             const int64_t filter = panel * PANEL, columns = smaller(some * PANEL, a->filters - filter);
             multiplication m = {c, (columns + TILE - 1) / TILE * TILE, start, 0, NULL, s.step, s.places, s.parts,
                                 a->quads, a->deep, a->weights + s.group.weights * a->weights_step + panel * step,
-                                step, 0, columns};
+                                step, 0, columns, &shape};
             for (int64_t f = 0; f < some * PANEL; f++)
                 start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
             const int64_t most = are_codes(a) ? POSITIONS : smaller(POSITIONS, SUMS / m.c_step);
@@ -536,6 +537,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
             }
         }
     }
+    end_tiles(shape);
 }
 
 /* Products of two matrices that are both computed, in two stages: panels of the second are packed, then

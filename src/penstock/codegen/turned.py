@@ -1,0 +1,50 @@
+"""Transposes of inputs that kernels read through, so that a run makes no views.
+
+Formats whose images have their channels last begin with a Transpose, whose result lies in memory as
+the input does. A kernel that is bound to these strides needs the address alone, and is given the
+input itself::
+
+    v1 = transpose_0(v0)
+    sequence_0(v1)                  sequence_0(v0)
+    del v1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.core.checkpoints import with_checkpoints
+from penstock.core.types import TensorType
+from penstock.ir.layout import is_plannable, packed_strides
+from penstock.plan.plan import Plan, SlotKind, Step
+
+
+def turned_inputs(plan: Plan) -> Mapping[int, int]:
+    """The slots of transposed inputs that only such kernels read, and the input of each. The
+    program must be one function that has no observers, which see each value."""
+    turned = {step.outputs[0]: step.inputs[0] for step in plan.steps if _turns_input(plan, step)}
+    if not turned:
+        return turned
+    kept = {*plan.outputs, *[slot.base for slot in plan.slots]}
+    for step in with_checkpoints(plan.walk()):
+        binder = None if step.kernel is None else step.kernel.binder
+        is_bound = step.into and step.contract is None and not step.copied
+        if binder is None or not binder.reads_turned or not is_bound:
+            kept.update(step.inputs)
+        kept.update(*[block.outputs for block in step.blocks])
+    return {i: source for i, source in turned.items() if i not in kept}
+
+
+def _turns_input(plan: Plan, step: Step) -> bool:
+    """Whether a step is the Transpose of an input to a value that lies as the input does."""
+    if step.node.op.name != "Transpose" or step.kernel is None or step.contract is not None:
+        return False
+    source, target = step.inputs[0], step.outputs[0]
+    if source not in plan.inputs or plan.slots[target].kind is not SlotKind.DYNAMIC:
+        return False
+    type_, axes = plan.slots[source].type, step.node.attrs.get("perm")
+    if not is_plannable(type_) or not axes or plan.slots[source].strides:
+        return False
+    assert isinstance(type_, TensorType) and type_.dtype is not None
+    strides = packed_strides(type_.dims, type_.dtype.itemsize)
+    return plan.slots[target].strides == tuple([strides[axis] for axis in axes])
