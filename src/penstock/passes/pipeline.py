@@ -204,6 +204,13 @@ def decompose_moves() -> type[Pass]:
     return DecomposeMoves
 
 
+@lazy_pass("AttnLSTM")
+def decompose_attention_lstm() -> type[Pass]:
+    from penstock.passes.optimize.decompose_attention_lstm import DecomposeAttentionLstm
+
+    return DecomposeAttentionLstm
+
+
 @lazy_pass(*_REDUCTIONS)
 def split_reductions() -> type[Pass]:
     from penstock.passes.optimize.split_reductions import SplitReductions
@@ -380,6 +387,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     cancel_reshapes,
     decompose_einsum,
     decompose_moves,
+    decompose_attention_lstm,
     split_reductions,
     recompose,
     recompose_cells,

@@ -15,6 +15,7 @@ INTERNAL = {
     "ChosenMatMul": "chosen_product",
     "Fused": "fused",
     "PagedAttention": "pages",
+    "PositionsBehind": "positions",
     "Recurrence": "recurrence",
     **dict.fromkeys(("SearchEnd", "SearchStart", "SearchStep"), "search"),
     **dict.fromkeys(("Reorder", "Stack", "Transfer"), "transfer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def hashtable_find(node: Node, types: Types) -> Kernel:
     ) -> np.ndarray:
         table = _table(keys, values) if fixed is None else fixed
         out = np.empty(query.size, values.dtype)
-        out[:] = [table.get(key, other.item()) for key in query.reshape(-1).tolist()]
+        out[:] = [*map(table.get, query.reshape(-1).tolist(), repeat(other.item()))]
         return out.reshape(query.shape)
 
     return Kernel(find)
@@ -55,11 +56,12 @@ def hashtable_lookup(
     """Rows of values by sorted keys, empty ones of missing keys; and whether there was one."""
     if keys.shape != values.shape[:1] or not keys.size:
         raise ShapeError(f"a table of keys {keys.shape} and values {values.shape}")
-    places = np.minimum(keys.searchsorted(query), keys.size - 1)
-    hits = keys.take(places) == query
-    out = values.take(places, 0)
-    out[~hits] = "" if values.dtype == STRING else 0
-    return out, hits.astype(UINT8)
+    places = keys.searchsorted(query)
+    hits = keys.take(places, mode="clip") == query  # which is also faster than to raise
+    out = values.take(places, 0, mode="clip")
+    if not hits.all():
+        out[~hits] = "" if values.dtype == STRING else 0
+    return out, hits.view(UINT8)
 
 
 @array_operator("SkipGram", domain=TFLITE, strings=True)

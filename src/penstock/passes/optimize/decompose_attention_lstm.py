@@ -1,0 +1,190 @@
+"""AttnLSTM with constant weights, step by step, by operations that have compiled kernels::
+
+    gates = X W + b + h R + mean S              the products of X are one for all steps
+    h, c = LstmCell(gates, c)
+    scores = Tanh(keys + h Q) v + behind        keys = memory K
+    mean = Softmax(scores) memory               what the gates of the next step read
+
+Of the weights of an attention layer, which has [h, mean], the part of h is added to R, and S is
+that of the mean; the first step has neither. Layers with other activations, with peepholes or with
+sequences of their own lengths keep the kernel of NumPy, and so do those of so many steps that their
+nodes would take long to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.types import FLOAT32, TensorType
+from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import AttrDict, Op
+from penstock.ops.internal.cells import LSTM_CELL
+from penstock.ops.internal.positions import POSITIONS_BEHIND
+from penstock.ops.onnx.recurrent import Layer, parse_layer
+from penstock.ops.registry import standard
+from penstock.passes.context import Pass, PassContext
+from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
+
+_MOST_STEPS = 64  # of all directions
+_ORDER = (0, 2, 1, 3)  # of the gates in W: those of LstmCell in ONNX's order
+# Inputs.
+_X, _W, _R, _B, _ROWS, _H, _C, _P, _QUERY, _KEY, _V, _MEMORY, _LENGTHS, _LAYER = range(14)
+
+
+class DecomposeAttentionLstm(Pass):
+    """Replace nodes of known shapes, whose weights are constants."""
+
+    def run(self, graph: Graph, context: PassContext) -> bool:
+        return replace_nodes(graph, {"com.microsoft.AttnLSTM": _nodes})
+
+
+def _nodes(node: Node) -> Sequence[Node] | None:
+    layer, inputs = parse_layer("LSTM", node.attrs), [*node.inputs, *[None] * 14][:14]
+    weights = [inputs[i] for i in (_W, _R, _QUERY, _KEY, _V)]
+    given = [v for v in (*weights, inputs[_B], inputs[_LAYER]) if v is not None]
+    if not layer.plain or layer.batch_first or inputs[_ROWS] or inputs[_P]:
+        return None
+    if None in weights or any(v.const is None for v in given):
+        return None
+    tensors = [inputs[i] for i in (_X, _MEMORY, _LENGTHS, _H, _C)]
+    types = [value.type for value in tensors if value is not None]
+    if not all(isinstance(type_, TensorType) and type_.static for type_ in types):
+        return None
+    x = inputs[_X]
+    if x is None or inputs[_MEMORY] is None:
+        return None
+    steps, batch, _ = dims_and_dtype(x)[0]
+    if not 0 < steps * len(layer.reverse) <= _MOST_STEPS or not batch:
+        return None
+    parts = _Steps(node, inputs, layer)
+    parts.write()
+    return parts.nodes
+
+
+class _Steps(Expansion):
+    """Writes the steps of all directions."""
+
+    def __init__(self, node: Node, inputs: Sequence[Value | None], layer: Layer) -> None:
+        super().__init__(node)
+        self.inputs, self.layer = inputs, layer
+
+    def constant_of(self, index: int, direction: int) -> np.ndarray:
+        value = self.inputs[index]
+        assert value is not None and value.const is not None
+        part: np.ndarray = value.const[direction]
+        return part
+
+    def write(self) -> None:
+        x, memory, lengths = (self.inputs[i] for i in (_X, _MEMORY, _LENGTHS))
+        assert x is not None and memory is not None
+        (steps, batch, width), (_, positions, _) = dims_and_dtype(x)[0], dims_and_dtype(memory)[0]
+        behind = None
+        if lengths is not None:
+            behind = self.value("behind", (batch, 1, positions), FLOAT32)
+            attrs = {"positions": positions}
+            self._node(POSITIONS_BEHIND, [lengths], [behind], attrs)
+        rows = self.reshaped(x, [steps * batch, width])
+        sides = [
+            self._direction(d, reverse, rows, memory, behind, (steps, batch))
+            for d, reverse in enumerate(self.layer.reverse)
+        ]
+        states, cells = zip(*sides, strict=True)
+        hidden = dims_and_dtype(cells[0])[0][1]
+        every, *last = [*self.node.outputs, None, None][:3]
+        if every is not None:
+            order = [side[t] for t in range(steps) for side in states]
+            order = [self.reshaped(state, [1, batch, hidden]) for state in order]
+            joined = self.emit("Concat", order, [len(order), batch, hidden], FLOAT32, axis=0)
+            shape = self.constant(np.array([steps, len(sides), batch, hidden], np.int64))
+            self.finish("Reshape", [joined, shape], every, allowzero=1)
+        pairs = zip(states, self.layer.reverse, strict=True)
+        ends = [side[0 if reverse else -1] for side, reverse in pairs]
+        for result, values in zip(last, (ends, cells), strict=True):
+            if result is not None:
+                wide = [self.reshaped(value, [1, batch, hidden]) for value in values]
+                self.finish("Concat", wide, result, axis=0)
+
+    def _direction(
+        self,
+        d: int,
+        reverse: bool,
+        rows: Value,
+        memory: Value,
+        behind: Value | None,
+        sizes: tuple[int, int],
+    ) -> tuple[list[Value], Value]:
+        """The states of a direction, by the number of the step, and its last cell."""
+        (steps, batch), (_, positions, depth) = sizes, dims_and_dtype(memory)[0]
+        width, r = dims_and_dtype(rows)[0][1], self.constant_of(_R, d)
+        gates, hidden = r.shape
+        own, seen = np.split(self.constant_of(_W, d).T, [width])
+        first = r.T  # before there is a mean
+        later, bias = first, np.zeros(gates, np.float32)
+        if self.inputs[_B] is not None:
+            bias = self.constant_of(_B, d).reshape(2, -1).sum(0)
+        if self.inputs[_LAYER] is not None:
+            mixed, seen = np.split(self.constant_of(_LAYER, d) @ seen, [hidden])
+            later = first + mixed
+        query, key, v = (self.constant_of(i, d) for i in (_QUERY, _KEY, _V))
+        inner = len(v)
+        of_x = self._gemm(rows, own, self.constant(bias))
+        slices = [of_x]
+        if steps > 1:
+            slices = [self.value("gates", (batch, gates), FLOAT32) for _ in range(steps)]
+            attrs: AttrDict = {"axis": 0, "num_outputs": steps}
+            self._node(standard("Split"), [of_x], slices, attrs)
+        keys = self.emit("MatMul", [memory, self.constant(key)], [batch, positions, inner], FLOAT32)
+        weights = {
+            name: self.constant(np.ascontiguousarray(w))
+            for name, w in (("first", first), ("later", later), ("seen", seen), ("query", query))
+        }
+        column = self.constant(np.ascontiguousarray(v[:, None]))
+        state, cell = (self._given(i, d, batch, hidden) for i in (_H, _C))
+        mean: Value | None = None
+        if cell is None:
+            cell = self.constant(np.zeros((batch, hidden), np.float32))
+        states: list[Value] = slices[:]
+        for t in range(steps - 1, -1, -1) if reverse else range(steps):
+            total = slices[t]
+            if state is not None:
+                total = self._gemm(state, weights["first" if mean is None else "later"], total)
+            if mean is not None:
+                total = self._gemm(mean, weights["seen"], total)
+            state, cell_next = (self.value("cell", (batch, hidden), FLOAT32) for _ in range(2))
+            self._node(LSTM_CELL, [total, cell], [state, cell_next], {"order": _ORDER})
+            states[t], cell = state, cell_next
+            if t == (0 if reverse else steps - 1):
+                break
+            asked = self.emit("MatMul", [state, weights["query"]], [batch, inner], FLOAT32)
+            asked = self.reshaped(asked, [batch, 1, inner])
+            near = self.emit("Add", [keys, asked], [batch, positions, inner], FLOAT32)
+            near = self.emit("Tanh", [near], [batch, positions, inner], FLOAT32)
+            scores = self.emit("MatMul", [near, column], [batch, positions, 1], FLOAT32)
+            scores = self.reshaped(scores, [batch, 1, positions])
+            if behind is not None:
+                scores = self.emit("Add", [scores, behind], [batch, 1, positions], FLOAT32)
+            shares = self.emit("Softmax", [scores], [batch, 1, positions], FLOAT32, axis=-1)
+            mean = self.emit("MatMul", [shares, memory], [batch, 1, depth], FLOAT32)
+            mean = self.reshaped(mean, [batch, depth])
+        return states, cell
+
+    def _given(self, index: int, d: int, batch: int, hidden: int) -> Value | None:
+        """What a direction begins with, of an input of all of them."""
+        value = self.inputs[index]
+        if value is None:
+            return None
+        place = self.constant(np.array(d, np.int64))
+        return self.emit("Gather", [value, place], [batch, hidden], FLOAT32, axis=0)
+
+    def _gemm(self, x: Value, w: Value | np.ndarray, total: Value) -> Value:
+        matrix = w if isinstance(w, Value) else self.constant(np.ascontiguousarray(w))
+        dims = [dims_and_dtype(x)[0][0], matrix.const.shape[1]]  # type: ignore[union-attr]
+        return self.emit("Gemm", [x, matrix, total], dims, FLOAT32)
+
+    def _node(
+        self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], attrs: AttrDict
+    ) -> None:
+        """Add a node of an operation that is no standard one, or has several outputs."""
+        self.nodes.append(self.node.derived(inputs, outputs, attrs, op=op, name=outputs[0].name))
