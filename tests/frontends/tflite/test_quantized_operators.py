@@ -368,3 +368,11 @@ def test_numeric_verify_gives_differences_and_fails_as_litert_does(dtype, tolera
         assert fails and tolerance >= 0.1
     else:
         np.testing.assert_allclose(session(codes, reference), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", [op for op in operators() if op.name[:6] == "RESIZE"], ids=str)
+def test_resize_of_codes_is_one_step(op: Quantized) -> None:
+    file, fed = op.file()
+    profile = ps.Profile()
+    ps.compile(file).run(fed, trace=profile)
+    assert len(profile.entries) == 1
