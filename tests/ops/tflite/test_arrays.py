@@ -19,6 +19,10 @@ OPS = [
         Op(f"UNSORTED_SEGMENT_{name}", (f(4, 2), i32(2, 0, -1, 2), [scalar(4)]))
         for name in ("MAX", "MIN", "PROD", "SUM")
     ),
+    *(
+        Op("RFFT2D", (f(2, *dims), i32(*sizes)), outputs=("complex64",))
+        for dims, sizes in (((1, 16), (1, 16)), ((1, 12), (1, 16)), ((4, 8), (4, 8)))
+    ),
     Op("MUL", (COMPLEX, COMPLEX), outputs=("complex64",)),
     Op("BITCAST", (f(3, 4),), outputs=("uint8",)),
     Op("BITCAST", (i32([1, 2], [3, 4]).astype(np.int16),), outputs=("int32",)),
