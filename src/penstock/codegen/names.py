@@ -230,20 +230,7 @@ def bind_names(
         # Arenas of no bytes hold values of no elements, for which ndarray still wants a buffer.
         buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
         namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
-    values: list[RunValue] = []
-    unread = RuntimeArray()  # a constant that the call of a kernel does not read
-    for index, slot in enumerate(with_checkpoints(plan.slots)):
-        name = names.slots[index]
-        if slot.kind is SlotKind.CONSTANT:
-            values.append(unread)
-            if name in read:
-                assert slot.constant is not None
-                namespace[name] = slot.constant.peek
-        else:
-            dynamic = slot.kind is SlotKind.DYNAMIC
-            runtime = RuntimeArray(slot.strides, index in names.turned) if dynamic else None
-            values.append(namespace[name] if runtime is None else runtime)
-    values.append(None)  # for slots left out, whose index is -1
+    values = _bind_slots(plan, names, read, namespace)
     # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
     bind = partial(_bound, plan, values)
     for name, sequence in with_checkpoints(sequences.items()):
@@ -271,6 +258,27 @@ def bind_names(
             function = _with_prepared(function, arguments, given)
         namespace[name] = function
     return namespace
+
+
+def _bind_slots(
+    plan: Plan, names: ProgramNames, read: Collection[str], namespace: dict[str, RunValue]
+) -> list[RunValue]:
+    """What kernels are bound to for each slot; constants that are ``read`` get their names."""
+    values: list[RunValue] = []
+    unread = RuntimeArray()  # a constant that the call of a kernel does not read
+    for index, slot in enumerate(with_checkpoints(plan.slots)):
+        name = names.slots[index]
+        if slot.kind is SlotKind.CONSTANT:
+            values.append(unread)
+            if name in read:
+                assert slot.constant is not None
+                namespace[name] = slot.constant.peek
+        elif slot.kind is SlotKind.DYNAMIC:
+            values.append(RuntimeArray(slot.strides, index in names.turned))
+        else:
+            values.append(namespace[name])
+    values.append(None)  # for slots left out, whose index is -1
+    return values
 
 
 def _bound(plan: Plan, values: RunValues, step: Step) -> Any:

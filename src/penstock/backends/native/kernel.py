@@ -434,7 +434,7 @@ class _CallBinder(Binder):
         )
 
 
-def _turn(array: RunValue) -> Callable[[Any], RunValue]:
+def _turn(array: RunValue) -> Callable[[RunValue], RunValue]:
     """What makes the array that a kernel reads of the one that a run gives."""
     if not isinstance(array, RuntimeArray) or not array.turned or array.order is None:
         return _itself

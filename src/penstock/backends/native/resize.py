@@ -189,14 +189,13 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     if not nearest:
         additions += math.prod(taps[:-1]) * (2 * x.dims[row] if inner == 1 else 6 * length)
     weights = np.concatenate([part.reshape(-1) for _, part in reads])
-    reals = _REALS_OF_CODES if "codes" in name else _REALS
-    bits = site.attr("fraction_bits", 0) * len(tables) if name == _IN_INTEGERS else 0
+    reals, bits = _arithmetic(site, name, len(tables))
     return NativeCall(
         name,
         (
             *(Tensor(0), site.result(), np.array(entries, np.int64)),
             np.concatenate([part.reshape(-1) for part, _ in reads]).astype(np.int32),
-            None if nearest else weights.astype(reals[str_(x.dtype)]),
+            None if nearest else weights.astype(reals),
             spans,
             *(len(entries), inner, chunk, *run, bits),
         ),
@@ -204,6 +203,13 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
         item_ns=rows_ns(additions, rows=1),
         restrided=partial(_call, site, name, tables),
     )
+
+
+def _arithmetic(site: Site, name: str, axes: int) -> tuple[str, int]:
+    """The type of weights and sums, and the bits behind the point of sums over ``axes``."""
+    reals = _REALS_OF_CODES if site.node.op.name == "IntegerResize" else _REALS
+    bits = site.attr("fraction_bits", 0) * axes if name == _IN_INTEGERS else 0
+    return reals.get(str_(site.output().dtype), ""), bits
 
 
 def _rows(

@@ -238,6 +238,12 @@ def fits(shape: Shape | None, wanted: Shape | None) -> bool:
     ]
 
 
+def check_lengths(name: str, lengths: np.ndarray, positions: int) -> None:
+    """Raise ``ShapeError`` unless each of what has ``positions`` has one of them at least."""
+    if lengths.size and (lengths.min() < 1 or lengths.max() > positions):
+        raise ShapeError(f"lengths of {name} must lie in 1 to {positions}, the positions in it")
+
+
 def check_shape(name: str, shape: Shape | None, *wanted: Shape | None) -> None:
     """Raise ``ShapeError`` unless ``shape`` fits one of the expected ones."""
     if shape not in (None, *wanted) and True not in [fits(shape, each) for each in wanted]:

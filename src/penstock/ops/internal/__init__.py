@@ -9,13 +9,12 @@ from penstock.ir.op import Op
 DOMAIN = "penstock"
 INTERNAL = {
     **dict.fromkeys(("Append", "TripCount", "ZeroNaN"), "arrays"),
-    **dict.fromkeys(("Attention", "StackedAttention"), "attention"),
+    **dict.fromkeys(("Attention", "PositionsBehind", "StackedAttention"), "attention"),
     "Case": "case",
     **dict.fromkeys(("GruCell", "GruGates", "GruState", "LstmCell"), "cells"),
     "ChosenMatMul": "chosen_product",
     "Fused": "fused",
     "PagedAttention": "pages",
-    "PositionsBehind": "positions",
     "Recurrence": "recurrence",
     **dict.fromkeys(("SearchEnd", "SearchStart", "SearchStep"), "search"),
     **dict.fromkeys(("Reorder", "Stack", "Transfer"), "transfer"),

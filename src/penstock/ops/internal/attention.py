@@ -21,13 +21,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.core.types import RunValues, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValues, ShapeError, TensorType, Type
 from penstock.ir.graph import Node, Value
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Dims, Op, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.products import attention_work
-from penstock.ops.registry import standard
+from penstock.ops.registry import array_kernel, standard
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -132,3 +132,18 @@ def _compile_stacked(node: Node, types: Types) -> Kernel:
 STACKED_ATTENTION = Op(
     "StackedAttention", "penstock", 1, 1, _infer_stacked, _compile_stacked, work=attention_work
 )
+
+
+def _infer_behind(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    dims = rules.tensor(types, 0).shape
+    return [TensorType(FLOAT32, None if dims is None else (dims[0], 1, attrs["positions"]))]
+
+
+def _behind(lengths: np.ndarray, *, positions: int) -> np.ndarray:
+    """What is added to scores [batch, .., positions] so that softmax leaves out those behind."""
+    rules.check_lengths("the memory", lengths, positions)
+    is_behind = np.arange(positions) >= lengths[:, None, None]
+    return np.where(is_behind, FLOAT32.type(-np.inf), FLOAT32.type(0))
+
+
+POSITIONS_BEHIND = Op("PositionsBehind", "penstock", 1, 1, _infer_behind, array_kernel(_behind))

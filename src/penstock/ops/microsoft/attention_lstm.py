@@ -23,7 +23,6 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.products import recurrent_work
 from penstock.ops.common.specialize import Routine, Tensors, specialized
-from penstock.ops.internal.positions import check_lengths
 from penstock.ops.onnx import recurrent
 from penstock.ops.onnx.recurrent import CellWeights, Layer, Step
 from penstock.ops.registry import MICROSOFT, operator
@@ -145,7 +144,7 @@ def _attended(weights: _Direction, inputs: RunValues, reverse: bool) -> CellWeig
     """The weights of a direction for a run, whose memory is among the inputs."""
     memory, lengths, behind = inputs[_MEMORY], inputs[_LENGTHS], None
     if lengths is not None:
-        check_lengths(lengths, memory.shape[1])
+        rules.check_lengths("the memory", lengths, memory.shape[1])
         behind = np.arange(memory.shape[1]) >= lengths[:, None]
     idle = np.zeros(len(memory), np.int32)
     if reverse and inputs[4] is not None:

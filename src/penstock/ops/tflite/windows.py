@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.core.types import FLOAT32, ShapeError, TensorType, Type
+from penstock.core.types import FLOAT32, RunValue, ShapeError, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
@@ -31,7 +31,7 @@ def integer_resize(node: Node, types: Types) -> Kernel:
     reals = TensorType(FLOAT32 if x.dtype == UINT8 else FLOAT64, x.shape)
     kernel = resize(node, [reals, *types[1:]])
 
-    def run(codes: np.ndarray, *parameters: Any) -> np.ndarray:
+    def run(codes: np.ndarray, *parameters: RunValue) -> np.ndarray:
         sums: Any = kernel.function(codes.astype(reals.dtype), *parameters)
         return (sums + np.copysign(sums.dtype.type(0.5), sums)).astype(codes.dtype)
 

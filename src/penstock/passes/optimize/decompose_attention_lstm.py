@@ -13,15 +13,15 @@ nodes would take long to compile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import AttrDict, Op
+from penstock.ops.internal.attention import POSITIONS_BEHIND
 from penstock.ops.internal.cells import LSTM_CELL
-from penstock.ops.internal.positions import POSITIONS_BEHIND
 from penstock.ops.onnx.recurrent import Layer, parse_layer
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
@@ -116,7 +116,7 @@ class _Steps(Expansion):
         sizes: tuple[int, int],
     ) -> tuple[list[Value], Value]:
         """The states of a direction, by the number of the step, and its last cell."""
-        (steps, batch), (_, positions, depth) = sizes, dims_and_dtype(memory)[0]
+        steps, batch = sizes
         width, r = dims_and_dtype(rows)[0][1], self.constant_of(_R, d)
         gates, hidden = r.shape
         own, seen = np.split(self.constant_of(_W, d).T, [width])
@@ -127,20 +127,14 @@ class _Steps(Expansion):
         if self.inputs[_LAYER] is not None:
             mixed, seen = np.split(self.constant_of(_LAYER, d) @ seen, [hidden])
             later = first + mixed
-        query, key, v = (self.constant_of(i, d) for i in (_QUERY, _KEY, _V))
-        inner = len(v)
         of_x = self._gemm(rows, own, self.constant(bias))
         slices = [of_x]
         if steps > 1:
             slices = [self.value("gates", (batch, gates), FLOAT32) for _ in range(steps)]
             attrs: AttrDict = {"axis": 0, "num_outputs": steps}
             self._node(standard("Split"), [of_x], slices, attrs)
-        keys = self.emit("MatMul", [memory, self.constant(key)], [batch, positions, inner], FLOAT32)
-        weights = {
-            name: self.constant(np.ascontiguousarray(w))
-            for name, w in (("first", first), ("later", later), ("seen", seen), ("query", query))
-        }
-        column = self.constant(np.ascontiguousarray(v[:, None]))
+        at_first, behind_first, of_mean = map(self._constant, (first, later, seen))
+        attend = self._attention(d, memory, behind)
         state, cell = (self._given(i, d, batch, hidden) for i in (_H, _C))
         mean: Value | None = None
         if cell is None:
@@ -149,26 +143,41 @@ class _Steps(Expansion):
         for t in range(steps - 1, -1, -1) if reverse else range(steps):
             total = slices[t]
             if state is not None:
-                total = self._gemm(state, weights["first" if mean is None else "later"], total)
+                total = self._gemm(state, at_first if mean is None else behind_first, total)
             if mean is not None:
-                total = self._gemm(mean, weights["seen"], total)
-            state, cell_next = (self.value("cell", (batch, hidden), FLOAT32) for _ in range(2))
-            self._node(LSTM_CELL, [total, cell], [state, cell_next], {"order": _ORDER})
-            states[t], cell = state, cell_next
-            if t == (0 if reverse else steps - 1):
-                break
-            asked = self.emit("MatMul", [state, weights["query"]], [batch, inner], FLOAT32)
-            asked = self.reshaped(asked, [batch, 1, inner])
+                total = self._gemm(mean, of_mean, total)
+            state, following = (self.value("cell", (batch, hidden), FLOAT32) for _ in range(2))
+            self._node(LSTM_CELL, [total, cell], [state, following], {"order": _ORDER})
+            states[t], cell = state, following
+            if t != (0 if reverse else steps - 1):
+                mean = attend(state)
+        return states, cell
+
+    def _attention(self, d: int, memory: Value, behind: Value | None) -> Callable[[Value], Value]:
+        """What writes the mean [batch, depth] that a state of a direction attends to."""
+        batch, positions, depth = dims_and_dtype(memory)[0]
+        key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
+        query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]
+        keys = self._product(memory, self._constant(key), batch, positions, inner)
+
+        def attend(state: Value) -> Value:
+            asked = self.reshaped(self._product(state, query, batch, inner), [batch, 1, inner])
             near = self.emit("Add", [keys, asked], [batch, positions, inner], FLOAT32)
             near = self.emit("Tanh", [near], [batch, positions, inner], FLOAT32)
-            scores = self.emit("MatMul", [near, column], [batch, positions, 1], FLOAT32)
+            scores = self._product(near, v, batch, positions, 1)
             scores = self.reshaped(scores, [batch, 1, positions])
             if behind is not None:
                 scores = self.emit("Add", [scores, behind], [batch, 1, positions], FLOAT32)
             shares = self.emit("Softmax", [scores], [batch, 1, positions], FLOAT32, axis=-1)
-            mean = self.emit("MatMul", [shares, memory], [batch, 1, depth], FLOAT32)
-            mean = self.reshaped(mean, [batch, depth])
-        return states, cell
+            return self.reshaped(self._product(shares, memory, batch, 1, depth), [batch, depth])
+
+        return attend
+
+    def _product(self, a: Value, b: Value, *dims: int) -> Value:
+        return self.emit("MatMul", [a, b], dims, FLOAT32)
+
+    def _constant(self, matrix: np.ndarray) -> Value:
+        return self.constant(np.ascontiguousarray(matrix))
 
     def _given(self, index: int, d: int, batch: int, hidden: int) -> Value | None:
         """What a direction begins with, of an input of all of them."""
@@ -179,8 +188,9 @@ class _Steps(Expansion):
         return self.emit("Gather", [value, place], [batch, hidden], FLOAT32, axis=0)
 
     def _gemm(self, x: Value, w: Value | np.ndarray, total: Value) -> Value:
-        matrix = w if isinstance(w, Value) else self.constant(np.ascontiguousarray(w))
-        dims = [dims_and_dtype(x)[0][0], matrix.const.shape[1]]  # type: ignore[union-attr]
+        matrix = w if isinstance(w, Value) else self._constant(w)
+        assert matrix.const is not None
+        dims = [dims_and_dtype(x)[0][0], matrix.const.shape[1]]
         return self.emit("Gemm", [x, matrix, total], dims, FLOAT32)
 
     def _node(
