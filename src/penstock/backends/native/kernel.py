@@ -435,7 +435,7 @@ class _CallBinder(Binder):
 
 
 def _turn(array: RunValue) -> Callable[[RunValue], RunValue]:
-    """What makes the array that a kernel reads of the one that a run gives."""
+    """Return what turns the array that a run gives into the one that a kernel reads."""
     if not isinstance(array, RuntimeArray) or not array.turned or array.order is None:
         return _itself
     axes = sorted(range(len(array.order)), key=array.order.__getitem__)

@@ -154,7 +154,7 @@ class _Steps(Expansion):
         return states, cell
 
     def _attention(self, d: int, memory: Value, behind: Value | None) -> Callable[[Value], Value]:
-        """What writes the mean [batch, depth] that a state of a direction attends to."""
+        """Return what writes the mean [batch, depth] that a state of a direction attends to."""
         batch, positions, depth = dims_and_dtype(memory)[0]
         key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
         query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]
@@ -180,7 +180,7 @@ class _Steps(Expansion):
         return self.constant(np.ascontiguousarray(matrix))
 
     def _given(self, index: int, d: int, batch: int, hidden: int) -> Value | None:
-        """What a direction begins with, of an input of all of them."""
+        """Take the part of a direction from an initial state or cell of all of them."""
         value = self.inputs[index]
         if value is None:
             return None
