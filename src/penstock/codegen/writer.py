@@ -41,7 +41,6 @@ from penstock.codegen.lifetimes import Allocations, Lifetimes, allocations
 from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import ProgramForm, StepWriter, printable
-from penstock.codegen.turned import turned_inputs
 from penstock.core.checkpoints import checkpoint, with_checkpoints
 from penstock.core.limits import DEFAULT_LIMITS, Limits
 from penstock.core.records import cached_property, dataclass, field, replace
@@ -59,6 +58,9 @@ if TYPE_CHECKING:
     from penstock.codegen.captures import CapturedSteps, CaptureWriter
 
 _write_control_flow = imported("penstock.codegen.control_flow.write_control_flow")
+_turned_inputs: Callable[[Plan], Mapping[int, int]] = imported(
+    "penstock.codegen.turned.turned_inputs"
+)
 _capture_writer: Callable[[Plan], CaptureWriter] = imported(
     "penstock.codegen.captures.CaptureWriter"
 )
@@ -199,7 +201,8 @@ def write_program(
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     alone = tasks is None and not form.observed and not plan.captures
-    turned = turned_inputs(plan) if alone else {}
+    alone = alone and any(step.node.op.name == "Transpose" for step in plan.steps)
+    turned = _turned_inputs(plan) if alone else {}
     names = program_names(plan, arena_plan, shared, allocated.steps, turned)
     lifetimes = Lifetimes(plan, order, tasks)
     writer = StepWriter(plan, names, lifetimes, _write_control_flow, tasks, form)
