@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from penstock.codegen.captures import CapturedSteps, CaptureWriter
 
 _write_control_flow = imported("penstock.codegen.control_flow.write_control_flow")
-_turned_inputs: Callable[[Plan], Mapping[int, int]] = imported(
-    "penstock.codegen.turned.turned_inputs"
-)
 _capture_writer: Callable[[Plan], CaptureWriter] = imported(
     "penstock.codegen.captures.CaptureWriter"
 )
@@ -200,10 +197,7 @@ def write_program(
     # Steps that run in one function need no list: their values are its variables.
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
-    alone = tasks is None and not form.observed and not plan.captures
-    alone = alone and any(step.node.op.name == "Transpose" for step in plan.steps)
-    turned = _turned_inputs(plan) if alone else {}
-    names = program_names(plan, arena_plan, shared, allocated.steps, turned)
+    names = program_names(plan, arena_plan, shared, allocated.steps, _turned(plan, tasks, form))
     lifetimes = Lifetimes(plan, order, tasks)
     writer = StepWriter(plan, names, lifetimes, _write_control_flow, tasks, form)
     writer.counts, writer.max_iterations = allocated.counts, limits.max_iterations
@@ -238,6 +232,16 @@ def write_program(
     )
     _show_lines(program)
     return program
+
+
+def _turned(plan: Plan, tasks: Tasks | None, form: ProgramForm) -> Mapping[int, int]:
+    """Find the transposed inputs that kernels read through (``codegen.turned``)."""
+    alone = tasks is None and not form.observed and not plan.captures
+    if not alone or all(step.node.op.name != "Transpose" for step in plan.steps):
+        return {}
+    from penstock.codegen.turned import turned_inputs  # few plans have such steps
+
+    return turned_inputs(plan)
 
 
 def _show_lines(program: Program) -> None:
