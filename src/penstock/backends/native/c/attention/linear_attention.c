@@ -92,8 +92,10 @@ ITEMS_OF(linear_attention, linear_attention)
             const float *q = a->q + queries * size, *v = a->v + keys * row + column;
             float *y = a->y + queries * row + column;
             const columns to = t + 1 < a->length ? inside : state;
-            if (decay && a->decays == a->key_heads)
-                FILL(decays, size, place_of ? decays[0] : exp32(decay[head]));
+            if (decay && a->decays == a->key_heads) {
+                const float own = exp32(decay[head]);
+                FILL(decays, size, own);
+            }
             for (int64_t i = 0; i < size; i++) {
                 if (decay && a->decays > a->key_heads)
                     decays[i] = exp32(decay[head * size + i]);

@@ -222,6 +222,7 @@ static item item_of(const struct recurrent *a, int64_t number)
     for (int64_t b = 0; a->lengths && b < m.rows; b++)
         if (m.end < a->lengths[m.first + b])
             m.end = a->lengths[m.first + b];
+    m.end = smaller(m.end, a->steps); /* another thread may have changed lengths that were checked */
     m.h[0] = taken(&at, a->rows * a->padded);
     m.h[1] = taken(&at, a->rows * a->padded);
     m.c = taken(&at, a->rows * a->padded);

@@ -189,7 +189,7 @@ static inline void find_line(const struct image_convolution *a, const float *row
     const int64_t low = row ? smaller(strides_in(before + stride - 1, stride), count) : count;
     int64_t high = flat && room >= 0 ? smaller(strides_in(room, stride) + 1, count) : 0;
     high = high < low ? low : high;
-    const float *inside = row + (start + low * stride) * step;
+    const float *inside = low < high ? row + (start + low * stride) * step : NULL;
     for (int64_t p = low; p < high; p++, inside += stride * step) {
         __asm__("" : "+r"(inside)); /* lines are short: vectors of addresses take longer */
         to[p] = inside;
