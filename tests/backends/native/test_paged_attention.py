@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from penstock.ir.graph import Node
 from penstock.ops.internal.pages import PAGED_ATTENTION
 from tests.support.native_kernels import LIBRARIES, kernel_of, node_of, pytestmark  # noqa: F401
 
@@ -76,3 +77,20 @@ def test_bits_of_a_row_that_sees_all_do_not_depend_on_rows_beside_it(
     for i in range(45):
         alone = attended(np.ascontiguousarray(q[:, :, i : i + 1]))
         np.testing.assert_array_equal(alone, whole[:, :, i : i + 1])
+
+
+@pytest.mark.parametrize("changed", [{"positions": 0}, {"keys_at": -4096}, {"values_at": -4096}])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_compiled_code_reads_no_page_at_places_that_none_has(
+    library: object, changed: dict[str, int]
+) -> None:
+    rows, pool = np.ones((3, 1, 1, 1, 8), np.float32), np.ones((2, 512), np.float32)
+    inputs = [*rows, pool, np.array([[0, 1, 0, 0]]), np.array([0])]
+    attrs = {"scale": 0.3, "positions": POSITIONS, "keys_at": 0, "values_at": 256}
+    node = node_of(PAGED_ATTENTION, inputs, (), **attrs)
+    # Types are inferred before: attributes of a file may be others.
+    changed_node = Node(node.op, node.inputs, node.outputs, {**attrs, **changed})
+    kernel = kernel_of(changed_node, library)
+    assert kernel is not None
+    with pytest.raises((ValueError, IndexError, ArithmeticError, RuntimeWarning)):
+        kernel.function(*inputs)

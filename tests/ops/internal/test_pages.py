@@ -125,3 +125,11 @@ def test_distances_to_no_keys_are_refused() -> None:
     assert y == TensorType(FLOAT32, (1, 4, "rows", 6))
     with pytest.raises(ShapeError, match="no distances"):
         PAGED_ATTENTION.infer(types, attrs, [None] * 7)
+
+
+@pytest.mark.parametrize("changed", [{"positions": 0}, {"keys_at": -4}, {"values_at": -1}])
+def test_places_that_no_page_has_are_refused(changed: dict[str, int]) -> None:
+    ones, pool = np.ones((1, 1, 1, 2), np.float32), np.zeros((3, 8), np.float32)
+    inputs = [ones, ones, ones, pool, np.array([[0, 1, 0, 0]]), np.array([0])]
+    with pytest.raises(ShapeError, match="at least one position"):
+        node_of(PAGED_ATTENTION, inputs, (), **{**ATTRS, **changed})

@@ -50,6 +50,8 @@ BY_DISTANCE = 6
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, pool = rules.tensor(types, 0), rules.tensor(types, 3)
+    if attrs["positions"] < 1 or min(attrs["keys_at"], attrs["values_at"]) < 0:
+        raise ShapeError("pages have at least one position, and keys and values inside of them")
     rules.check_shape("runs", rules.tensor(types, 4).shape, (None, RUN))
     rules.check_shape("pages", rules.tensor(types, 5).shape, (None,))
     if q.shape is None:

@@ -593,11 +593,11 @@ static PyObject *paged_attention(PyObject *module, PyObject *const *arguments, P
         !set_distances(&a, count > ARRAYS + BY_DISTANCE ? x[BY_DISTANCE] : Py_None))
         return any_shape_otherwise(arguments, count);
     const int64_t of_head = a.positions * a.kv_heads, requests = PyArray_DIM(runs, 0), *run = PyArray_DATA(runs);
-    const int64_t parts =
-        parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions, a.k != NULL);
-    if (a.positions % KEYS_OF_PAGE || KEYS_AT_ONCE % a.positions || a.kv_heads < 1 || a.kv_heads > a.heads || a.heads % a.kv_heads || !a.size || a.value_size < 1 || a.size > MOST_HEAD ||
-        a.value_size > MOST_HEAD || parts < 0 || a.keys_at + of_head * a.size > a.page ||
-        a.values_at + of_head * a.value_size > a.page)
+    const int fits = a.positions > 0 && a.positions % KEYS_OF_PAGE == 0 && KEYS_AT_ONCE % a.positions == 0;
+    const int64_t parts = fits ? parts_of(runs, pages, a.queries, PyArray_DIM(pool, 0), a.positions, a.k != NULL) : -1;
+    if (parts < 0 || a.kv_heads < 1 || a.kv_heads > a.heads || a.heads % a.kv_heads || !a.size || a.value_size < 1 ||
+        a.size > MOST_HEAD || a.value_size > MOST_HEAD || a.keys_at < 0 || a.values_at < 0 ||
+        a.keys_at + of_head * a.size > a.page || a.values_at + of_head * a.value_size > a.page)
         return any_shape_otherwise(arguments, count);
     npy_intp shape[] = {1, a.queries, a.heads, a.value_size};
     struct paged_rows *part = PyMem_Malloc((parts + 1) * sizeof *part);

@@ -11,9 +11,9 @@
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
 // GCC options: -fno-tree-loop-distribute-patterns
+#if defined(__AVX2__)
 #include "image_lines.h"
 
-#if defined(__AVX2__)
 enum { TOGETHER = 128 }; /* channels of the groups of an item */
 enum { TALL = BY_WIDTH(14, 8, 8), LEAST = 7 }; /* positions that are computed together */
 /* Whether several taps are multiplied at once: of more filters than half of 16 lanes, products take less time. */
@@ -154,6 +154,8 @@ ITEMS_OF(image_groups, image_convolution)
 
 KERNELS(image_groups, KERNEL(image_groups, image_convolution))
 #else
+#include "native.h"
+
 /* Shorter vectors do not hold the filters of a group. */
 KERNELS(image_groups, {NULL, NULL, 0, NULL})
 #endif
