@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -146,11 +147,18 @@ def _make_environment(folder: Path) -> None:
 
 
 def _compile(folder: Path) -> None:
-    module = ROOT / "src" / "penstock" / "host" / "_plain.abi3.so"
-    sources = [ROOT / "setup.py", *(ROOT / "src").rglob("*.[ch]")]
-    if module.exists() and module.stat().st_mtime > max(x.stat().st_mtime for x in sources):
-        return
-    _run([python(folder), "setup.py", "-q", "build_ext", "--inplace"], environment(folder))
+    module, options = ROOT / "src" / "penstock" / "host" / "_plain.abi3.so", ROOT / "setup.py"
+    is_new = module.exists() and module.stat().st_mtime > options.stat().st_mtime
+    if not is_new or not is_of_sources(module):
+        _run([python(folder), "setup.py", "-q", "build_ext", "--inplace"], environment(folder))
+
+
+def is_of_sources(module: Path) -> bool:
+    """Whether an extension module was compiled from the C files as they are. Its time does not tell:
+    a module that was copied from another checkout is newer than they, and of others."""
+    sources = sorted((ROOT / "src").rglob("*.[ch]"))
+    checksum = zlib.crc32(b"".join([path.read_bytes() for path in sources]))
+    return str(checksum).encode() in module.read_bytes()  # as setup.py puts it there
 
 
 def _run(command: Sequence[str | Path], variables: dict[str, str] | None = None) -> None:
