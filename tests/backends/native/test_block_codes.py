@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime import InferenceSession
 
 import penstock as ps
 from penstock.host.native import library
@@ -42,9 +41,10 @@ def test_rows_of_codes_are_as_near_as_those_of_onnx_runtime(
     model, x = model_of(bits, block, k, n, 4), RNG.standard_normal((rows, k)).astype(np.float32)
     got = ps.compile(model)(x)
     exact = ps.compile(model, precision="strict")(x)
-    other = InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     error = np.sqrt(np.mean((got - exact) ** 2)) / exact.std()
     assert 1e-4 < error < 0.02
+    peer = pytest.importorskip("onnxruntime")  # which tools/aarch64.py has not
+    other = peer.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     assert error < 1.3 * np.sqrt(np.mean((other - exact) ** 2)) / exact.std()
 
 
