@@ -154,8 +154,8 @@ def _compile(folder: Path) -> None:
 
 
 def is_of_sources(module: Path) -> bool:
-    """Whether an extension module was compiled from the C files as they are. Its time does not tell:
-    a module that was copied from another checkout is newer than they, and of others."""
+    """Whether an extension module was compiled from the C files as they are. Its time does not
+    tell: one that was copied from another checkout is newer than they, and of others."""
     sources = sorted((ROOT / "src").rglob("*.[ch]"))
     checksum = zlib.crc32(b"".join([path.read_bytes() for path in sources]))
     return str(checksum).encode() in module.read_bytes()  # as setup.py puts it there
