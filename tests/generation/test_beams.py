@@ -111,7 +111,7 @@ def test_forbidden_tokens_make_others_no_likelier() -> None:
 
 def test_beams_without_any_possible_token_are_an_error() -> None:
     bias = dict.fromkeys(range(VOCABULARY), -np.inf)
-    with generator_of() as generator, pytest.raises(ps.RunError, match="no token is possible"):
+    with generator_of() as generator, pytest.raises(ps.RunError, match="no beam has a possible"):
         generator.generate(PROMPT, beams=2, max_tokens=2, logit_bias=bias)
 
 

@@ -39,7 +39,7 @@ def test_feed_without_batch_axes_is_one_frame() -> None:
     "given", [{"x": np.zeros(2)}, {"x": np.zeros((2, 0))}, rows(2) | {"k": [1]}]
 )
 def test_unequal_numbers_of_frames_are_refused(given: dict[str, np.ndarray]) -> None:
-    with pytest.raises(ps.InvalidInput, match="frames lie"):
+    with pytest.raises(ps.InvalidInput, match="concatenate frames"):
         FrameQueue(AXES).size_of({name: np.asarray(x) for name, x in given.items()})
 
 

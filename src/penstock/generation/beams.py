@@ -107,7 +107,7 @@ class BeamSearch:
         candidates = self._candidates(logits)
         if not candidates and not self._found:
             raise RunError(
-                "no token is possible behind any beam: logit_bias, min_tokens and a grammar forbid "
+                "no beam has a possible next token: logit_bias, min_tokens and a grammar forbid "
                 "all of them"
             )
         for score, place, token in candidates:

@@ -146,7 +146,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         for name, value in one.items():
             same = name in joined and are_close(value, joined[name])
             if not same or not are_close(joined[name], other[name], _HIDDEN):
-                raise ValueError(f"what pads a request changes output {name!r}")
+                raise ValueError(f"output {name!r} of a request changes when it is padded")
     try:
         unequal.check(session, batch)
     except PenstockError as reason:

@@ -47,7 +47,7 @@ class FrameQueue(RowHistory):
         if len(sizes) > 1 or 0 in sizes:
             shapes = {name: array.shape for name, array in rows.items()}
             raise InvalidInput(
-                f"frames lie behind one another on the batch axes {axes}, as many of all inputs: "
+                f"concatenate frames along the batch axes {axes}, the same number for all inputs: "
                 f"{shapes}"
             )
         return sizes.pop()

@@ -76,7 +76,7 @@ def test_table_that_nothing_fills_is_unsupported(tmp_path: Path) -> None:
                 del node.input[:]
     file.write_bytes(proto.SerializeToString())
     with pytest.raises(
-        ps.Unsupported, match=r"LookupTableFindV2: what is in its table is not known"
+        ps.Unsupported, match=r"LookupTableFindV2: the contents of its table are not known"
     ):
         ps.compile(tmp_path)
 

@@ -92,7 +92,7 @@ def test_damaged_weights_are_refused_with_their_file(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("{", "no JSON"),
-        ("[]", "no group of settings"),
+        ("[]", "not a JSON object"),
         ("[" * 100_000, "no JSON"),
         ("{}", "'model_type' of config.json is missing"),
         ('{"model_type": 3}', "'model_type' of config.json is 3"),

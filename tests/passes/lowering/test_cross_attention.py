@@ -82,12 +82,12 @@ def test_hidden_states_that_are_not_read_do_not_matter() -> None:
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"Sub (unit, flags)": "Identity (flags)"}, "other positions than those that a mask has 0"),
+        ({"Sub (unit, flags)": "Identity (flags)"}, "other positions than those where the mask"),
         (
             {"Mul (absent, low)": "Mul (absent, factor)"},
             "adds numbers to scores of what an encoder",
         ),
-        ({"Add (c1_c, masked)": "Add (c1_c, nothing)"}, "counts in some layers alone"),
+        ({"Add (c1_c, masked)": "Add (c1_c, nothing)"}, "only some layers apply the mask"),
         (
             {"x0 = Add (x, y)": "most = ReduceMax (flags) z = Mul (y, most) x0 = Add (x, z)"},
             "reads 'encoder_mask', beside attention",

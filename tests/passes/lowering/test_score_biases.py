@@ -75,7 +75,7 @@ def test_equal_values_of_layers_are_told_once() -> None:
 
 def test_nothing_hides_rows_behind_without_a_mask() -> None:
     assert biases_of(causal).seen_before([], True) == Seen()
-    with pytest.raises(Stays, match="see those behind it"):
+    with pytest.raises(Stays, match="attend to later rows"):
         biases_of(causal).seen_before([], False)
 
 

@@ -47,7 +47,7 @@ def test_node_shared_by_two_conditions_runs_in_one_of_them() -> None:
     g.node("Switch", "a", "p", name="again", T=INT)
     g.node("AddV2", "a/twice", "again:1", name="sum", T=INT)
     g.node("Merge", "again", "sum", name="b", T=INT, N=2)
-    assert "two conditions, one behind the other" in reasons(g, ["b"])
+    assert "two conditions that run in sequence" in reasons(g, ["b"])
     assert answers(g, ["b"], fed(x=5)) == [20]
     assert answers(g, ["b"], fed(x=5, p=False)) == [5]
 

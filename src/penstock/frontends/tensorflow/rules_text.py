@@ -58,9 +58,9 @@ def _contents(c: Conversion) -> tuple[np.ndarray, np.ndarray]:
     contents = c.context.tables.contents(c.inputs[0])
     if contents is None:
         raise InexpressibleError(
-            "what is in its table is not known before a run: it is filled by what is not constant, "
-            "by a file that the model does not hold, or not at all; export a SavedModel whose "
-            "initializer fills it"
+            "the contents of its table are not known before a run: it is filled from values that "
+            "are not constant, from a file that is missing from the model, or not at all; export a "
+            "SavedModel with an initializer that fills it"
         )
     return contents
 

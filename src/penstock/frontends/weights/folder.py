@@ -153,5 +153,5 @@ def _parsed(text: str, name: str) -> Mapping[str, object]:
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{name} is no JSON: {error}; download it again") from error
     if not isinstance(values, dict):
-        raise InvalidModel(f"{name} is no group of settings; download it again")
+        raise InvalidModel(f"{name} is not a JSON object; download it again")
     return values

@@ -120,7 +120,7 @@ class PageAttention:
         if self.fixed:
             self.graph.inputs += [self.fixed_runs, self.fixed_pages]
         if len(self.masked) > 1:
-            raise RowsStay("a mask of what an encoder returned counts in some layers alone")
+            raise RowsStay("only some layers apply the mask of the encoder's output")
 
     def _check_fixed(self) -> None:
         """See that fixed inputs that are read are keys, values and masks. Raises ``RowsStay``."""

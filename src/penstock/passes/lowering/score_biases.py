@@ -52,7 +52,7 @@ class ScoreBiases:
         if not key:
             if causal:
                 return Seen()
-            raise Stays("lets a row see those behind it")
+            raise Stays("lets a row attend to later rows")
         if key not in self._seen:
             self._seen[key] = self._seen_of(key, causal)
         return self._seen[key]
@@ -70,7 +70,7 @@ class ScoreBiases:
             if None not in windows:
                 break
         else:
-            raise Stays(f"hides other positions than those behind a row, by {name!r}")
+            raise Stays(f"hides positions other than later ones, by {name!r}")
         window = windows[-1] or 0
         # A window that is longer than a probe shows in a longer one alone.
         ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
@@ -101,7 +101,7 @@ class ScoreBiases:
             elif (seen == present).all():
                 hides.add(True)
             else:
-                raise Stays(f"hides other positions than those that a mask has 0 for, by {name!r}")
+                raise Stays(f"hides other positions than those where the mask is 0, by {name!r}")
         if len(hides) > 1:
             raise Stays(f"hides positions that a mask has 0 for at times, by {name!r}")
         return hides == {True}

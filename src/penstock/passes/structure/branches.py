@@ -332,7 +332,7 @@ class _BlockBuilder:
             if not region <= deadness.conditions[node]:
                 continue
             if node in self.place:
-                raise UnraisedError(node, "two conditions, one behind the other, have it in common")
+                raise UnraisedError(node, "two conditions that run in sequence share it")
             nodes.add(node)
             stack += self.branches.predecessors(node)
         # Found from their ends: their effects have to happen in the order of the graph.
