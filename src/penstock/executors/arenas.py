@@ -1,7 +1,7 @@
 """The pool of a plan's arenas: every run has one to itself.
 
-A run that finds no free arena allocates another, so that there are as many as there were runs at
-once; or it waits, if ``Limits.max_bytes`` allows no more. Waiting runs are served in order.
+A run that finds no free arena allocates another, so the pool grows to the largest number of
+concurrent runs. If ``Limits.max_bytes`` allows no more, the run waits, first come, first served.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LOCK = shared_lock()  # of all pools: few runs need it
 
 
 class Arenas(Generic[T]):
-    """A pool of arenas of ``size`` bytes each, as ``bind(memory)`` returns them, which allocates
-    ``remote`` bytes more in each memory of a device, by its name. Raises ``LimitExceeded`` if that
-    is more than ``limits.max_bytes`` in one of them."""
+    """A pool of arenas of ``size`` bytes each, which ``bind(memory)`` creates. ``bind`` allocates
+    ``remote`` further bytes for each arena, by the name of the device memory. Raises
+    ``LimitExceeded`` if an arena exceeds ``limits.max_bytes`` in one memory."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Arenas(Generic[T]):
         self._bind = bind
         self.waiting: deque[Waiting] = deque()
         self.needs, self.alone = self.each, False
-        """bytes that a run takes of the memory of the session, and whether it is to have all"""
+        """bytes of the session's memory that a run takes, and whether it must take all of it"""
         self._memory: SessionMemory | None = None
         most = limits.max_bytes
         largest = max(memories, key=memories.__getitem__)
@@ -73,9 +73,9 @@ class Arenas(Generic[T]):
         renewed(self)
 
     def share(self, memory: SessionMemory, needs: int, alone: bool) -> None:
-        """Take arenas from the memory of a session from now on, before the first run: ``needs``
-        bytes with what a run allocates beside its arena, or all of it for one run ``alone``. Raises
-        ``LimitExceeded`` if that cannot be."""
+        """Take arenas from the memory of a session from now on; call this before the first run.
+        ``needs``: the bytes of an arena and of the other allocations of a run. ``alone``: a run
+        takes all of the memory. Raises ``LimitExceeded`` if a run could never begin."""
         memory.check(needs)
         self._memory, self.needs, self.alone = memory, needs, alone
         self.waiting = memory.waiting
@@ -93,7 +93,7 @@ class Arenas(Generic[T]):
         return self._new()
 
     def _new(self) -> T:
-        if self._memory is not None:  # what others have freed is still the process's
+        if self._memory is not None:  # the process still holds what others have freed
             give_back_memory()
         try:
             return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
@@ -105,8 +105,7 @@ class Arenas(Generic[T]):
             raise
 
     def take(self, control: Control) -> T:
-        """A free arena, as soon as there is one; raises the error that ``control`` is stopped
-        with."""
+        """Wait for a free arena and return it. Raises the error of ``control`` if it is stopped."""
         received = threading.Lock()
         received.acquire()
         box: list[T | None] = []
@@ -137,8 +136,8 @@ class Arenas(Generic[T]):
         return self.accept(box[0])
 
     def _refuse_reentry(self) -> None:
-        """Raise ``PenstockError`` if a run further up the stack, which a signal handler or a
-        callback of it has interrupted, has an arena: it would never give it back."""
+        """Raise ``PenstockError`` if a run further up the stack holds an arena. A signal handler
+        or a callback has interrupted that run, so it would never release the arena."""
         frame = sys._getframe(2).f_back  # the caller of the run that wants an arena
         while frame is not None:
             # Not of all frames: Python keeps the dict there, and with it a worker's last job.
@@ -156,7 +155,7 @@ class Arenas(Generic[T]):
         """A free or new arena; None if there can be none now. Then ``receive`` is called when
         another run gives one, on that run's thread, with a value for ``accept``."""
         memory = self._memory
-        # A part does not wait for those that wait for the end of its run.
+        # A part does not wait behind runs that wait for the end of its own run.
         part = memory is not None and memory.in_parts
         with _LOCK:
             found = () if self.waiting and not self.free and not part else self.obtain(part)
@@ -174,8 +173,8 @@ class Arenas(Generic[T]):
         return self.accept(found[0])
 
     def obtain(self, part: bool) -> tuple[T | None, ...]:
-        """A free arena, or None in place of one that may be made; nothing if there is neither.
-        ``part``: for a part of the run whose results are held. To be called with the lock."""
+        """Return a free arena, (None,) if the caller may allocate one, or () if it must wait.
+        ``part``: for a part of the run that holds results. The caller must hold the lock."""
         with suppress(IndexError):
             return (self.free.pop(),)
         if not self._may_make(part):
@@ -190,7 +189,7 @@ class Arenas(Generic[T]):
         return self._memory is None or self._memory.makes_room(self, part)
 
     def is_part(self, receive: Callable[..., object]) -> bool:
-        """Whether what waits is a part of the run whose results are held."""
+        """Whether the waiting callback belongs to a part of the run that holds results."""
         return self._memory is not None and self._memory.next_part is receive
 
     def accept(self, received: T | None) -> T:
@@ -204,7 +203,7 @@ class Arenas(Generic[T]):
             if (self, receive) not in self.waiting:
                 return False
             self.waiting.remove((self, receive))
-        self.serve()  # one that needs less may have been behind it
+        self.serve()  # the next run in line may need less
         return True
 
     def give(self, arena: T) -> None:
@@ -214,7 +213,7 @@ class Arenas(Generic[T]):
             self.serve()
 
     def serve(self) -> None:
-        """Hand arenas to the runs that wait for one, as long as there are any."""
+        """Hand free arenas to waiting runs."""
         _serve(self.waiting)
 
     def drop(self) -> None:
@@ -224,7 +223,7 @@ class Arenas(Generic[T]):
         self.serve()
 
     def forget_free(self) -> None:
-        """Drop a free arena, if there is one, for another pool. To be called with the lock."""
+        """Drop a free arena, if any, for another pool. The caller must hold the lock."""
         with suppress(IndexError):
             self.free.pop()
             self.count -= 1
@@ -240,7 +239,7 @@ class Arenas(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arenas, and of what is allocated beside them."""
+        """Bytes of all arenas, device memory included."""
         return self.count * self.each
 
     def forked(self) -> None:
@@ -255,12 +254,12 @@ def _serve(waiting: deque[Waiting]) -> None:
             if not waiting:
                 return
             pool, receive = waiting[0]
-            # A run that has just begun may have taken it, and will give it.
+            # A run that has just begun may have taken it, and will return it.
             found = pool.obtain(pool.is_part(receive))
             if not found:
                 return
             waiting.popleft()
-        # Without the lock: what receives the arena may ask for another one.
+        # Without the lock: the callback may ask for another arena.
         receive(found[0])
 
 
@@ -279,8 +278,8 @@ class _Results:
 
 @contextmanager
 def holding_results(memory: SessionMemory, nbytes: int, control: Control) -> Iterator[None]:
-    """Hold ``nbytes`` of results in the memory of a session, once they fit beside what runs have.
-    Runs that need them wait, in the order in which they came, but for parts of this one."""
+    """Wait until ``nbytes`` of results fit into the memory of a session, and hold them. Other runs
+    that need the memory wait, first come, first served; parts of this run do not."""
     came = threading.Event()
     entry: Waiting | None = None
     results = _Results(memory, nbytes)
@@ -290,7 +289,7 @@ def holding_results(memory: SessionMemory, nbytes: int, control: Control) -> Ite
             memory.waiting.append(entry)
     try:
         if entry is not None:
-            _serve(memory.waiting)  # what it waits for may have been given just before
+            _serve(memory.waiting)  # the memory may have been released just before
             while not came.wait(LOOK_S):
                 if control.stopped:
                     control.stop()

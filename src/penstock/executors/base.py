@@ -50,8 +50,8 @@ class Executor(Protocol):
 
     name: str
     hands_over: bool
-    """whether a run may hand over its turn to the next one (``Control.turn``) before it has ended,
-    and looks at ``Turn.behind``"""
+    """whether a run waits for the events in ``Turn.behind``, and may hand over its turn
+    (``Control.turn``) to the next run before it ends"""
 
     @property
     def table(self) -> StepTable:
@@ -69,7 +69,7 @@ class Executor(Protocol):
         the result, perhaps later and on another thread."""
 
     def observed(self) -> Executor:
-        """An executor of the same plan that tells ``control.observer`` what it does."""
+        """Return an executor of the same plan that reports its events to ``control.observer``."""
 
     def trim(self) -> None:
         """Give up the arenas that no run holds."""
@@ -96,7 +96,7 @@ class Executor(Protocol):
 
     @property
     def plan_bytes(self) -> int:
-        """About what plan and program take."""
+        """Estimated bytes of the plan and the program."""
 
 
 Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
@@ -104,7 +104,7 @@ Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
 
 
 class InlineExecutor:
-    """An executor whose runs are on the calling thread from begin to end."""
+    """An executor that does the whole run on the calling thread."""
 
     hands_over = False
 
@@ -121,10 +121,10 @@ class InlineExecutor:
 
 
 class Sampler(Protocol):
-    """Runs an executor in its own way, as long as it is the executor's ``sampler``."""
+    """Controls the runs of an executor for as long as it is the executor's ``sampler``."""
 
     owner: Callable[[], Any]
-    """gives the session that the executor belongs to, to which it reports; None if that is gone"""
+    """returns the session to report to, which owns the executor; None if it was deleted"""
 
     def run(
         self, executor: Executor, inputs: RunValues, control: Control
@@ -132,12 +132,12 @@ class Sampler(Protocol):
 
 
 class LateSampler:
-    """Stands for the sampler that ``make`` gives, if it does: runs have it from the second one on,
-    so that a process of one run does without its modules."""
+    """Installs the sampler that ``make`` returns, if any, at the second run, so that a process
+    with a single run does not import the sampler's modules."""
 
     def __init__(self, make: Callable[[], Sampler | None]) -> None:
         self.owner: Callable[[], Any] = lambda: None
-        self._left = iter([None, make])  # for the next runs, of which several may be at once
+        self._left = iter([None, make])  # for the next runs, which may be concurrent
 
     def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         make = next(self._left, None)
@@ -152,16 +152,16 @@ class LateSampler:
 class CompiledExecutor:
     """An executor of a generated program, bound to the arenas of a pool.
 
-    The kernel threads of the backends ``hosts`` are shared by runs of ``workers`` each, of which
-    the session may use ``threads``: all, if they are fixed, else as many as prove faster.
+    Runs of ``workers`` workers each share the kernel threads of the backends ``hosts``. The session
+    uses at most ``threads`` of them: with ``fixed_threads`` all, else the fastest number measured.
     """
 
     _arenas: Arenas[Any]
     _arguments: tuple[RunValue, ...]
-    """what it was made with, beside the program"""
+    """the arguments of the constructor after ``program``"""
     _memory: SessionMemory | None = None
     sampler: Sampler | None = None
-    """what runs it in its own way, if anything"""
+    """measures or watches its runs, if not None"""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class CompiledExecutor:
 
     @property
     def source(self) -> str:
-        """The generated program, with what each call reads and writes in its comments."""
+        """The generated program; comments say which values each call reads and writes."""
         from penstock.codegen.readable import readable_source
 
         return readable_source(self._program)
@@ -205,7 +205,7 @@ class CompiledExecutor:
 
     @property
     def plan_bytes(self) -> int:
-        """Estimated bytes of plan and program, and of what kernels have kept during runs."""
+        """Estimated bytes of the plan, the program and the kernels' caches."""
         return self._program.nbytes + sum([nbytes() for nbytes in self._cached_bytes])
 
     def _allocate(
@@ -216,10 +216,10 @@ class CompiledExecutor:
         shared: bool = False,
         remote: Mapping[str, int] | None = None,
     ) -> Arenas[PerThreadCount[T]]:
-        """The pool of arenas, with one bound now, so that errors show when the plan is compiled.
-        ``bind(memory)()`` binds the program to one of them. ``shared``: nothing is bound to the
-        arenas, so that all runs can use the same functions. ``remote``: the bytes that ``bind``
-        allocates for each in memories of devices, by name."""
+        """Return the pool of arenas. One arena is bound now, so that errors are raised when the
+        plan is compiled. ``bind(memory)()`` binds the program to an arena. ``shared``: the program
+        does not use the arena, so all runs share its functions. ``remote``: the bytes that
+        ``bind`` allocates for each arena in device memories, by name."""
         bound = PerThreadCount(bind, np.empty(0, np.uint8)) if shared else None
         bind_arena: Any = (lambda memory: bound) if shared else partial(PerThreadCount, bind)
         arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, remote)
@@ -254,17 +254,17 @@ class CompiledExecutor:
 
     @property
     def needs_bytes(self) -> int:
-        """Bytes of the memory of a session that a run takes, as far as they are known before."""
+        """Bytes of the session's memory that a run takes, if known before the run."""
         return self._arenas.needs
 
     def expect(self, nbytes: int) -> None:
-        """Note what a run surely does with, as far as it was not known before."""
+        """Raise ``needs_bytes`` to at least ``nbytes``."""
         self._arenas.needs = max(self._arenas.needs, nbytes)
 
     def share_memory(self, memory: SessionMemory) -> None:
-        """Take what runs need of the memory of a session."""
+        """Allocate the memory of runs from the memory of a session."""
         self._memory, found = memory, self._program.allocations
-        # Values that have no place in an arena do not all live at once.
+        # Values outside of the arena are not all live at once.
         complete = found.complete and (self.name != "dataflow" or not found.counts)
         self._arenas.share(memory, found.known if complete else found.taken, not complete)
 
@@ -281,7 +281,7 @@ def _made_again(
 
 
 def budget_of(limits: Limits, taken: int = 0) -> Budget:
-    """The budget of a run that must count what it allocates, beside ``taken`` bytes."""
+    """The budget of a run that must count its allocations beyond the ``taken`` bytes."""
     return Budget(maxsize if limits.max_bytes is None else limits.max_bytes, taken, limits.max_dims)
 
 
@@ -321,21 +321,21 @@ def share_of(
     threads: int | None = None,
     fixed: bool = False,
 ) -> ThreadShare:
-    """The share of the kernels' threads that a run of ``plan`` on ``streams`` workers enters. The
-    session may use ``threads`` of them, or is to use them all if their number is ``fixed``."""
+    """Return the share of the kernel threads for runs of ``plan`` on ``streams`` workers. The
+    session uses at most ``threads`` of them, or exactly as many if ``fixed``."""
     most: dict[str, int] = {}
     threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
     for step in with_checkpoints(plan.walk()):
         work = 0 if step.node.op.view else plan.flops_of[step]
-        # The shapes that the run will meet are guessed for kernels that look at them.
+        # Kernels that depend on the shapes of a run have an estimate of their work.
         late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
-        # NumPy's kernel computes what other backends have no kernel for in a run.
+        # NumPy computes shapes for which the backend has no kernel during a run.
         runs = {step.backend}
         if step.kernel is not None and step.kernel.shapes.cached_bytes is not None:
             runs.add("numpy")
-        # Estimates are asked for only as long as they can change the answer.
+        # Skip estimates that cannot change the result.
         if not moves and not runs <= threaded and may_use_threads(step.node):
             threaded |= runs
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
@@ -366,11 +366,11 @@ _QUIET: list[contextvars.Context] = []
 def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
     """Call ``function`` with NumPy's floating-point warnings off.
 
-    NumPy keeps that setting in a context variable. Entering a prepared context costs a twentieth of
-    ``np.errstate``, and leaves the caller's setting alone.
+    NumPy stores that setting in a context variable. Entering a prepared context costs a twentieth
+    of ``np.errstate``, and does not change the caller's setting.
     """
     try:
-        # One call of a list, so that it needs no lock: each thread has a context to itself.
+        # ``pop`` is atomic, so no lock is needed: two threads never get the same context.
         context = _QUIET.pop()
     except IndexError:
         context = silent()

@@ -44,11 +44,11 @@ class Control(StopCondition):
     """The stop flag of one run, which any thread may set.
 
     Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
-    work, and calls ``stop`` if it is set. Observed executors tell ``observer`` what ``run`` does.
-    ``turn`` is the run's place on a user stream, ``priority`` what lines serve it by. A run that is
-    to ``pause`` calls that from ``stop``, which then returns. ``sink`` takes values that the run
-    tells while it goes on, by name (``ops.internal.emit``); while it waits, the run is ``outside``
-    of those that share the threads of kernels.
+    work, and calls ``stop`` if it is set. Observed executors report events of ``run`` to
+    ``observer``. ``turn`` is the run's place on a user stream, ``priority`` its rank in queues. If
+    ``pause`` is set, ``stop`` calls it and returns. ``sink`` receives the values that the run emits
+    before it ends, by name (``ops.internal.emit``); while ``sink`` waits, ``outside`` releases the
+    run's share of the kernel threads.
     """
 
     __slots__ = (
@@ -186,8 +186,8 @@ class Watchdog:
     """One thread that stops runs at their deadlines; it sleeps while there are none.
 
     ``queue`` is a heap of entries [deadline, number, control], and ``runs`` has the entry of each
-    run. That of a run that ends early loses its control and stays in the queue; once most entries
-    are such, the queue is rebuilt.
+    run. If a run ends early, its entry loses the control and stays in the queue; once most entries
+    are stale, the queue is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Watchdog:
         self.thread: threading.Thread | None = None
 
     def add(self, control: Control) -> None:
-        # The number decides between equal deadlines: controls have no order.
+        # The number breaks ties between equal deadlines: controls have no order.
         entry: _Entry = [control.deadline, next(self.numbers), control]
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
@@ -208,7 +208,7 @@ class Watchdog:
                 self.thread.start()
             self.runs[control] = entry
             heapq.heappush(self.queue, entry)
-            # Only an earlier deadline than all others changes how long the thread sleeps.
+            # The thread must wake earlier only if this deadline is the earliest.
             if self.queue[0] is entry:
                 self.changed.notify()
 
@@ -273,8 +273,8 @@ def begin_run(
 
 @contextmanager
 def compile_run(timeout: float | None = None) -> Iterator[Control]:
-    """The control of a run that is part of compiling: what stops compiling stops it, and the end of
-    ``timeout`` seconds, if given."""
+    """The control of a run during compilation. The compilation's deadline and cancellation stop it,
+    and so does ``timeout`` (seconds), if given."""
     stop = THREAD.run if isinstance(THREAD.run, StopCondition) else StopCondition()
     bounds = [bound for bound in (stop.seconds_left, timeout) if bound is not None]
     control = begin_run(min(bounds, default=None), stop.cancel)
@@ -285,8 +285,8 @@ def compile_run(timeout: float | None = None) -> Iterator[Control]:
 
 
 def end_run(control: Control, watchdog: Watchdog = WATCHDOG) -> None:
-    """Release what ``begin_run`` set up, and what leads to the run: the error, whose frames refer
-    to the control, and what was to be told of a stop."""
+    """Release what ``begin_run`` set up, and all references to the run: its listeners, and the
+    error, whose traceback refers to the control."""
     control.error = None
     control.listeners.clear()
     if isinstance(control.cancel, CancelToken):

@@ -24,7 +24,7 @@ def throw(error: PenstockError | None) -> NoReturn:
     try:
         raise error
     finally:
-        error = None  # it holds this frame, of which tools show the arguments: so it is not deleted
+        error = None  # it refers to this frame; not deleted, since tools show a frame's arguments
 
 
 def explained(error: Exception, program: Program) -> PenstockError:
@@ -58,7 +58,7 @@ def run_error(place: str, error: BaseException) -> RunError:
     text = repr(error)
     if isinstance(error, MemoryError):
         text = str(error) or "there is not enough memory"
-    # To what NumPy says of shapes and indices, ``place`` adds the types of the inputs.
+    # NumPy's message names shapes and indices; ``place`` adds the types of the inputs.
     elif isinstance(error, IndexError | ValueError):
         text = str(error)
     error_type = LimitExceeded if isinstance(error, BudgetError) else RunError
@@ -82,7 +82,8 @@ def _explanation(
         explanation.__cause__ = error
     _tell_place(explanation, node, inputs)
     if type(explanation) is RunError:
-        # NumPy and kernels say so of indices, shapes and values. Constants alone are of the model.
+        # NumPy and kernels raise these for bad indices, shapes and values. If all inputs are
+        # constants, the model is at fault.
         is_given = any(value is not None and not value.is_constant for value in node.inputs)
         explanation.by_feeds = own and is_given and isinstance(error, IndexError | ValueError)
     return explanation
@@ -96,9 +97,9 @@ def _tell_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None
 
 
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
-    """The step that raised, and by slot the types of those of its inputs that are variables."""
+    """The step that raised, and the types of its inputs by slot, if they are local variables."""
     trace = error.__traceback__
-    # Frames of the executor come first, and those of kernels behind the program's.
+    # The traceback has frames of the executor, then of the program, then of kernels.
     while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:
         trace = trace.tb_next
     step = None if trace is None else program.steps[trace.tb_lineno - 1]
@@ -110,7 +111,7 @@ def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dic
             trace, step = inner, program.steps[inner.tb_lineno - 1] or step
         inner = inner.tb_next
     if not isinstance(step, Step):
-        # The line of a sequence stands for all of its steps; C notes in the error which one raised.
+        # One line runs all steps of a sequence; the C code notes in the error which step raised.
         step = step[getattr(error, "place_in_sequence", 0)]
     variables = trace.tb_frame.f_locals
     shared = variables.get("V", ())

@@ -27,8 +27,8 @@ from penstock.ir.graph import Value
 
 
 def check_names(verb: str, names: Iterable[str], inputs: Mapping[str, Type]) -> None:
-    """Raise ``InvalidInput`` unless ``names`` are those of all ``inputs``. ``verb`` is what is done
-    with them, as in "cannot feed"."""
+    """Raise ``InvalidInput`` unless ``names`` are the names of all ``inputs``. ``verb`` is for the
+    message, as in "cannot feed"."""
     given = [*names]
     if {*given} == inputs.keys():
         return
@@ -77,11 +77,11 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
             f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
         ) from error
     if array.ndim == 1 and not isinstance(value, np.ndarray) and _takes_columns(input_type):
-        # A column of a table, which has one dim of its own, and in a matrix of features two.
+        # A column of a table has one dim, but two in a matrix of features.
         array = array[:, np.newaxis] if hasattr(value, "to_numpy") else array
     if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
         return _strings(name, array)
-    # Compiled kernels read memory as it is, and know no order of bytes but the machine's.
+    # Compiled kernels only support the machine's byte order.
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if input_type.dtype is not None and array.dtype != input_type.dtype:
@@ -142,7 +142,7 @@ def _text(name: str, element: Any) -> str:
 
 
 def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any]:
-    """A map whose keys, and values if these are strings, are of the map's types."""
+    """Convert the keys of a map, and string values, to the types of the input."""
     if input_type.key == STRING:
         value = {_text(name, key): x for key, x in value.items()}
     elif not all(issubclass(kind, int | np.integer) for kind in {*map(type, value)}):
@@ -170,8 +170,8 @@ def _of_any_type(name: str, value: RunValue) -> RunValue:
 
 
 def from_python(value: RunValue, dtype: np.dtype) -> np.ndarray:
-    """An array of lists and numbers, which have no dtype of their own. Raises ``TypeError``,
-    ``ValueError`` and ``OverflowError`` for what does not fit."""
+    """Convert lists and numbers, which have no dtype, to an array of ``dtype``. Raises
+    ``TypeError``, ``ValueError`` or ``OverflowError`` for values that do not fit."""
     try:
         array = np.asarray(value, STRING if dtype == STRING else None)
     except ValueError as error:
@@ -243,7 +243,7 @@ def _check_shape(
 
 
 def _fit(dims: Shape, shape: Sequence[int]) -> bool:
-    """Whether a shape has the declared dims, as far as these are known."""
+    """Whether a shape matches the declared dims; unknown dims match any size."""
     return len(dims) == len(shape) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(dims, shape, strict=True)
     )
@@ -262,8 +262,8 @@ def _rank_hint(dims: Shape, shape: Sequence[int]) -> str:
 
 
 def _order_hint(dims: Shape, shape: Sequence[int]) -> str:
-    """The order of axes in which an array would fit, if one with a single axis moved does: an
-    image whose channels come last, say."""
+    """Return a hint to transpose an array if it would fit with one axis moved, such as an image
+    with channels last."""
     axes = range(len(shape))
     # The first axis comes last: it mostly counts examples, and stays.
     for source in sorted(axes, key=lambda axis: (axis == 0, -axis)):

@@ -1,9 +1,9 @@
 """The executor ``interpret``, for debugging: the reference interpreter, which checks every value.
 
-Nodes run one by one, in the order of the graph and as the model has them, each on its NumPy kernel;
-nothing is optimized, fused or planned. So an answer that differs from another executor's is that
-executor's fault, or that of a pass; and a kernel that breaks its node's declared type is reported
-there.
+The nodes of the original model run one by one, in the order of the graph, each on its NumPy kernel;
+nothing is optimized, fused or planned. So if another executor gives a different answer, the fault
+is in that executor or in a pass; and a kernel that violates the declared type of its node is
+reported at that node.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from penstock.ir.kernel import Kernel
 from penstock.ops.result_bytes import counted
 from penstock.plan.plan import Plan, Step
 
-# About what a step takes in memory, with its node and its values.
+# Estimated bytes of a step, with its node and its values.
 _STEP_BYTES = 2000
 
 _END = 8
-"""elements at each end of a sequence whose types are looked at"""
+"""number of elements at each end of a sequence whose types are checked"""
 
 
 class InterpretExecutor(InlineExecutor):
-    """Runs ``graph`` with the interpreter; ``plan``, of the same graph, is what observers see."""
+    """Runs ``graph`` with the interpreter. Observers see the steps of ``plan``, a plan of it."""
 
     name = "interpret"
     tasks = None
@@ -94,15 +94,15 @@ def _awaited(control: Control, begin: Callable[..., RunValue], *inputs: RunValue
 
 
 def _ends(value: RunValue) -> RunValue:
-    """``value``, or the first and last elements of a long sequence. A sequence that a node makes of
-    another has elements that were looked at before: to look at all of them after each insertion
-    would take time that grows with the square of their number."""
+    """Return ``value``, or the first and last elements of a long sequence. Most elements of a
+    sequence made from another one were checked before: checking all of them after each insertion
+    would take quadratic time."""
     is_long = isinstance(value, list) and len(value) > 2 * _END
     return [*value[:_END], *value[-_END:]] if is_long else value
 
 
 class _CheckedInterpreter(Interpreter):
-    """One run: looks at ``control`` before each node, and checks what each node gives."""
+    """One run. It checks ``control`` before each node, and the outputs of each node."""
 
     def __init__(
         self, step_of: Mapping[Node, Step], control: Control, limits: Limits, observed: bool

@@ -28,7 +28,7 @@ _place = imported("penstock.host.admission.ticket_for")
 
 
 def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
-    """A function that binds a program to an arena, and to those of devices beside it."""
+    """Return a function that binds a program to an arena and to its device arenas."""
     return partial(_bind_run, program, memory, program.remote_arenas())
 
 
@@ -41,9 +41,9 @@ def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -
 
 
 def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
-    """Whether runs keep a core busy from begin to end, and call nothing of users that could wait
-    for another run: then they may wait for one another. A step without a result passes a value
-    to a stream, and waits until that is read."""
+    """Whether a run only computes on a core and calls no user code, which might wait for another
+    run: only such runs may wait for one another. A step without a result passes a value to a
+    stream and waits until it is read."""
     plan, names = program.plan, {backend.name for backend in hosts}
     return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
@@ -72,16 +72,16 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
         self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
-        """runs what has other dims than the plan was compiled for, or takes too much memory"""
+        """runs inputs with other dims than those of the plan, or that need too much memory"""
         self._core_seconds = 0.0
-        """what a run takes on one core; 0 before the first, and of runs that do not wait in line"""
+        """seconds of a run on one core; 0 before the first run and if runs never wait in line"""
         self._may_wait = not self._share.single and _only_computes(program, hosts)
         bind = partial(_with_arenas, program)
         self._arenas = self._allocate(hosts[0], limits, bind, remote=program.arena_plan.remote)
 
     def direct(self) -> tuple[Run, Program] | None:
         """The function of the program, for callers that turn NumPy's warnings off and explain its
-        errors; None if runs need an arena, share threads, or count what they allocate."""
+        errors; None if runs need an arena, share threads, or count allocations."""
         if self._arenas.each or not self._share.idle or self._counts:
             return None
         (function,) = self._program.bind(np.empty(0, np.uint8))
@@ -95,19 +95,18 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
 
     @property
     def undecided(self) -> bool:
-        """Whether the next run serves to choose the number of threads, so that it may take longer
-        than others."""
+        """Whether the next run is a trial of a number of threads, which may make it slower."""
         tuner = self._share.tuner
         return tuner is not None and self._share.tries and tuner.undecided
 
     @property
     def takes_outputs(self) -> bool:
-        """Whether ``with_given`` serves: not where runs may turn to another plan."""
+        """Whether ``with_given`` is available: not if runs may fall back to another plan."""
         return self.fallback is None
 
     def with_given(self, outputs: Sequence[int]) -> LinearExecutor:
-        """An executor of the same plan that takes arrays for these outputs, by number, behind the
-        inputs, and writes into them."""
+        """Return an executor of the same plan that takes arrays for these outputs (by index) after
+        the inputs, and writes the outputs into them."""
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
     def run(

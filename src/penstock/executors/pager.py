@@ -7,8 +7,8 @@ system reads pages as kernels touch them, and a thread releases all when there a
                        / | / | / | / |
                       /  |/  |/  |/  |
 
-This needs no knowledge of the order in which weights are used. Pages that were released too early
-are read again, mostly from the system's page cache, which shrinks by itself.
+The order in which weights are used need not be known. Pages that were released too early are read
+again, mostly from the system's page cache, which shrinks by itself.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ if TYPE_CHECKING:
 
 
 class Pager:
-    """Lets pages of ``mapping`` go while runs read more of it than there is room for: ``most()``
-    bytes that nothing else has, and the ``window``. A sampler of executors: runs that have it are
-    watched."""
+    """Releases the pages of ``mapping`` when runs have read more than ``most()`` unused bytes plus
+    the ``window``. It is a sampler of executors, and watches their runs."""
 
     def __init__(self, mapping: mmap.mmap, most: Callable[[], int]) -> None:
         start = np.frombuffer(mapping, np.uint8).ctypes.data
         self.active = False
-        """whether there are more weights than memory for them"""
+        """whether the weights exceed the available memory"""
         self.window = 0
-        """bytes of weights that a step reads, with those of the next one"""
+        """bytes of weights that a step and its successor read"""
         self.owner: Callable[[], Any] = lambda: None
         self._mapping, self._most = mapping, most
         self._addresses = range(start, start + len(mapping))
@@ -52,12 +51,12 @@ class Pager:
         renewed(self)
 
     def forked(self) -> None:
-        """In a forked child no run is watched yet."""
+        """Reset the thread and the count of runs in a forked child."""
         self._runs = 0
         self._lock = threading.Lock()
         self._wakes = threading.Event()
         self._thread: threading.Thread | None = None
-        # Else the thread would wait for good.
+        # Otherwise the thread would wait forever.
         weakref.finalize(self, self._wakes.set).atexit = False
 
     def bytes_of(self, constants: Mapping[int, int]) -> int:
@@ -72,7 +71,7 @@ class Pager:
             self._before = resident_bytes()
 
     def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
-        """Run an executor, and let pages go meanwhile."""
+        """Run an executor, and release pages meanwhile."""
         with self._lock:
             self._runs += 1
             if self._thread is None or not self._thread.is_alive():
@@ -89,15 +88,15 @@ class Pager:
                     self._wakes.clear()
 
     def look(self) -> None:
-        """Let all pages go if there are too many."""
+        """Release all pages if there are too many."""
         most = self.window + self._most()
-        # Some are read between two looks.
+        # Some are read between two checks.
         if resident_bytes() - self._before > most - most // 8:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _watch(own: weakref.ref[Pager], wakes: threading.Event) -> None:
-    """Look while there are runs, as long as there is a pager."""
+    """Check the pages during runs, until the pager is deleted."""
     pause = threading.Event()
     while True:
         wakes.wait()
@@ -118,7 +117,7 @@ def resident_bytes() -> int:
 
 
 def can_page() -> bool:
-    """Whether the system tells what is in memory, and lets pages go."""
+    """Whether the system reports resident pages and can release them."""
     try:
         return resident_bytes() > 0 and hasattr(mmap, "MADV_DONTNEED")
     except (OSError, ValueError, IndexError):

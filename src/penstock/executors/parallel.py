@@ -1,8 +1,8 @@
 """The parallel executor: tasks run as they become ready, on a pool of workers for each backend.
 
-Steps that are not worth a hand-over share tasks, and memory is planned so that no order in which
-tasks may run lets two values meet. Where each task is a stream, this is the executor of streams;
-where each is one step, there is one worker and nothing is planned, that of dataflow.
+Steps too short to be worth a hand-over share a task. The memory plan is valid for every order in
+which tasks may run. With one task per stream this is the ``streams`` executor; with one task per
+step, one worker and no memory plan it is the ``dataflow`` executor.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from penstock.plan.plan import Step
 
 
 class _Functions(list[Callable[..., RunValue]]):
-    """The functions of a program's tasks in one arena, and last the one that returns the outputs;
-    ``streams`` are those of the tasks on devices."""
+    """The functions of a program's tasks in one arena; the last function returns the outputs.
+    ``streams`` are the device streams of the tasks."""
 
     streams: Sequence[DeviceStream] = ()
 
@@ -40,12 +40,12 @@ class _Functions(list[Callable[..., RunValue]]):
 def _with_streams(
     program: Program, devices: Sequence[Device], memory: np.ndarray
 ) -> Callable[[], _Functions]:
-    """A function that binds the tasks of a program to an arena, with streams of its own: each keeps
-    the workspace that the kernels on it share."""
+    """Return a function that binds the tasks of a program to an arena with its own streams. The
+    kernels on a stream share its workspace."""
     assert program.tasks is not None
     signals = program.tasks.signals
-    # Made for each arena, once for all numbers of kernel threads: a run has streams and workspaces
-    # to itself, and ``session.memory`` counts them with the arena (decision 27).
+    # Created once per arena, whatever the number of kernel threads: a run has streams and
+    # workspaces to itself, and ``session.memory`` counts them with the arena (decision 27).
     streams: list[Any] = [device.stream() for device in devices]
     kept = [s.allocate(n) if n else None for s, n in zip(streams, signals.workspaces, strict=True)]
     workspaces = {}
@@ -105,7 +105,7 @@ class ParallelExecutor(CompiledExecutor):
     """Runs the tasks of a program, independent ones at the same time.
 
     ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
-    tasks share the threads of their kernels. ``name`` is what observers see.
+    tasks share their kernel threads. ``name`` is the name in events for observers.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ParallelExecutor(CompiledExecutor):
     def _start(
         self, arena: PerThreadCount[_Functions], inputs: RunValues, control: Control, done: Done
     ) -> None:
-        """Run in an arena, as long as there is something to do for the calling thread."""
+        """Run in an arena on the calling thread until no task is ready."""
         arenas, share = self._arenas, self._share
         V = self._values(inputs)
 
@@ -244,7 +244,7 @@ class ParallelExecutor(CompiledExecutor):
 
 class _ArenaRequest:
     """An asynchronous run that waits for an arena. A class, because closures that refer to one
-    another would form a reference cycle, which keeps what was fed alive until the next garbage
+    another would form a reference cycle, which would keep the feeds alive until the next garbage
     collection."""
 
     __slots__ = ("_control", "_done", "_executor", "_inputs")

@@ -4,10 +4,10 @@
 
     memory    weights, plans | arena of a run | arena of a run | free arena |      left      |
 
-A run begins when its arena fits. Free arenas of other plans make room for it; then it waits for
-runs to end, in the order in which runs came. What a plan needs is known before it runs, so that
-one that could never begin is refused when it is compiled. Where the sizes of results follow from
-data, a run is alone in the session, and counts what it allocates.
+A run begins when its arena fits. If necessary, free arenas of other plans are dropped; otherwise
+the run waits for others to end, first come, first served. The needs of a plan are known before it
+runs, so a plan that could never run is refused when it is compiled. If the sizes of results depend
+on data, the run takes the whole memory of the session and counts its allocations.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ABOUT = 1024
 
 
 class Pool(Protocol):
-    """The arenas of one plan: ``count`` in all, of which no run uses the ``free`` ones. An arena
-    takes ``needs`` bytes of the session's memory, or all of it if a run must be ``alone``."""
+    """The arenas of one plan: ``count`` in all; no run uses the ``free`` ones. An arena takes
+    ``needs`` bytes of the session's memory, or all of it if a run must be ``alone``."""
 
     count: int
     needs: int
@@ -51,8 +51,8 @@ Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
 
 
 class PlanTooLarge(LimitExceeded):
-    """A run of the plan with the steps ``table`` needs ``needed`` bytes, and a session of ``limit``
-    bytes, of which ``held`` are taken, has no room for them."""
+    """A run of the plan with the steps ``table`` needs ``needed`` bytes, which do not fit into the
+    ``limit`` bytes of the session beside the ``held`` bytes of weights and plans."""
 
     table: StepTable | None = None
 
@@ -85,7 +85,7 @@ class SessionMemory:
         bound_kept_memory(self)
 
     def forked(self) -> None:
-        """In a forked child there is no run in parts."""
+        """Reset the run in parts in a forked child."""
         self.results = 0
         """bytes of results that a run in parts has so far"""
         self.turn = threading.Lock()
@@ -106,7 +106,7 @@ class SessionMemory:
 
     @property
     def taken(self) -> int:
-        """Bytes that arenas have taken, those of runs of plans that were dropped meanwhile too."""
+        """Bytes of all arenas, including those that runs of dropped plans still use."""
         return sum([pool.count * pool.needs for pool in self._alive()])
 
     def check(self, needed: int) -> None:
@@ -123,8 +123,8 @@ class SessionMemory:
 
     def makes_room(self, pool: Pool, part: bool = False) -> bool:
         """Make room for one more arena of ``pool``, and return whether it fits. Drops free arenas
-        of other pools if need be. ``part``: it is for a part of the run whose results are held. The
-        caller must hold the lock of all pools."""
+        of other pools if necessary. ``part``: the arena is for a part of the run that holds
+        results. The caller must hold the lock of all pools."""
         self._pools = [own for own in self._pools if own() not in (None, pool)]
         others = self._alive()
         self._pools.append(ref(pool))
@@ -145,8 +145,8 @@ class SessionMemory:
     ) -> bool:
         while True:
             held = [pool for pool in (*own, *others) if pool.count]
-            # Plans that were compiled since may have taken what it needs, but not results of
-            # another run, which will end.
+            # With no other arena left, waiting would not help, even if plans compiled since have
+            # taken the memory; results of another run are released when it ends.
             if not held and may_be_first:
                 return True
             taken = sum([pool.count * pool.needs for pool in held])

@@ -2,9 +2,8 @@
 
 Each queue of ready tasks has workers that take the most urgent task, run it, and decrement the
 counters of the tasks that depend on it. The caller of a run is one of the workers of queue 0, the
-host's; others come from pools that live as long as the process. A worker that finds nothing to do
-leaves: workers never wait for each other, and only the caller, outside of the queue, waits for the
-end.
+host's; the others come from process-wide pools. A worker leaves when no task is ready: workers
+never wait for each other, and only the caller, outside of the queue, waits for the end.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from penstock.plan.tasks import Tasks, are_asynchronous
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Ready tasks of one kind: at most ``workers`` run at once, ``pool`` gives more of them."""
+    """Ready tasks of one kind. At most ``workers`` run at once; ``pool`` provides the workers."""
 
     workers: int
     pool: Workers | None
 
 
 class Flow:
-    """The part of the loop's state that all runs of a plan share, and none changes. ``tasks`` has
-    the dependencies; ``worthwhile[t]``: whether task t is worth another worker."""
+    """The immutable part of the loop's state, shared by all runs of a plan. ``tasks`` has the
+    dependencies; ``worthwhile[t]``: whether task t is worth another worker."""
 
     def __init__(
         self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int
@@ -50,28 +49,28 @@ class Flow:
         self.queues = tuple(queues)
         self.worthwhile = tuple(worthwhile)
         self.slots = slots
-        # Whether one worker at a time runs, and need not look whether another one would help.
-        # The dataflow executor is this case; a step of it takes 0.7 us, of which a look at the
-        # queues for each task would be a good part (decision 16).
+        # Whether only one worker runs at a time, so that it need not check whether another would
+        # help. The dataflow executor is this case: a step takes 0.7 us, and checking the queues
+        # for each task would add considerably to that (decision 16).
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.devices = _device_tasks(tasks)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
         signals = tasks.signals
-        # Tasks that may step aside: their functions are generators. All others are plain functions,
-        # which cost one call, and no object that has to be kept from one step to the next.
+        # Tasks that may be suspended: their functions are generators. All others are plain
+        # functions, which cost one call and no state between steps.
         self.expanded = _generators(tasks)
         self.signals = signals.count
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
         self.counts = tuple([len(block) for block in tasks.blocks])
-        # The signal that a task needs before all else: the task need not begin to see that. It is
-        # parked when its block begins, which saves the first of its two visits to a worker.
+        # The signal that a task needs before its first step. The task is parked when its block
+        # begins, instead of being started only to wait, which saves one visit to a worker.
         needed = [signals.waits.get(task.steps[0], ())[:1] for task in tasks.tasks]
         self.sources = [
             [t for t in block if not tasks.waits[t] and not needed[t]] for block in tasks.blocks
         ]
         self.parked = [[(t, needed[t][0]) for t in block if needed[t]] for block in tasks.blocks]
-        # The slots that tasks of a block count down, and from where.
+        # The initial counts of the slots that the tasks of a block count down.
         self.resets = [
             {slot: tasks.readers[slot] for t in block for slot in tasks.counted[t]}
             for block in tasks.blocks
@@ -79,7 +78,7 @@ class Flow:
 
 
 def _generators(tasks: Tasks) -> tuple[bool, ...]:
-    """For each task whether its function has a place where it may wait."""
+    """For each task, whether its function may wait."""
     signals, overlap = tasks.signals, tasks.signals.overlap
     waits = {step for step, events in overlap.awaited.items() if any(s < 0 for s, _ in events)}
     waits.update(signals.waits)
@@ -97,38 +96,37 @@ def _generators(tasks: Tasks) -> tuple[bool, ...]:
 
 
 def _device_tasks(tasks: Tasks) -> frozenset[int]:
-    """The tasks that put work on devices; none if others may do so later, as in a loop, or have
-    effects that later runs must not overtake."""
+    """The tasks that enqueue work on devices. Empty if further work may follow, as in a loop, or if
+    the plan has effects that later runs must not overtake."""
     devices = tasks.signals.of_task.keys()
     if not devices:
         return frozenset()
     steps = [step for task in tasks.tasks for step in task.steps]
-    # A run hands its turn over once these tasks have put all of their work on devices. That is
-    # known before the run only of tasks of block 0, which run once.
+    # A run hands over its turn once these tasks have enqueued all of their work. Only tasks of
+    # block 0 are known before the run to run exactly once.
     if any(tasks.tasks[t].block for t in devices) or any(map(has_effect, walk(steps))):
         return frozenset()
     return frozenset(devices)
 
 
-# One lock orders all that changes in a run. Finer ones (a lock for each queue, atomic counters)
-# would be taken together wherever a task ends: that counts down tasks of several queues, frees
-# values, may end the block and may end the run. Kernels run outside of the lock, and Python code
-# gains nothing from finer locks under the GIL.
+# One lock guards all state of a run. Finer locks (one for each queue, atomic counters) would all be
+# taken whenever a task ends, since that decrements counters in several queues, frees values, and
+# may end the block and the run. Kernels run outside of the lock, and under the GIL, Python code
+# gains nothing from finer locks.
 #
 # A task that needs a block, a signal or an event leaves its worker; its generator is the
-# continuation. The alternatives that were rejected (decision 16): a worker that waits for the
-# nested tasks, which deadlocks on a pool of one thread; asyncio, a coroutine for each task, which
-# needs a pool for kernels anyway; an interpreter of step objects, slower, and a second definition
-# of control flow.
+# continuation. Rejected alternatives (decision 16): a worker that waits for the nested tasks
+# deadlocks on a pool of one thread; asyncio, with a coroutine for each task, needs a pool for
+# kernels anyway; an interpreter of step objects is slower, and a second definition of control flow.
 #
-# Workers leave when they find nothing to do, instead of waiting for the next ready task. The pool
-# is that of the process: a worker that waits for one run is a thread that other runs lack.
+# Workers leave when no task is ready, instead of waiting for the next one. All runs of the process
+# share the pool: a worker that waits for one run is a thread that other runs lack.
 
 
 class _QueueState:
-    """A queue in one run: a heap of ``ready`` tasks by number, which is their urgency (the plan
-    sorts, the run only compares); how many ``workers`` it has, and how many of its tasks are
-    ``worthwhile``: worth another worker."""
+    """A queue in one run: a heap of ``ready`` task numbers, the most urgent first (the plan sorts
+    tasks by urgency); the number of its ``workers``, and of its ready tasks that are
+    ``worthwhile``, i.e. worth another worker."""
 
     __slots__ = ("ready", "workers", "worthwhile")
 
@@ -139,9 +137,9 @@ class _QueueState:
 
 
 class _Continuations:
-    """The tasks of a run that have stepped aside: their ``generators``; those that are ``parked``
-    until a signal is emitted, by signal; those ``in_flight``, which wait for an asynchronous kernel
-    or a device; and those that have ``enqueued`` all of their work on a device."""
+    """The suspended tasks of a run: their ``generators``; tasks ``parked`` until a signal is
+    emitted, by signal; tasks ``in_flight``, which wait for an asynchronous kernel or a device; and
+    tasks that have ``enqueued`` all of their work on a device."""
 
     __slots__ = ("enqueued", "generators", "in_flight", "parked")
 
@@ -205,7 +203,7 @@ class TaskRun:
     # For the caller that starts a run.
 
     def run(self) -> None:
-        """Run to the end, as the first worker; raises what the run ended with."""
+        """Run to the end, as the first worker; raises the error of the run, if any."""
         try:
             self._begin(True)
             while not self.ended:
@@ -214,7 +212,7 @@ class TaskRun:
                 if not self.ended:
                     quiet(self._work, 0, True)
         except BaseException as error:
-            self._fail(error)  # an interrupt; others stop when they next look
+            self._fail(error)  # an interrupt; other workers stop at their next check
             raise
         failure, self.error = self.error, None
         if failure is not None:
@@ -224,7 +222,7 @@ class TaskRun:
                 del failure  # it holds this frame
 
     def start(self) -> None:
-        """Work as long as there is something to do, then leave; ``on_end`` tells of the end."""
+        """Work until no task is ready, then return; ``on_end`` is called when the run ends."""
         self._begin(False)
 
     def _begin(self, caller: bool) -> None:
@@ -236,7 +234,7 @@ class TaskRun:
                 self.running += 1
                 self._activate(0)
                 self._wake_others(0)
-            # From here on the run ends when it is stopped, even if no worker is there to see it.
+            # From here on, a stop ends the run even if it has no worker.
             self.control.add_listener(self._abort)
             if self.control.stopped:
                 self._stop(-1)
@@ -250,8 +248,8 @@ class TaskRun:
     def _join(self, queue: int) -> None:
         """The job of a worker that was asked to help."""
         with self.lock:
-            # The pool may start the job late. The run that asked may have ended by then, without
-            # this worker, since ``running`` counts those that have begun.
+            # The pool may start the job late. The run may have ended by then, since ``running``
+            # only counts workers that have begun.
             if self.failed or self.ended:
                 self.queues[queue].workers -= 1
                 return
@@ -261,14 +259,13 @@ class TaskRun:
             self.adopt()
         quiet(self._work, queue)
 
-    # On a thread of the pool, or on the caller's. Attributes are read once: the loop is what a
-    # small task costs beside its kernel. ``THREAD.run`` is the run that kernels ask whether to
-    # stop: a run inside of another one's kernel must leave the outer one in its place. A worker
-    # wakes one other at a time, which wakes the next: none keeps its own task waiting while it
-    # starts threads for all.
+    # On a thread of the pool, or on the caller's. Attributes are read once: this loop is the
+    # overhead of a small task. Kernels ask ``THREAD.run`` whether to stop: a run inside another
+    # run's kernel must restore the outer one. A worker wakes one other worker, which wakes the
+    # next, so that no task waits while its worker starts threads for all.
 
     def _work(self, queue: int, caller: bool = False) -> None:
-        """Run tasks of one queue as long as there are any. ``running`` counts us already."""
+        """Run tasks of one queue until none is ready. ``running`` already counts this worker."""
         flow, functions, control = self.flow, self.functions, self.control
         lock, own, expanded = self.lock, self.queues[queue], flow.expanded
         ready = own.ready
@@ -281,15 +278,15 @@ class TaskRun:
         outer, THREAD.run = THREAD.run, control
         try:
             while True:
-                # The end of one task and the choice of the next share one turn of the lock.
+                # Ending one task and choosing the next take the lock once.
                 with lock:
                     if task >= 0:
-                        # Others may run now that waited for the task, and values may go.
+                        # Tasks that waited for this one may run now, and values may be freed.
                         for other in consumers[task]:
                             left = waits[other] - 1
                             waits[other] = left
                             if not left:
-                                if alone:  # ``_push`` inlined, without all that others need
+                                if alone:  # ``_push`` inlined, without support for other workers
                                     heappush(ready, other)
                                 else:
                                     self._push(other)
@@ -357,8 +354,8 @@ class TaskRun:
             on_end()
 
     def _advance(self, task: int) -> bool:
-        """Run a task up to where it needs a block or a signal; whether it is done."""
-        # A task is on one worker at a time, so that its generator needs no lock.
+        """Run a task until it needs a block or a signal; return whether it is done."""
+        # A task is on one worker at a time, so its generator needs no lock.
         aside = self.aside
         generator = aside.generators.get(task)
         if generator is None:
@@ -457,7 +454,7 @@ class TaskRun:
             self._push(parent)
 
     def _count_down(self, slots: Sequence[int]) -> None:
-        """Forget values whose last reader has ended."""
+        """Release values after their last reader has ended."""
         for slot in slots:
             left = self.uses[slot] - 1
             self.uses[slot] = left
@@ -525,7 +522,7 @@ class TaskRun:
     def _over(self) -> None:
         """The run has ended."""
         self.ended = True
-        self.aside.generators.clear()  # those that will not go on lead back to us
+        self.aside.generators.clear()  # generators that will not continue refer to this run
         if self.caller_waits:
             self.caller_waits = False
             self.signal.release()
@@ -538,14 +535,13 @@ class TaskRun:
             self.failed = True
             self.error = error
             self._clear()
-        # Workers within a loop look at the control. It is set outside of the lock, since it calls
+        # Workers within a loop check the control. It is set outside of the lock, since it calls
         # listeners of users, which may wait for a thread that needs the lock.
         self.control.set(Cancelled("another task of the run has failed"))
 
     def _abort(self, error: Exception) -> None:
-        """The run was stopped: it ends here if no worker is there to see that."""
-        # On the thread that stops it: the watchdog's, or that of a caller of
-        # ``CancelToken.cancel``.
+        """End a stopped run that has no running worker."""
+        # Called on the watchdog's thread or on the thread that calls ``CancelToken.cancel``.
         with self.lock:
             if self.failed or self.ended or self.running:
                 return
@@ -554,7 +550,7 @@ class TaskRun:
         self._end()
 
     def _stopped(self) -> None:
-        """The run was stopped while no worker was there."""
+        """Fail with the error of the control; no worker is running."""
         self.failed = True
         self.error = self.control.error
         heads = [queue.ready[0] for queue in self.queues if queue.ready]
@@ -564,14 +560,14 @@ class TaskRun:
         self._clear()
 
     def _clear(self) -> None:
-        """Nothing that is ready will run."""
+        """Drop all ready and parked tasks."""
         for queue in self.queues:
             queue.ready.clear()
             queue.worthwhile = 0
         self.aside.parked.clear()
 
     def _stop(self, task: int) -> None:
-        """Raise what the run was stopped with, and say where it was."""
+        """Raise the error of the stopped run, with a note that names the current task."""
         if task >= 0 and self.control.error is not None:
             self.control.error.add_note(f"The run had come to {self._place(task)}.")
         self.control.stop()

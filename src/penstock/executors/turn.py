@@ -1,9 +1,9 @@
 """The place of a run in a queue of runs, and how a run whose work is on a device hands over early.
 
-Runs on a user stream follow one another. Where all that is left of a run is work that a device has
-been given, the next run need not wait until the host has seen its end::
+Runs on a user stream are sequential. Once all remaining work of a run is enqueued on a device, the
+next run can enqueue its own work, without waiting until the host sees the first one end::
 
-    host      put run 1 on the device   put run 2 there, behind run 1   bring back 1, 2
+    host      enqueue run 1             enqueue run 2 after run 1       copy back 1, 2
     device                   run 1 ................... run 2 ...................
 """
 
@@ -18,7 +18,7 @@ from penstock.backends.base import Event
 from penstock.core.types import RunValue
 from penstock.host.threads import Workers
 
-# Runs that may be on devices at once: one computes, and the next is behind it.
+# Runs that may be enqueued on devices at once: one computes, and the next waits for it.
 _MOST_AT_ONCE = 2
 
 Function = Callable[[], object]
@@ -46,7 +46,7 @@ class Turn:
         return () if previous is None or previous.ended else previous._events
 
     def hand_over(self, events: Sequence[Event]) -> None:
-        """Let the next run begin, behind ``events``: nothing else of this one is left."""
+        """Let the next run begin after ``events``; all other work of this run has ended."""
         turns, turn = 1, self.previous
         while turn is not None and not turn.ended:
             turns, turn = turns + 1, turn.previous
@@ -60,7 +60,7 @@ class Turn:
             begin()
 
     def ending(self, done: Callable[[Any, Any], object], outputs: RunValue, error: Any) -> None:
-        """Call ``done(outputs, error)``, the end of the run, after that of the run before."""
+        """Call ``done(outputs, error)`` to end the run, after the previous run has ended."""
         end = partial(self._end, done, outputs, error)
         if self._after_previous(end):
             end()
@@ -80,7 +80,7 @@ class Turn:
     # For the queue.
 
     def end(self) -> None:
-        """The run has ended, or will never begin; its turn is over when that before it is."""
+        """End the run, or a run that will never begin; its turn ends after the previous turn."""
         if not self._after_previous(self.end):
             return
         with self._lock:

@@ -34,15 +34,15 @@ _UNSET = "penstock.unset"
 
 
 class Variables(Mapping[str, np.ndarray]):
-    """The variables of a session by name; ``penstock.compile`` gives them to further sessions of
-    the model (``variables=``), which read and assign the same ones.
+    """The variables of a session by name. Further sessions of the model share them if they are
+    passed to ``penstock.compile`` as ``variables=``.
 
-    ``variables["v"]`` is a copy of a value, ``variables["v"] = array`` sets it, before the next
-    step that reads it. Reading one that has no value yet raises ``InvalidInput``, as wrong names
-    do. If nothing in the model assigns to variables, they are constants, and cannot be set.
+    ``variables["v"]`` returns a copy of the value; ``variables["v"] = array`` sets it, before the
+    next step that reads it. Reading a variable without a value raises ``InvalidInput``, and so does
+    an unknown name. If the model assigns no variables, they are constants and cannot be set.
 
-    Each value is one that the variable had; while runs go on, those of several variables need not
-    be of one moment.
+    Each value that is read is one that the variable had. During runs, values of several variables
+    may be from different moments.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Variables(Mapping[str, np.ndarray]):
         self._places: dict[str, tuple[Store, str]] = {}
         stores = _stores(model)
         for number, (store, declared) in enumerate(stores.items()):
-            own_store = own.setdefault(store, store.own())  # also what other signatures read
-            # Each file of a package has a store of its own, with a name that others may have too.
+            own_store = own.setdefault(store, store.own())  # other signatures may share it
+            # Each file of a package has its own store; the same name may occur in several.
             prefix = f"{number}/" if len(stores) > 1 else ""
             for name, types in sorted(declared.items()):
                 self._places[prefix + name] = own_store, name
@@ -80,7 +80,7 @@ class Variables(Mapping[str, np.ndarray]):
         return value.copy()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A copy of a value; ``default`` where there is none."""
+        """A copy of a value, or ``default`` if the variable has none."""
         return self[name] if name in self and self._variable(name).value is not None else default
 
     def __setitem__(self, name: str, value: RunValue) -> None:
@@ -96,14 +96,14 @@ class Variables(Mapping[str, np.ndarray]):
         return len(self._places)
 
     def update(self, values: NamedValues) -> None:
-        """Set variables by name, all or, where one does not fit, none. Raises ``InvalidInput``."""
+        """Set variables by name. If one does not fit, sets none and raises ``InvalidInput``."""
         # All are checked before the first is set.
         arrays = {name: self._array(name, value) for name, value in values.items()}
         for name, array in arrays.items():
             self._variable(name).assign(array)
 
     def reset(self, names: Iterable[str] | None = None) -> None:
-        """Give variables the values that they begin with.
+        """Reset variables to their initial values.
 
         Args:
             names: Their names, by default all. Raises ``InvalidInput`` for others.
@@ -115,8 +115,8 @@ class Variables(Mapping[str, np.ndarray]):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Give all variables the values that they have now again at the end: for runs that are
-        none of the user's."""
+        """Restore the current values of all variables at the end, for runs that the user did not
+        ask for."""
         values = [(variable, variable.value) for variable in map(self._variable, self)]
         try:
             yield
@@ -125,10 +125,10 @@ class Variables(Mapping[str, np.ndarray]):
                 variable.value = value
 
     def save(self, path: str | Path) -> None:
-        """Write the values to a file of the safetensors format, in the place of what is there.
+        """Write the values to a file in the safetensors format, replacing an existing file.
 
-        Raises ``InvalidInput`` for a dtype that the format has not: strings, complex128, integers
-        of less than a byte. ``OSError`` if the file cannot be written.
+        Raises ``InvalidInput`` for dtypes that the format does not support: strings, complex128,
+        integers smaller than a byte. Raises ``OSError`` if the file cannot be written.
         """
         from penstock.artifact.tensor_file import save_arrays
 
@@ -138,10 +138,10 @@ class Variables(Mapping[str, np.ndarray]):
         save_arrays(_path(path), arrays, {_UNSET: json.dumps(unset)} if unset else {})
 
     def restore(self, path: str | Path) -> None:
-        """Give all variables the values that they were saved with; those that had none lose theirs.
+        """Set all variables to the saved values; variables saved without a value lose theirs.
 
-        Raises ``InvalidInput``, and changes nothing, for a file that is damaged or has other
-        variables than the model, ``OSError`` if it cannot be read.
+        Raises ``InvalidInput``, and changes nothing, if the file is damaged or its variables are
+        not the model's. Raises ``OSError`` if the file cannot be read.
         """
         from penstock.artifact.tensor_file import load_arrays
 
@@ -164,8 +164,8 @@ class Variables(Mapping[str, np.ndarray]):
             self._variable(name).value = None
 
     def of(self, model: Model) -> dict[Store, Store]:
-        """The stores of another session's model, with those of this one in the place of its own.
-        Raises ``InvalidInput`` for a model with other variables."""
+        """Map the stores of another session's model to the stores of this session. Raises
+        ``InvalidInput`` for a model with other variables."""
         stores = _stores(model)
         own = dict(self._own)
         if not stores.keys() <= own.keys():
@@ -183,18 +183,18 @@ class Variables(Mapping[str, np.ndarray]):
         return own
 
     def state(self) -> dict[str, np.ndarray | None]:
-        """The values of variables that are no longer those that they began with."""
+        """The values of variables that are no longer their initial values."""
         changed = {}
         for name, (store, own_name) in self._places.items():
             value = self._variable(name).value
-            # By identity: equal values that were assigned are saved as well, and no array is
+            # By identity: assigned values that are equal are saved as well, and no array is
             # compared.
             if value is not store.initial.get(own_name):
                 changed[name] = value
         return changed
 
     def set_state(self, state: Mapping[str, np.ndarray | None]) -> None:
-        """Set what ``state`` returned."""
+        """Set the values that ``state`` returned."""
         for name, value in state.items():
             if value is None:
                 self._variable(name).value = None
@@ -255,7 +255,7 @@ def _stores(model: Model) -> dict[Store, dict[str, list[TensorType]]]:
 
 
 def _declare(store: Store, name: str, types: list[TensorType]) -> None:
-    """Let a store have a variable. Raises ``InvalidInput`` where it has one of another type."""
+    """Declare a variable in a store. Raises ``InvalidInput`` if it exists with another type."""
     try:
         for type_ in types:
             store.variable(name, type_)

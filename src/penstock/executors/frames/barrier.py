@@ -30,20 +30,21 @@ Dispatch = Callable[[Callable[[], object]], object]
 
 
 class PartRun(Protocol):
-    """A part of a run. ``resting`` while it has nothing to do, and none of its kernels runs
-    elsewhere."""
+    """A part of a run. It is ``resting`` while it has no work and none of its kernels runs on
+    another thread."""
 
     resting: bool
 
     @property
     def waits(self) -> bool:
-        """Whether it does nothing, and nothing of its own goes on elsewhere in the process."""
+        """Whether it is idle, with no work in progress elsewhere in the process."""
 
     def go(self) -> None:
-        """Work on it, on the calling thread, as long as there is something to do."""
+        """Work on this part on the calling thread until no work is left."""
 
     def post(self, *job: object) -> None:
-        """Let its thread call a function, the first of ``job``, with the rest of it."""
+        """Queue a call for the part's thread: the first element of ``job`` is the function, the
+        others are its arguments."""
 
     def outputs(self) -> RunValues:
         """The outputs of a part that has ended; raises ``DeadTensor``."""
@@ -52,22 +53,21 @@ class PartRun(Protocol):
         """Give up the values of a run that has failed."""
 
 
-# A thread that wakes another part queues it, instead of entering it at once: a loop between two
-# parts would nest an activation of each for every value that they exchange. So the loop stays on
+# A thread that wakes another part queues it, instead of entering it at once: otherwise, a loop
+# between two parts would add a nested call for every value that they exchange. So the loop stays on
 # one thread, without a hand-over for each value (decision 30).
 #
-# ``_busy`` counts the parts that are not at rest. Only a part that works can wake another one, so
-# that the run is over when the last one rests; under the lock, since a part rests on its own
-# thread.
+# ``_busy`` counts the parts that are not at rest. Only a working part can wake another one, so the
+# run is over when the last part rests. It is guarded by the lock, since parts rest on different
+# threads.
 
 
 class Barrier:
-    """The shared state of the parts of one run, whose ``lock`` they use as well.
+    """The shared state and ``lock`` of the parts of one run.
 
-    ``on_end`` is called once, by the thread that ends the run. Only a run of several parts has a
-    ``rendezvous``, or one that is given it since other parts are in other processes
-    (``is_remote``).
-    ``dispatch`` calls a function: at once, by default.
+    ``on_end`` is called once, by the thread that ends the run. A run has a ``rendezvous`` only if
+    it has several parts, or if it is given one because other parts are in other processes
+    (``is_remote``). ``dispatch`` calls a function; by default, it is called at once.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Barrier:
         self._listens = False
 
     def begin(self, parts: Sequence[PartRun], *, listens: bool) -> None:
-        """Run new parts, as long as there is something to do for the calling thread.
+        """Run new parts on the calling thread until it has no more work.
 
-        ``listens``: whether all of them may wait for something outside the run, so that none would
-        notice a stop.
+        ``listens``: whether all parts may wait for something outside the run at once, so that none
+        would notice a stop.
         """
         self.parts = parts
         if len(parts) > 1 and self.rendezvous is None:
@@ -124,8 +124,8 @@ class Barrier:
         return bool(self._ready)
 
     def help(self, pool: Workers) -> None:
-        """Ask for another thread for waiting parts: this one begins something long."""
-        # Offered, not submitted: without a free thread this one takes the parts after its kernel.
+        """Offer waiting parts to another thread, before this one begins a long kernel."""
+        # Not submitted: without a free thread, this thread takes the parts after its kernel.
         if self._ready:
             pool.offer(partial(quiet, self._work))
 

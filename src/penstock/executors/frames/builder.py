@@ -1,8 +1,8 @@
 """Compile a graph with frames, the functions that it calls, and its parts, each once.
 
-Each function, and each graph of a node that contains frames, becomes a ``FrameGraph`` of its own; a
-node that calls it waits for it as for a kernel. A run keeps calls side by side, not on Python's
-stack, so that only memory and ``Limits.max_calls`` bound how deep they go.
+Each function, and each graph of a node that contains frames, becomes a separate ``FrameGraph``; a
+node that calls it waits for it as for a kernel. Calls are kept in a set, not on Python's stack,
+so their depth is only bounded by memory and ``Limits.max_calls``.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from penstock.plan.tasks import are_asynchronous
 
 @dataclass(frozen=True)
 class NodeCompilers:
-    """The compilers of the nodes of a graph with frames. ``kernel`` compiles an ordinary node, and
-    names its backend; for None, ``executor`` compiles the graph of the node alone, or the graph of
-    a segment. ``function`` returns a copy of a function's graph, without dead code, ``copy`` one of
-    a node's graph with these inputs, ``form`` the form of a frame that is one node."""
+    """The compilers of the nodes of a graph with frames. ``kernel`` compiles an ordinary node and
+    returns the kernel and its backend's name. If it returns None, ``executor`` compiles the graph
+    of a segment, or a graph with only this node. ``function`` copies a function's graph without
+    dead code, ``copy`` copies a node's graph with new inputs, and ``form`` returns the form of a
+    frame that is one node."""
 
     kernel: Callable[[Node], tuple[Kernel, str] | None]
     executor: Callable[[Graph], Executor]
@@ -77,8 +78,8 @@ class FrameGraphBuilder:
         devices: int = 1,
         observed: Callable[[], FramesExecutor] | None = None,
     ) -> FramesExecutor:
-        """The executor of the ``parts`` of ``graph``, which must be sorted. ``devices``: how many
-        share the host's cores. ``observed`` compiles an executor for runs with observers."""
+        """Build the executor of the ``parts`` of a sorted ``graph``. ``devices``: the number of
+        devices that share the host's cores. ``observed`` compiles an executor for observed runs."""
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
         compiled: list[DevicePart] = []
@@ -99,7 +100,7 @@ class FrameGraphBuilder:
     ) -> FrameGraph:
         """Compile a graph, or a part of it, and the functions that it calls."""
         frame_graph = self._compiled(graph, paths, numbers)
-        # A loop, not a recursion: functions may call one another in circles, and to any depth.
+        # A loop, not a recursion: functions may be recursive, and nested to any depth.
         while self._called:
             name, functions = self._called.pop(), self._inner.functions
             if name not in functions:
@@ -109,7 +110,7 @@ class FrameGraphBuilder:
         return frame_graph
 
     def _callee(self, graph: Graph) -> FrameGraph:
-        """Compile a graph that is called, of which observers see no steps of its own."""
+        """Compile a graph that is called. Observers do not see its steps."""
         frame_graph = self._compiled(graph, Frames(graph).paths(), ValueNumbers())
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
@@ -126,8 +127,8 @@ class FrameGraphBuilder:
         return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers)
 
     def _kernel(self, node: Node) -> NodeKernel:
-        """The kernel of a node; of a segment, or of a node without a kernel, it is an executor of
-        its own, which takes what graphs capture behind the inputs of the node."""
+        """The kernel of a node. A segment, or a node without a kernel, is run by a separate
+        executor, whose inputs are the node's inputs followed by the captures of its graphs."""
         if is_frame(node):
             form = self._compilers.form(node)
             compiled = write_frame(form, self._kernel, self._limits.max_iterations)
@@ -163,7 +164,7 @@ class FrameGraphBuilder:
         return NodeKernel(Kernel(called), backend, inner.table, explain)
 
     def _counted(self, node: Node, kernel: Kernel) -> Kernel:
-        """A kernel whose results count, unless all of them have few bytes for sure."""
+        """Count the kernel's results against the budget, unless all are known to be small."""
         if not self._limits.count_runs or all(map(_is_small, node.outputs)):
             return kernel
         if isinstance(kernel.function, Guard):
@@ -187,7 +188,7 @@ class FrameGraphBuilder:
         return call
 
     def _call_graphs(self, node: Node) -> StartCall:
-        """The calls of an If or a loop, whose graphs are also given what they capture."""
+        """The calls of an If or a loop, with the captures of their graphs as further inputs."""
         indices = {value: i for i, value in enumerate(all_inputs(node))}
         bodies = {}
         for _, graph in node.graphs:
@@ -206,7 +207,7 @@ class FrameGraphBuilder:
                 except StopIteration as end:
                     outputs: RunValues = end.value
                     return outputs
-                # The branch of an If, which has no inputs, is no iteration.
+                # A branch of an If has no inputs, and is not an iteration.
                 if most is not None and count >= most and graph.inputs:
                     too_many(most, node.label)
                 count += 1
@@ -224,6 +225,6 @@ class FrameGraphBuilder:
 
 
 def _is_small(value: Value | None) -> bool:
-    """Whether a value has few bytes for sure, so that it need not be counted."""
+    """Whether a value is known to be small, so that it need not be counted."""
     type_ = None if value is None else value.type
     return isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL_BYTES

@@ -1,9 +1,9 @@
-"""Segments on a device of streams: their kernels are put there, and an event ends them.
+"""Segments on a device with streams: their kernels are enqueued, and an event ends them.
 
-A segment is run by an executor of its own, whose calls only put kernels on a stream of the device
-and begin to bring the results back. The thread goes on with other tokens; the event behind the
-results delivers them. Iterations that overlap follow one another on the stream, whose memory they
-share.
+A segment has its own executor. A call only enqueues kernels on a stream of the device, and copies
+of the results to the host. The thread continues with other tokens; the results are delivered when
+the event after the copies is set. Overlapping iterations are ordered by the stream, and share its
+memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.host.event_watch import EVENTS
 
 
 class DeviceSegment:
-    """``inner``, which leaves its outputs on the device of ``backend``, as an executor that brings
-    them to the host. All else is that of ``inner``."""
+    """Wraps the executor ``inner``, which leaves its outputs on the device of ``backend``, and
+    copies the outputs to the host. All other attributes are those of ``inner``."""
 
     asynchronous = True
 
@@ -42,11 +42,11 @@ class DeviceSegment:
         except BaseException as error:
             done(None, error)
         else:
-            # One thread looks at the events of all runs: none has to wait for its own.
+            # One thread polls the events of all runs, so no run needs a thread to wait.
             EVENTS.add(event.query, partial(done, outputs, None))
 
     def _put(self, inputs: RunValues, control: Control) -> tuple[tuple[Any, ...], Any]:
-        """The outputs of a run, as arrays that are there when the event has come."""
+        """Enqueue a run. Returns its outputs, whose contents are valid once the event is set."""
         with self._stream.current():
             outputs = self._inner.run(inputs, control)
             return tuple(map(self._leaving, outputs)), self._stream.record()

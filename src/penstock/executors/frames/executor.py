@@ -156,8 +156,8 @@ class FramesExecutor:
         rendezvous: Rendezvous | None = None,
         dispatch: Dispatch | None = None,
     ) -> Barrier:
-        """``run_async``, for a part of a graph, too, whose other parts are in other processes: it
-        meets these at the ``rendezvous``, and goes on where ``dispatch`` says (``Barrier``)."""
+        """``run_async``, also for a part of a graph whose other parts are in other processes. The
+        parts exchange values by the ``rendezvous``; ``dispatch`` resumes this one (``Barrier``)."""
 
         def end() -> None:
             try:
@@ -172,7 +172,7 @@ class FramesExecutor:
         return barrier
 
     def _counting(self, control: Control) -> Control:
-        """The control of a run, which counts what it allocates."""
+        """The control of a run that counts its allocations."""
         # ``NEVER`` is shared by all runs: a part that fails sets the control for the others.
         control, limits = control.own(), self._limits
         if control.budget is None and limits.count_runs:

@@ -1,8 +1,8 @@
 """The compiled form of a graph with frames: its nodes with their counters, edges and functions.
 
-Positions of inputs and counts of what is pending are numbered within each frame, so that a run
-allocates a few lists for an iteration, and nothing for a node. The graph
-``y = Merge(Switch(x, p))``, with ``x`` and ``p`` fed, becomes
+Inputs and counters of pending inputs have indices within their frame, so a run allocates two lists
+for an iteration, and nothing for a node. The graph ``y = Merge(Switch(x, p))``, with ``x`` and
+``p`` fed, becomes
 
 ========= ============== ============ =================== ==========================
 node      inputs         waits        edges of its outputs
@@ -39,12 +39,12 @@ from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 
-# Above any number of inputs: one comparison with DEATH says that a node waits for nothing more and
-# that an input was dead. Still one digit of CPython's integers, whose arithmetic has a fast path.
+# Above any number of inputs: a count equal to DEATH means that no input is pending and that one of
+# them was dead. Below 2**30, a single digit in CPython, whose arithmetic has a fast path for that.
 DEATH = 1 << 29
 """Added to the count of an ordinary node once one of its inputs was dead."""
 MERGE_DATA = 1
-"""The part of a Merge's count that is there while none of its data inputs has arrived alive."""
+"""The part of a Merge's count that is removed by its first live data input."""
 MERGE_CONTROL = 2
 """The part of a Merge's count for each of its control inputs."""
 
@@ -80,37 +80,37 @@ def _rule_of(node: Node) -> TokenRule:
     return TokenRule.IDENTITY if is_identity(node) else TokenRule.ORDINARY
 
 
-# One class with a rule, instead of a class with methods for each rule: the loop that moves tokens
-# reads the fields and branches on the rule inline, since a call for each token takes a third longer
-# (``scheduler``). For the same reason what follows from the rule is a field, computed once.
+# One class with a rule, instead of a class for each rule: the loop that moves tokens reads the
+# fields and branches on the rule inline, since a method call per token takes a third longer
+# (``scheduler``). For the same reason, properties derived from the rule are fields.
 #
 # Nodes are shared by all runs of the graph, on any thread. Runs write ``cost``, ``latest`` and
-# ``unmeasured`` without a lock: all that a lost update changes is when a kernel is measured next.
-# Two runs that count down from 1 at once leave -1, after which it is measured.
+# ``unmeasured`` without a lock: a lost update only changes when a kernel is measured next. If two
+# runs decrement from 1 at once, the count becomes -1, and the kernel is measured after that.
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class FrameNode:
     """A node, a feed or a fetch of a ``FrameGraph``.
 
-    ``first`` to ``end``: the positions of its inputs in its frame; a Merge has two, the value that
-    it takes and the index of that. ``counter``: the position of its count, which is ``waits`` at
-    first. ``data_inputs``: how many of its inputs are not constant.
+    ``first`` to ``end``: the indices of its inputs in its frame; a Merge has two, the value that
+    it takes and that value's input index. ``counter``: the index of its count; ``waits``: the
+    initial count. ``data_inputs``: the number of inputs that are not constant.
 
-    ``edges``: for each output its readers, and apart from these the Merges among them.
-    ``controls``: the nodes with a control edge from this one. ``only_edge``: the one reader of the
-    only output that is read, if that is no Merge and the output lives whenever the node does.
+    ``edges``: for each output, its readers that are not Merges and its readers that are.
+    ``controls``: the nodes with a control edge from this one. ``only_edge``: the single reader, if
+    only one output is read, by one node that is not a Merge, and the output is live whenever the
+    node is.
 
-    ``forwards``: whether its outputs are its inputs. ``leaves``: whether these go to another
-    iteration or frame. ``port``: of a fetch, which output of the graph it is. ``child``: of an
-    Enter, the frame that it leads into; ``constant``: whether all iterations get what it brings.
-    ``key``: of a Send or a Recv, what identifies their edge in the rendezvous.
+    ``forwards``: whether its outputs are its inputs. ``leaves``: whether they go to another
+    iteration or frame. ``port``: the output index of a fetch. ``child``: the frame that an Enter
+    leads into; ``constant``: whether its value is for all iterations. ``key``: identifies the edge
+    of a Send and a Recv in the rendezvous.
 
-    ``cost``: the seconds that its kernel takes, ``latest`` those it took when last measured;
-    ``unmeasured``: how many more times it runs before it is measured again. ``nested``: whether the
-    function runs a plan of its own, or a frame: it takes the control of the run first, and returns
-    all outputs. ``explain``: what explains its errors, if it does not itself. ``varies``: whether
-    that plan may have loops.
+    ``cost``: the seconds that its kernel takes, ``latest``: the last measurement; ``unmeasured``:
+    the number of runs until it is measured again. ``nested``: whether the function runs a plan or a
+    frame: its first argument is the control of the run, and it returns all outputs. ``varies``:
+    whether that plan may have loops. ``explain``: explains its errors, unless None.
     """
 
     node: Node | None
@@ -147,16 +147,16 @@ class FrameNode:
 
 
 Readers: TypeAlias = "tuple[tuple[FrameNode, int, Any], ...]"
-"""For each reader of an output: the node, its ``counter``, and the position of its input; of a
-Merge, instead of the position, the index that it gives as its second output."""
+"""For each reader of an output: the node, its ``counter``, and the index of its input; for a
+Merge, instead of that, the index to return as its second output."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class StaticFrame:
-    """A frame as the graph has it: that of loops of one ``name`` within one parent.
+    """The static part of a frame: all loops with one ``name`` within one parent.
 
-    ``inputs`` and ``waits`` are what an iteration begins with, constants already in their places.
-    ``enters``: how many tokens enter the frame, dead ones included.
+    ``inputs`` and ``waits`` are the initial lists of an iteration, with constants already stored.
+    ``enters``: the number of tokens that enter the frame, dead ones included.
     """
 
     name: str
@@ -167,14 +167,14 @@ class StaticFrame:
 
 
 Explain: TypeAlias = Callable[[Exception], PenstockError]
-"""The error of a run that names the node which has raised the given one."""
+"""Returns the error of a run for a given error, with the name of the node that raised it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeKernel:
-    """The kernel of a node, and the name of its backend. ``table``: of a kernel that runs a plan of
-    its own, the steps of that; ``explain``: what explains its errors, if it does not itself;
-    ``source``: of a frame, the text of its function."""
+    """The kernel of a node, and the name of its backend. ``table``: the steps of the plan that the
+    kernel runs, if any; ``explain``: explains its errors, unless None; ``source``: the source text
+    of the function of a frame."""
 
     kernel: Kernel
     backend: str
@@ -184,8 +184,8 @@ class NodeKernel:
 
 
 class ValueNumbers:
-    """The slots by which observers know values: those of one graph, or of all parts of one, and
-    those of plans within."""
+    """Numbers values with the slots that observers see: the values of one graph with all its parts,
+    and those of nested plans."""
 
     def __init__(self) -> None:
         self._values: list[Value | Slot] = []
@@ -195,14 +195,14 @@ class ValueNumbers:
         """The slot of a value; -1 for an optional one that is left out."""
         if value is None:
             return -1
-        # Numbered as they are asked for: the plans within come between the values of the graph.
+        # Numbered on demand: nested plans come between the values of the graph.
         if value not in self._slots:
             self._slots[value] = len(self._values)
             self._values.append(value)
         return self._slots[value]
 
     def share(self, value: Value, other: Value) -> None:
-        """Give ``value`` the slot of ``other``, whose copy it is."""
+        """Give ``value``, a copy of ``other``, the same slot."""
         self._slots[value] = self.slot(other)
 
     def step(self, node: Node, compiled: NodeKernel | None) -> Step:
@@ -216,7 +216,7 @@ class ValueNumbers:
         return Step(node, kernel, inputs, outputs, blocks=blocks, backend=backend)
 
     def block(self, table: StepTable) -> Block:
-        """The steps of a plan within, with slots of this table."""
+        """The steps of a nested plan, with slots of this table."""
         first = len(self._values)
         for slot in with_checkpoints(table.slots):
             kind = SlotKind.DYNAMIC if slot.constant is None else SlotKind.CONSTANT
@@ -228,7 +228,7 @@ class ValueNumbers:
         def step(old: Step) -> Step:
             inputs, outputs = moved(old.inputs), moved(old.outputs)
             blocks = tuple(map(block, old.blocks))
-            # A workspace holds no value that an observer could be shown.
+            # A workspace holds no value for observers.
             return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
 
         def block(old: Block | StepTable) -> Block:
@@ -259,34 +259,34 @@ class ValueNumbers:
 
 
 CallSteps: TypeAlias = "Generator[tuple[FrameGraph, RunValues], RunValues, RunValues]"
-"""A call in progress: yields the next graph to run and its inputs, is sent the outputs of that, and
+"""A call in progress: yields the next graph to run and its inputs, is sent the graph's outputs, and
 returns the outputs of the node."""
 StartCall: TypeAlias = Callable[..., CallSteps]
 """Begins the call of a node, with the values of its inputs."""
 
 
 def _replace(node: ref[FrameNode], guard: Guard) -> None:
-    """Let a node call its kernel's function, whose first result has passed."""
+    """Remove the guard of a node's kernel, after its first result was valid."""
     if (frame_node := node()) is not None:
         frame_node.function = guard.function
 
 
-# The executor runs the graph itself. A plan fixes order and memory before the run, but which nodes
-# run, and how often, tokens decide during it (decision 28). All that can be known before is
-# computed here, once: a run adds two lists for each iteration, which begin as copies of the
-# frame's.
+# The executor runs the graph itself. A plan would fix order and memory before the run, but tokens
+# decide during the run which nodes run, and how often (decision 28). Everything known before is
+# computed here, once: a run adds two lists for each iteration, as copies of the frame's lists.
 
 
 class FrameGraph:
     """A graph compiled for the frames executor.
 
-    ``roots`` are the nodes that wait for nothing; ``fetches`` has one node for each output, and
-    ``feeds`` one for each input. ``end`` stands for the end of a call of the graph. ``function`` is
-    its name, if it is that of a function. ``asynchronous``: whether it has asynchronous kernels.
+    ``roots`` are the nodes without pending inputs; ``fetches`` has one node for each output, and
+    ``feeds`` one for each input. ``end`` is the node at the end of a call of the graph.
+    ``function`` is the name of the function, if it is one. ``asynchronous``: whether it has
+    asynchronous kernels.
 
-    ``paths`` gives the frame that each node runs in. ``kernel`` compiles an ordinary node, ``call``
-    one whose graphs, or function, are run as frame graphs as well. ``numbers`` number the values,
-    of this graph and of others that run with it. Up to ``workers`` kernels run at the same time.
+    ``paths`` has the frame of each node. ``kernel`` compiles an ordinary node, ``call`` a node that
+    calls a function or runs its graphs as frame graphs. ``numbers`` numbers the values of this
+    graph and of others that run with it. Up to ``workers`` kernels run at the same time.
     """
 
     def __init__(
@@ -328,11 +328,11 @@ class FrameGraph:
             fetch.waits = fetch.data_inputs  # none for a constant: the fetch is a root then
             self.fetches.append(fetch)
         self.nodes += self.fetches
-        # Counters first, edges after: an edge holds the counter of its reader, and a loop leads
-        # back to readers that stand before the node.
+        # Counters before edges: an edge has the counter of its reader, and in a loop, readers may
+        # precede the node.
         for node in self.nodes:
             node.counter = len(node.frame.waits)
-            # Of a Merge, behind its count: how many of its inputs are dead.
+            # The count of a Merge is followed by the number of its dead inputs.
             node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
         # Not strict: the fetches at the end of the nodes have no outputs.
         for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=False)):
@@ -419,7 +419,7 @@ class FrameGraph:
             return
         for value in values:
             if value is not None and not value.is_constant:
-                # Others wait for what is sent: it goes before this part goes on.
+                # Other parts wait for a Send, so it comes first.
                 own = readers.setdefault(value, [])
                 first = 0 if node.rule is TokenRule.SEND else len(own)
                 own.insert(first, (node, len(inputs)))
@@ -479,7 +479,7 @@ _ReadersByValue: TypeAlias = dict[Value, list[tuple[FrameNode, Any]]]
 
 
 def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Readers]:
-    """The readers of an output, and apart from these the Merges."""
+    """The readers of an output: those that are not Merges, and the Merges."""
     pairs = [] if value is None else readers.get(value, [])
     edges = [(reader, reader.counter, position) for reader, position in pairs]
     # Merges apart: they count in another way, and most outputs have none, so that a test of the
@@ -491,9 +491,9 @@ def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Read
 
 
 def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
-    # Most values have one reader. The shortcut for these and the inlining of the methods that move
-    # tokens saved half of a token's time (decision 28). An output of a Switch may be dead, and what
-    # leaves an iteration is delivered in another one.
+    # Most values have one reader. A shortcut for this case and inlining the methods that move
+    # tokens halved the time per token (decision 28). An output of a Switch may be dead, and values
+    # that leave an iteration are delivered in another one.
     if node.controls or node.leaves or node.rule is TokenRule.SWITCH or not node.edges:
         return None
     (readers, merges), *others = node.edges
@@ -503,14 +503,14 @@ def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
 
 
 def all_inputs(node: Node) -> list[Value | None]:
-    """The inputs of a node, and behind them what its graphs capture."""
+    """The inputs of a node, followed by the captures of its graphs."""
     inner = [value for _, graph in node.graphs for value in captures(graph)]
     return [*node.inputs, *dict.fromkeys(inner)]
 
 
 def isolate(node: Node) -> tuple[Graph, list[int]]:
-    """A graph of a copy of ``node`` alone, and which of ``all_inputs(node)`` are its inputs. It has
-    a constant in the place of an output that is left out, so that both have as many."""
+    """Return a graph with only a copy of ``node``, and the indices of its inputs in
+    ``all_inputs(node)``. Omitted outputs are replaced by a constant, to keep their number."""
     indices: dict[Value, int] = {}
     for i, value in enumerate(all_inputs(node)):
         if value is not None and not value.is_constant:

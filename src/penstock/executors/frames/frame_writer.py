@@ -73,11 +73,11 @@ _ALWAYS: Condition = frozenset()
 class FrameForm:
     """A frame whose loop begins with all of its variables, and continues or ends with all of them.
 
-    ``variables``: the Merges of these, each with the Enter before it and the value that it gets in
-    the next iteration. ``nodes`` are neither these, nor NextIterations, nor Exits. ``conditions``:
-    when they run; ``lives``: when a value is not dead. ``doubtful``: Merges that may be dead while
-    all that is in their condition holds. ``predicate``: what a Switch chooses by. ``ends``: the
-    condition on which an iteration is the last.
+    ``variables``: for each, its Merge, the Enter before it, and its value in the next iteration.
+    ``nodes``: all nodes but these Merges, NextIterations and Exits. ``conditions``: the condition
+    on which each node runs; ``lives``: that on which a value is live. ``doubtful``: Merges that may
+    be dead even if their condition holds. ``predicate``: returns the predicate of a Switch.
+    ``ends``: the condition on which an iteration is the last.
     """
 
     body: Graph
@@ -94,17 +94,17 @@ class FrameForm:
 def write_frame(
     form: FrameForm, kernel: Callable[[Node], NodeKernel], most: int | None
 ) -> NodeKernel:
-    """The function of a frame: of the control of a run and the frame's inputs, a generator that
-    returns its outputs. ``kernel`` compiles the nodes. ``most``: how many more iterations than one
-    there may be."""
+    """Return the function of a frame: a generator that takes the control of a run and the frame's
+    inputs, and returns its outputs. ``kernel`` compiles the nodes. ``most``: the maximum number of
+    iterations after the first."""
     writer = _FrameWriter(form, kernel)
     writer.write(most)
     return writer.bound()
 
 
 class _FrameWriter:
-    """Writes one frame. ``names`` are those of values, ``flags`` of what decides which nodes run:
-    predicates, and Merges whose inputs may all be dead. ``places``: by line, the node that it runs
+    """Writes one frame. ``names`` has the variables of values, ``flags`` those of conditions:
+    predicates, and Merges whose inputs may all be dead. ``places``: the node that each line runs,
     with its kernel and its arguments."""
 
     def __init__(self, form: FrameForm, kernel: Callable[[Node], NodeKernel]) -> None:
@@ -205,9 +205,8 @@ class _FrameWriter:
     # Nodes.
 
     def order(self) -> list[Node]:
-        """The nodes of the frame in an order in which they can run, those of one condition one
-        after the other as far as they can."""
-        # Nodes of one condition in a row share an ``if`` in the text.
+        """The nodes of the frame in topological order, grouped by condition where possible."""
+        # Consecutive nodes of one condition share an ``if`` in the text.
         nodes = self.form.nodes
         own = set(nodes)
         pending: dict[Node, int] = {}

@@ -14,8 +14,8 @@ from penstock.core.errors import Aborted
 from penstock.core.types import RunValue
 
 Receiver = Callable[[Any, bool, Aborted | None], None]
-"""Takes a value, and whether it is dead; or None, False and the error because of which none
-comes."""
+"""Takes a value, and whether it is dead; or None, False and the error that prevents it from being
+sent."""
 
 
 class NoValue(Aborted):

@@ -2,11 +2,10 @@
 
 A token is a value on its way to a node in one iteration of one frame, or a *dead* token, which says
 that no value will come. A node runs when a token has arrived on each of its inputs; a Merge when
-the first live one has. Kernels that take long run on the pool of the process, everything else on
-the thread that the run is on: only that thread touches the state of the run, so that none of it is
-locked. If that thread has left for want of work, the thread on which a kernel ends goes on in its
-place. Asynchronous kernels end on any thread, and so do Recvs, whose values other parts of the run
-send.
+the first live one has. Long kernels run on the process-wide pool, everything else on the thread of
+the run: only that thread accesses the state of the run, so no lock is needed. If it has returned
+because no work was left, the thread on which a kernel ends takes its place. Asynchronous kernels
+may end on any thread, and so may Recvs, which receive values from other parts of the run.
 """
 
 from __future__ import annotations
@@ -80,15 +79,15 @@ class _Completion:
             run.post(run._completed, self, outputs, error)
 
 
-# One thread at a time moves the tokens of a run, and nothing of its state is locked but ``back``,
-# the queue by which all other threads reach it. TensorFlow moves tokens on many threads, with a
-# lock for each frame: that pays off where tokens move in parallel, which Python's do not, and
-# handing a token to another thread would cost more than dozens of them (decision 28).
+# One thread at a time moves the tokens of a run, so only ``back`` is locked, the queue of jobs from
+# other threads. TensorFlow moves tokens on many threads, with a lock for each frame. That pays off
+# if tokens move in parallel, which Python cannot do, and handing a token to another thread would
+# cost as much as moving dozens of them (decision 28).
 #
-# No thread waits for a kernel either. The thread of the run leaves when it has nothing to do, and
-# ``post`` makes the thread that brings a result the thread of the run. So a run needs no thread of
-# its own while asynchronous kernels or other devices are busy, and iterations that wait for
-# something overlap on one thread, as far as ``parallel_iterations`` allows (decision 30).
+# No thread waits for a kernel either. The thread of the run returns when no work is left, and
+# ``post`` makes the thread that brings a result the thread of the run. So a run occupies no thread
+# while asynchronous kernels or other devices are busy, and waiting iterations overlap on one
+# thread, up to ``parallel_iterations`` of them (decision 30).
 
 
 class FramesRun:
@@ -110,8 +109,8 @@ class FramesRun:
         self.barrier = barrier
         self.root = CallInstance(graph)
         self.scheduler = TokenScheduler(limits.max_iterations)
-        # Long kernels wait here until no token is ready: then it is known how many of them there
-        # are to share among threads, and short nodes, which may lead to more of them, go first.
+        # Long kernels wait here until no token is ready: short nodes, which may lead to further
+        # long ones, go first, and then the number of kernels to share among threads is known.
         self.heavy: list[Token] = []
         self.calls: list[tuple[Token, Any]] = []  # each with its steps, once it has begun
         self.in_progress: set[CallInstance] = set()
@@ -119,12 +118,11 @@ class FramesRun:
         # The output that each Switch has chosen last, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
         self.in_flight = 0  # kernels that run elsewhere, asynchronous ones included
-        self.on_pool = 0  # of these, those that keep a thread of the pool busy
-        self.awaiting_peers = 0  # values of other processes that it waits for
+        self.on_pool = 0  # the part of ``in_flight`` on threads of the pool
+        self.awaiting_peers = 0  # pending values of other processes
         self.pending: set[_Completion] = set()
-        # Jobs of other threads for the thread of the run. One lock for all parts: whether the run
-        # is over is a question about all of them, and the last part to rest must be the only one to
-        # answer it.
+        # Jobs from other threads for the thread of the run. All parts share one lock: whether the
+        # run is over depends on all of them, and exactly one must see that it is.
         self.lock = barrier.lock
         self.back: deque[tuple[Any, ...]] = deque([(self.scheduler.begin, self.root, inputs)])
         self.active = True
@@ -134,8 +132,8 @@ class FramesRun:
 
     def go(self) -> None:
         while True:
-            # An error of the scheduler itself ends the run like that of a kernel: raised on a
-            # thread of the pool, it would be lost, and the caller would wait for ever.
+            # An error in the scheduler ends the run like an error in a kernel: raised on a thread
+            # of the pool, it would be lost, and the caller would wait forever.
             try:
                 while self._turn() and not self.barrier.waiting:
                     pass
@@ -248,9 +246,9 @@ class FramesRun:
         return True
 
     def _stop(self) -> None:
-        """End a run that was stopped, and say where it was."""
-        # On the thread of the run, which alone may read its queues: the thread that stops it only
-        # sets the control.
+        """End a stopped run, with a note that names the current node."""
+        # Only the thread of the run may read its queues: the thread that stops the run only sets
+        # the control.
         error = self.control.error or Cancelled("the run was stopped")
         calls = [token for token, _ in self.calls]
         for node, *_ in [*self.scheduler.ready, *self.heavy, *calls][:1]:
@@ -259,18 +257,18 @@ class FramesRun:
         self._fail(error)
 
     def _token(self, token: Token) -> None:
-        """Let a token pass its node, by whatever rule."""
+        """Process a token by the rule of its node."""
         node, iteration, dead = token
-        # A ControlTrigger runs even if its inputs are dead: it is what passes on that they came.
+        # A ControlTrigger runs even if its inputs are dead: it only signals that they arrived.
         if dead and node.rule is not _TRIGGER:
-            # A dead Recv receives all the same: the other part sends in any case, and the value has
-            # no other receiver.
+            # A dead Recv must still receive: the other part sends in any case, and the value has no
+            # other receiver.
             if node.rule is _RECV:
                 self._receive(token)
                 return
             if node.rule is _FETCH:
                 self._fetch(node, iteration, DEAD)
-            elif node.rule is _SEND:  # the other part must not wait for what will not come
+            elif node.rule is _SEND:  # the other part waits for the token
                 self._send(node, iteration, None, True)
             self.scheduler.bury(node, iteration)
         elif node.rule is _ORDINARY:
@@ -404,38 +402,38 @@ class FramesRun:
         self.scheduler.send(node, iteration, outputs)
 
     def _share(self) -> None:
-        """Hand long kernels to as many other threads as the run may have, and run one, if there is
-        no call that this thread goes on with."""
+        """Offer long kernels to as many other threads as the run may use, and run one on this
+        thread, unless it has a call to continue."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
-        # This thread is about to be busy: another part that waits for it gets one of the pool.
+        # This thread is about to be busy: let a thread of the pool take parts that wait for it.
         if pool is not None:
             self.barrier.help(pool)
         most = self.root.frame_graph.workers
         free = 0 if pool is None else max(0, most - 1 - self.on_pool)
-        # One kernel stays for this thread, which would be idle else, unless a call goes on.
+        # Keep one kernel for this thread, which would otherwise be idle, unless it has a call.
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
-        # All are counted before the first begins, which would take the threads of all cores else.
+        # Announce all before the first begins, which would otherwise use the threads of all cores.
         announce(len(others) + 1)
         for token in others:
             if pool is not None and pool.offer(partial(self._run_on_pool, token, _inputs(token))):
-                # After the offer, though the kernel may have ended by now: only this thread reads
-                # the counts, and it takes the job that reports the end later.
+                # Counted after the offer, although the kernel may have ended by now: only this
+                # thread reads the counts, and it processes the end of the kernel later.
                 self.in_flight += 1
                 self.on_pool += 1
             else:
                 announce(-1)
                 own.append(token)
         announce(-1)
-        # The rest waits: a thread of the pool may be free before this one has ended its own.
+        # The rest waits: a thread of the pool may be free before this thread is.
         self.heavy = own[1:]
         for token in own[:1]:
             self._run(token)
 
     def _run_on_pool(self, token: Token, inputs: list[RunValue]) -> None:
         """Run a kernel on another thread."""
-        # Inputs are given, not read here: the iteration belongs to the thread of the run.
+        # Inputs are passed, not read here: only the thread of the run may access the iteration.
         announce(-1)
         node, control = token[0], self.control
         start = perf_counter()
@@ -443,7 +441,7 @@ class FramesRun:
         error: BaseException | None = None
         try:
             self._begun(node, inputs)
-            # The pool's threads have settings of NumPy, and a run, of their own.
+            # NumPy's settings and the current run are per thread.
             result = quiet(working_for, control, _call_kernel, node, inputs, control)
             self._ended(node, result)
         except Exception as raised:
@@ -453,10 +451,10 @@ class FramesRun:
         self.post(self._returned, token, result, error, perf_counter() - start)
 
     def post(self, *job: object) -> None:
-        """Leave a job for the thread of the run; this one becomes it if there is none."""
+        """Queue a job for the thread of the run; without one, this thread becomes it."""
         with self.lock:
             self.back.append(job)
-            # The thread of the run will see it; or the run is over, and nobody needs the job.
+            # The thread of the run will see the job, or the run is over and does not need it.
             if self.active or (self.resting and not self.barrier.woke(self)):
                 return
             self.active = True
@@ -600,9 +598,9 @@ def _inputs(token: Token) -> list[RunValue]:
 
 
 def _record_cost(node: FrameNode, seconds: float) -> None:
-    """Note the seconds of a kernel, and when it is measured again: one that took long, or may have
-    loops, each time. The lesser of two samples counts, and one alone says nothing: a thread may be
-    suspended."""
+    """Record the seconds of a kernel, and when to measure it again: if it is long or may have
+    loops, at each run. The cost is the lesser of two samples, since a thread may be suspended
+    during one of them."""
     node.cost, node.latest = min(seconds, node.latest), seconds
     node.unmeasured = 0 if seconds > _LONG_S or node.varies else _SAMPLE_INTERVAL
 

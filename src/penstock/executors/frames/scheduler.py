@@ -1,12 +1,12 @@
-"""Tokens on their way: the frames of a run, their iterations, and the nodes that become ready.
+"""The scheduler of tokens: the frames of a run, their iterations, and the nodes that become ready.
 
-The outputs of a node are delivered to all of their readers; a node that then waits for nothing more
-is ``ready``. Nothing here runs a node, and only the thread that a run is on touches any of it.
+The outputs of a node are delivered to all of their readers; a node without further pending inputs
+is then ``ready``. This module runs no nodes, and only the thread of a run uses its state.
 
-Every iteration has a list of counts; each node has one place in it, a Merge two. A node other than
-a Merge counts its inputs that are no constants and its control inputs, one each, and adds ``DEATH``
-once any of them was dead. A Merge counts ``MERGE_DATA`` until the first live data input arrives,
-and ``MERGE_CONTROL`` for each control input; the place behind is the number of dead data inputs.
+Every iteration has a list of counts, with one element for each node, and two for a Merge. A node
+other than a Merge counts its non-constant inputs and its control inputs, and adds ``DEATH`` once
+any of them was dead. A Merge counts ``MERGE_DATA`` until the first live data input arrives, and
+``MERGE_CONTROL`` for each control input; its second element is the number of dead data inputs.
 
 ===================== ================== ====================================== ====================
 arrives               at                 new counts                             then the node
@@ -47,26 +47,25 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.ir.graph import Value
 
-# Objects that are compared by identity: values may be arrays, whose ``==`` is one for each element.
+# Sentinels, compared by identity: values may be arrays, whose ``==`` is elementwise.
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
-"""Stands for a value that will not come."""
+"""A dead value: none will arrive."""
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
-"""Stands for a value that has not come."""
+"""A value that has not arrived yet."""
 
 # Attributes of an enum are slow to read.
 _ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT_ITERATION
 _MERGE = TokenRule.MERGE
 
 
-# Two lists for each iteration, which all nodes of the frame share, rather than a record for each
-# node in each iteration: to begin one is two copies, and constants of the loop are in these already
-# (decision 28).
+# An iteration has two lists for all nodes of the frame, rather than a record for each node: an
+# iteration begins with two copies, which already contain the constants of the loop (decision 28).
 
 
 @dataclass(slots=True, eq=False)
 class IterationState:
-    """One iteration of a frame: its inputs, what its nodes wait for, how many tokens are on their
-    way in it, and the instances of frames inside of it."""
+    """One iteration of a frame: the inputs and counts of its nodes, the number of its tokens in
+    flight, and the instances of nested frames."""
 
     frame: FrameInstance
     number: int
@@ -79,16 +78,16 @@ class IterationState:
 class FrameInstance:
     """A frame that was entered in iteration ``around`` of another one, or the root of a call.
 
-    ``last`` is its newest iteration, ``entering`` how many tokens are yet to enter. Values for all
-    iterations stand in ``inputs`` and ``waits``, with which a new one begins; the tokens in
-    ``begun`` are then ready. ``deferred`` values wait for another iteration to begin, dead
-    ``exits`` for the frame to end.
+    ``last`` is its newest iteration, ``entering`` the number of tokens yet to enter. A new
+    iteration copies ``inputs`` and ``waits``, which contain the values for all iterations; the
+    tokens in ``begun`` are then ready. ``deferred`` values wait for another iteration to begin,
+    dead ``exits`` for the frame to end.
     """
 
     def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
         self.static = static
         self.around = around
-        # Shared by all runs, until a constant Enter brings a value for this run alone (``_keep``).
+        # Shared by all runs, until a constant Enter has a value for this run (``_keep``).
         self.inputs = static.inputs
         self.waits = static.waits
         self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
@@ -100,7 +99,7 @@ class FrameInstance:
         self.id = ""
 
     def release(self) -> None:
-        """Forget the iterations, which refer to their frame, of a run that has failed."""
+        """Release the iterations of a failed run, which refer to their frame."""
         frames: list[FrameInstance] = [self]
         while frames:
             frame = frames.pop()
@@ -109,8 +108,8 @@ class FrameInstance:
             frame.iterations.clear()
 
     def name(self) -> str:
-        """A name that no other frame of the run has, in any of its parts."""
-        # Computed when first asked for: only a run in several parts needs names, as keys of values.
+        """A name that is unique among the frames of all parts of the run."""
+        # Computed on demand: only a run in several parts needs names, as keys of values.
         around = self.around
         if not self.id and around is not None:
             self.id = f"{around.frame.name()}/{around.number};{self.static.name}"
@@ -118,9 +117,9 @@ class FrameInstance:
 
 
 class CallInstance(FrameInstance):
-    """The root frame of a graph that runs: of the run itself, or called by ``node`` in iteration
-    ``around``. ``depth`` counts the calls of functions around it, itself included. ``steps`` is the
-    call in progress, which continues with the ``results``."""
+    """The root frame of a running graph: the graph of the run, or one called by ``node`` in
+    iteration ``around``. ``depth`` counts the nested calls of functions, itself included. ``steps``
+    is the call in progress, which continues with the ``results``."""
 
     def __init__(
         self,
@@ -147,15 +146,15 @@ def enclosing_call(frame: FrameInstance) -> CallInstance:
     return frame
 
 
-# A tuple: nothing is cheaper to make, and one is made for each time that a node runs.
+# A tuple, the cheapest type to create: each execution of a node needs one.
 Token: TypeAlias = tuple[FrameNode, IterationState, bool]
-"""A node that waits for nothing more, in which iteration, and whether it is dead."""
+"""A node without pending inputs, its iteration, and whether it is dead."""
 
 
-# No lock: only the thread that a run is on calls this (``run.FramesRun``), and jobs of other
-# threads reach it through a queue. The invariant that ends iterations: ``tokens`` counts what is
-# ready, or runs, in an iteration. What a node makes ready is counted before its own token is given
-# up, so that the count is 0 only when nothing in the iteration can bring anything any more.
+# No lock: only the thread of a run calls this (``run.FramesRun``), and jobs of other threads reach
+# it through a queue. The invariant that ends iterations: ``tokens`` counts the nodes of an
+# iteration that are ready or running. A node's successors are counted before its own token is
+# removed, so the count is 0 only when no further node of the iteration can become ready.
 
 
 class TokenScheduler:
@@ -176,7 +175,7 @@ class TokenScheduler:
             self._close(iteration)
 
     def send(self, node: FrameNode, iteration: IterationState, outputs: RunValues) -> None:
-        """Deliver the outputs of a live node, whose own token is gone with that."""
+        """Deliver the outputs of a live node, and remove its token."""
         if node.leaves:
             self._leave(node, iteration, outputs[0])
         else:
@@ -264,8 +263,8 @@ class TokenScheduler:
     def _die(self, node: FrameNode, iteration: IterationState) -> None:
         """Let a node die that waits for nothing more, with a dead input."""
         if node.rule is _EXIT:
-            # Kept until the frame ends, or another iteration begins: the Exit of a loop is dead in
-            # all iterations but the last, of which nobody knows yet whether it is this one.
+            # Kept until the frame ends or another iteration begins: the Exit of a loop is dead in
+            # all iterations but the last, and this may be the last one.
             if iteration.number == iteration.frame.last:
                 iteration.frame.exits.append(node)
         elif node.rule is not _NEXT_ITERATION:
@@ -303,8 +302,8 @@ class TokenScheduler:
         if node.rule is _NEXT_ITERATION:
             number = iteration.number
             if number == frame.last:
-                # Iterations that run at once are bounded, and with them what their lists hold. The
-                # values wait in the frame until the oldest iteration has ended.
+                # The number of concurrent iterations is limited, to bound their memory. The values
+                # wait in the frame until the oldest iteration has ended.
                 if len(frame.iterations) >= frame.static.parallel:
                     frame.deferred.append((node, value))
                     return
