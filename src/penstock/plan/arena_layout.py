@@ -1,10 +1,10 @@
 """The layout of the arena: slots that share memory, and their offsets, for an order or for tasks.
 
-Every step has a place on one clock, nested blocks included. A slot is live from its step to its
-last reader; through a view, its memory is live as long as the view. Outside values that a loop's
-body reads are live until the loop ends. A step may take over the memory of an input that is read
-for the last time (in place). The example of ``penstock.plan.plan``, where slot 1 is ``a = Exp(x)``
-and slot 2 is ``b = Neg(a)``:
+Every step has a time on one clock, nested blocks included. A slot is live from its step to its last
+reader; if it has views, its memory is live until the last reader of a view. Outer values that the
+body of a loop reads are live until the loop ends. A step may reuse the memory of an input that it
+is the last to read (in place). The example of ``penstock.plan.plan``, where slot 1 is
+``a = Exp(x)`` and slot 2 is ``b = Neg(a)``:
 
     >>> lifetimes = Intervals(plan, range(3))
     >>> lifetimes.first, lifetimes.last
@@ -16,8 +16,7 @@ and slot 2 is ``b = Neg(a)``:
     slot 1   written   read
     slot 2             written   read
 
-Neg can work in place, so that slot 2 takes over the buffer of slot 1, and the arena has the 16
-bytes of one of them:
+Neg can work in place, so slot 2 reuses the buffer of slot 1, and the arena has only 16 bytes:
 
     >>> arena_plan = plan_arena(plan)
     >>> arena_plan.buffer_of, arena_plan.offsets, arena_plan.size
@@ -43,9 +42,9 @@ from penstock.plan.tasks import Tasks
 class ArenaPlan:
     """An order of a plan's outermost steps, and the memory that it needs.
 
-    ``offsets`` maps arena slots to bytes from the start of the arena; ``buffer_of`` to the buffer
-    they share with others. No arena for this order can be smaller than ``lower_bound``. ``planner``
-    chose the offsets (``plan_memory``); ``by(planner)`` is what another one would have made of it.
+    ``offsets`` maps arena slots to byte offsets in the arena; ``buffer_of`` maps them to buffers,
+    which they may share. No arena for this order can be smaller than ``lower_bound``. ``planner``
+    chose the offsets (``plan_memory``); ``by(planner)`` is the arena plan of another planner.
     """
 
     order: tuple[int, ...]
@@ -56,31 +55,30 @@ class ArenaPlan:
     planner: str = ""
     by: Callable[[str], ArenaPlan] | None = field(default=None, compare=False, repr=False)
     remote: Mapping[str, int] = field(default_factory=dict)
-    """bytes of the arenas in other memories than the host's, by memory; ``size`` is the host's"""
+    """bytes of the arenas in device memories, by memory; ``size`` is for the host"""
 
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
-    """Choose order and offsets: of the given order and a memory-aware one, the smaller arena."""
-    # The given order is always a candidate: the other one is a heuristic, and may need more memory.
+    """Choose order and offsets: the given order or a memory-aware one, for the smaller arena."""
+    # The memory-aware order is a heuristic, and may need more memory than the given one.
     given = range(len(plan.steps))
     best = plan_arena_in_order(plan, given, planner)
-    # A function instead of the arenas of all planners: only reports ask what another planner would
-    # have made of it, and a search takes up to a second.
+    # A function, since only reports compare planners, and a search takes up to a second.
     best = replace(best, by=partial(plan_arena, plan))
-    # Most plans are chains, or have one step that needs as much as all that is ever live.
+    # Most plans are chains, or have a single step that determines the peak.
     if len(given) <= 2 or best.lower_bound <= _largest_step(plan):
         return best
     dag = plan.dag
     if max(map(len, (*dag.succ, *dag.pred))) <= 1:
-        return best  # chains have no other order that could pay
+        return best  # another order of a chain does not pay
     from penstock.algorithms.ordering import memory_order
 
     order = memory_order(dag, _released_outputs(plan))
     if order == [*given]:
         return best
     buffers = assign_buffers(plan, Intervals(plan, order))
-    # The bound takes one walk, offsets a search. On networks the search comes within percents of
-    # the bound, so that an order with a larger bound would lose anyway.
+    # The bound takes one walk, offsets take a search. On neural networks, the search comes within a
+    # few percent of the bound, so an order with a larger bound would lose anyway.
     if lower_bound(buffers.live(plan)) >= best.lower_bound:
         return best
     other = replace(_arena_plan(plan, order, buffers, planner), by=best.by)
@@ -89,8 +87,8 @@ def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
 
 @dataclass(frozen=True, slots=True)
 class SavedArena:
-    """An arena plan as a file has it: the order of the steps, the offsets of the slots that own
-    buffers, as pairs, and the planner that chose them."""
+    """An arena plan in a file: the order of the steps, pairs of the slots that own buffers and
+    their offsets, and the planner that chose them."""
 
     order: Sequence[int]
     offsets: Sequence[tuple[int, int]]
@@ -98,20 +96,20 @@ class SavedArena:
 
 
 def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
-    """The arena plan that was saved for an equal plan; None if it is not one for this plan: steps
-    would run before those that they depend on, or buffers overlap that are live at once."""
+    """Return the saved arena plan, or None if it is not valid for this plan: a step would run
+    before its predecessors, or buffers that are live at the same time overlap."""
     if plan.remote:
-        return None  # files have places of the host's arena alone
-    # Nothing of the file is trusted: an offset that is wrong would overwrite a live value, without
-    # an error. The check costs one walk, where planning anew costs the search.
+        return None  # files only have offsets in the host's arena
+    # The file is not trusted: a wrong offset would silently overwrite a live value. The check takes
+    # one walk, planning again would take a search.
     dag = plan.dag
     position = {step: i for i, step in enumerate(saved.order)}
     if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
         return None
     if any(position[a] > position[b] for a in range(dag.n) for b in dag.succ[a]):
         return None
-    # Buffers are not saved: they follow from the order, and must fit the kernels of this plan,
-    # whose backends may work in place where those of the file did not.
+    # Buffers are not saved: they follow from the order, and depend on the kernels of this plan,
+    # which may work in place where those of the saved plan did not.
     buffers = assign_buffers(plan, Intervals(plan, saved.order))
     offset_of = dict(saved.offsets)
     live = buffers.live(plan)
@@ -134,16 +132,16 @@ def plan_arena_in_order(plan: Plan, order: Sequence[int], planner: str = "quick"
 
 def plan_arena_for_tasks(plan: Plan, tasks: Tasks, planner: str = "quick") -> ArenaPlan:
     """Choose offsets for any order in which ``tasks`` may run, on any number of workers. With many
-    buffers, the planner "reuse" takes the place of those that compare all pairs."""
+    buffers, the planner "reuse" replaces those that compare all pairs."""
     task_of = {step: number for number, task in enumerate(tasks.tasks) for step in task.steps}
-    # The clock only orders the steps within one task. Between tasks ``precedes`` alone is sure.
+    # The clock only orders steps within one task. Between tasks, only ``precedes`` is certain.
     order = range(len(plan.steps))
     precedes = partial_order(tasks)
     buffers = assign_buffers(plan, Intervals(plan, order, task_of), precedes)
     if len(buffers.owners) > _MOST_BUFFERS and planner != "bump":
         planner = "reuse"
-        # "reuse" needs a transitive relation. Tasks of two branches of one If precede each other,
-        # both ways, which makes it none.
+        # "reuse" needs a transitive relation. ``precedes`` is not transitive if the tasks of two
+        # branches of an If precede each other.
         precedes = partial_order(tasks, exclusive=False)
     arena_plan = _arena_plan(plan, order, buffers, planner, precedes)
     return replace(arena_plan, by=partial(plan_arena_for_tasks, plan, tasks))
@@ -156,7 +154,7 @@ def _arena_plan(
     planner: str,
     precedes: Precedes | None = None,
 ) -> ArenaPlan:
-    # Imported here: a session that is opened from a file has its offsets, and needs no planner.
+    # Imported here: a session opened from a file has offsets, and needs no planner.
     from penstock.algorithms.arena_planner import plan_memory, plan_memory_dag
 
     offset_of: dict[int, int] = {}
@@ -171,28 +169,28 @@ def _arena_plan(
             arena = plan_memory_dag([buffer.size for buffer in live], conflict, planner=planner)
         offset_of.update(zip(part.owners, arena.offsets, strict=True))
         sizes[memory] = arena.size
-        # The bound is that of the host, like ``size``: memories of devices are reported by size.
+        # The bound is for the host, like ``size``; device memories only report their size.
         bound = lower_bound(live) if memory == HOST else bound
     offsets = {slot: offset_of[buffer] for slot, buffer in buffers.buffer_of.items()}
     size = sizes.pop(HOST)
     return ArenaPlan(tuple(order), offsets, buffers.buffer_of, size, bound, planner, remote=sizes)
 
 
-# Up to this many buffers, conflicts are asked for pair by pair, which takes a few seconds.
+# Up to this many buffers, all pairs are checked for conflicts, which takes a few seconds.
 _MOST_BUFFERS = 2500
 
 
 def _largest_step(plan: Plan) -> int:
-    """The bytes of the host that one step reads and writes at once, at most over all steps: those
-    that any order needs."""
+    """The maximum over steps of the host bytes that one step reads and writes, which every order
+    needs."""
     memory, largest, arena = plan.memory, 0, SlotKind.ARENA
     bytes_of = [s.nbytes if s.kind is arena and s.memory == HOST else 0 for s in plan.slots]
-    bytes_of.append(0)  # at index -1, of what is left out
+    bytes_of.append(0)  # at index -1, for omitted values
     for step in plan.walk():
         touched = {step.workspace}
         for slot in step.inputs:
             touched.update(memory[slot] if slot >= 0 else ())
-        if step.kernel is None or not step.kernel.inplace:  # which may take over an input's memory
+        if step.kernel is None or not step.kernel.inplace:  # in place may reuse an input's memory
             touched.update(step.outputs)
         largest = max(largest, sum(map(bytes_of.__getitem__, touched)))
     return largest
@@ -224,10 +222,9 @@ class Intervals:
     """Live intervals of arena slots if the outermost steps of ``plan`` run in ``order``: from
     ``first[slot]`` to ``last[slot]``, both included.
 
-    ``touched[slot]`` maps each task that reads or writes the slot to the last time that it does; -1
-    stands for the end of the run, and for all steps if there are no tasks. ``task_of``: the task
-    that runs a step, by default that of the step around it. ``steps`` are the steps with kernels,
-    each with its time.
+    ``touched[slot]`` maps each task that accesses the slot to the time of its last access; task -1
+    is the end of the run, and without tasks, any step. ``task_of``: the task of a step, by default
+    the task of the enclosing step. ``steps`` are the times of steps with kernels, and these steps.
     """
 
     def __init__(
@@ -240,7 +237,7 @@ class Intervals:
         self._plan = plan
         self._task_of = task_of or {}
         self._now, self._task = 0, -1
-        # The slots that each step with blocks around the current step has read.
+        # For each enclosing step with blocks, the slots read so far.
         self._loops: list[set[int]] = []
         self._run([plan.steps[i] for i in order])
         self._touch(plan.outputs)
@@ -250,8 +247,7 @@ class Intervals:
             for root in self._plan.memory[slot] if slot >= 0 else ():
                 self.last[root] = self._now
                 self.touched[root][self._task] = self._now
-                # Noted for all loops around: which of them it came from outside of is known at the
-                # end.
+                # For all enclosing loops: the end of each loop selects the slots from outside.
                 for loop in self._loops:
                     loop.add(root)
 
@@ -271,15 +267,15 @@ class Intervals:
             else:
                 self.steps.append((self._now, step))
                 # After the inputs, at the same time: an output never shares memory with an input,
-                # unless the step takes it over (``_taken_over``).
+                # unless the step works in place (``_taken_over``).
                 self._start((*step.outputs, step.workspace))
                 self._touch(step.outputs)
             self._now += 1
         self._task = outer_task
 
     def _run_blocks(self, step: Step) -> None:
-        # A carried value alternates between two buffers, which are live all through the loop: the
-        # step of the body that writes to one reads the other (decision 12).
+        # A carried value alternates between two buffers, which are live throughout the loop: the
+        # body reads one and writes the other (decision 12).
         begin = self._now
         buffers = [slot for carry in step.carries for slot in carry.buffers or ()]
         self._start(buffers)
@@ -290,7 +286,7 @@ class Intervals:
             self._touch(block.outputs)
         self._now += 1
         roots = self._loops.pop()
-        # The next iteration reads again what the body reads from outside; a branch has no next one.
+        # The next iteration reads outer values again; a branch has no next iteration.
         if step.node.op.name != "If":
             for root in roots:
                 if self.first[root] <= begin:
@@ -298,36 +294,36 @@ class Intervals:
         self._touch((*buffers, *step.inputs, *step.outputs))
 
 
-# The order of tasks, as far as it is sure before the run.
+# The partial order of tasks that is certain before the run.
 
 Precedes = Callable[[int, int], bool]
-"""Whether what only one task touches is gone, or was never there, when another begins."""
+"""Whether values that only the first task accesses are dead, or never live, when the second one
+begins."""
 
 
 def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
-    """The order of tasks that is certain before the run.
+    """The partial order of tasks that is certain before the run.
 
-    An expanded task runs before and after the tasks of its blocks, and so has no order with them.
-    Of the blocks of an If only one runs: values of one are never there together with values of the
-    other, which for memory is as good as an order, unless ``exclusive`` is false.
+    An expanded task runs before and after the tasks of its blocks, so it has no order with them.
+    Only one block of an If runs, so values of its two blocks are never live together: for memory,
+    their tasks count as ordered, unless ``exclusive`` is false.
     """
-    # The tasks of a block that run before each task, as bits of an integer; in a block, tasks are
-    # listed such that those before a task are known first.
+    # For each task, its predecessors in the block, as bits of an integer. The tasks of a block are
+    # in topological order, so predecessors are complete before they are used.
     ancestors = [0] * len(tasks.tasks)
     for block in tasks.blocks:
         for t in block:
             for after in tasks.consumers[t]:
                 ancestors[after] |= ancestors[t] | 1 << t
-    # Bits and not sets: for a chain of 2,500 tasks, sets of all ancestors would take over 100 MB,
-    # bits take less than one. Each task behind the tasks that run its block, the outermost first.
+    # For a chain of 2,500 tasks, sets of all predecessors would take over 100 MB, bits take less
+    # than 1 MB. A path has the tasks around a task, the outermost first, and the task itself.
     paths: list[tuple[int, ...]] = []
     for number, task in enumerate(tasks.tasks):
         parent = tasks.parent[task.block]
         paths.append((*(paths[parent] if parent >= 0 else ()), number))
 
     def precedes(a: int, b: int) -> bool:
-        # Compared where the paths part: the order of two tasks is that of the tasks of one block
-        # that they are, or are nested in.
+        # Compare at the first difference of the paths: the innermost block that contains both.
         for x, y in zip(paths[a], paths[b], strict=False):
             if x != y:
                 if tasks.tasks[x].block != tasks.tasks[y].block:
@@ -343,13 +339,13 @@ def partial_order(tasks: Tasks, *, exclusive: bool = True) -> Precedes:
 
 @dataclass(frozen=True, eq=False)
 class Buffers:
-    """The buffer of each arena slot, named by the slot that owns it, and the lifetimes of buffers:
-    those of their owners include the lifetimes of slots that took them over."""
+    """The buffer of each arena slot, named by the slot that owns it, and the lifetimes of buffers.
+    The lifetime of an owner includes those of the slots that reuse its buffer in place."""
 
     buffer_of: dict[int, int]
     lifetimes: Intervals
     among: Collection[int] | None = None
-    """the slots that are considered, by default all"""
+    """the slots to consider, by default all"""
 
     def in_memory(self, plan: Plan, memory: str) -> Buffers:
         """The buffers in one memory."""
@@ -369,20 +365,20 @@ class Buffers:
         return [Buffer(slots[i].nbytes, first[i], last[i]) for i in self.owners]
 
     def gone_before(self, buffer: int, task: int, precedes: Precedes) -> bool:
-        """Whether all tasks that touch a buffer, but for ``task`` itself, run before ``task``."""
-        # All that touch it, and not the last one alone: readers have no order with one another.
+        """Whether all tasks that access a buffer, except ``task`` itself, run before ``task``."""
+        # Check all of them, not only the last: readers have no order among each other.
         touched = self.lifetimes.touched[buffer]
         # A buffer used by "task" -1, the end of the run, is live after all others.
         return all(t == task or (t >= 0 and precedes(t, task)) for t in touched)
 
     def conflicts(self, precedes: Precedes, *, both_ways: bool) -> Callable[[int, int], bool]:
-        """A function of two indices into ``owners``, whether both buffers may be live at once.
-        Without ``both_ways``, whether the first may be live when the second is written."""
+        """Return a function of two indices into ``owners``: whether both buffers may be live at the
+        same time. Without ``both_ways``: whether the first may be live when the second is written.
+        """
         owners, lifetimes = self.owners, self.lifetimes
 
         def gone(a: int, b: int) -> bool:
-            # The first that touches a buffer is the task that writes it. Within this task steps
-            # have an order of their own.
+            # The first task that accesses a buffer writes it. Steps within the task are ordered.
             task = next(iter(lifetimes.touched[b]))
             last = lifetimes.touched[a].get(task)
             if last is not None and last >= lifetimes.first[b]:
@@ -397,8 +393,8 @@ class Buffers:
 
 
 def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None = None) -> Buffers:
-    """Give each arena slot a buffer of its own, or that of an input that its step takes over, and
-    ``lifetimes`` those of buffers. ``precedes`` is the order of tasks, if tasks run the plan."""
+    """Assign each arena slot a new buffer, or the buffer of an input if its step works in place,
+    and extend ``lifetimes`` to buffers. ``precedes``: the order of tasks, if tasks run the plan."""
     buffer_of: dict[int, int] = {}
     buffers = Buffers(buffer_of, lifetimes)
     for time, step in with_checkpoints(lifetimes.steps):
@@ -407,8 +403,8 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
         for slot in step.outputs:
             if slot in lifetimes.first and slot not in buffer_of:
                 buffer_of[slot] = slot
-                # In the order of the steps: the owner's lifetime has grown by all that took it over
-                # before, so that a chain of steps in place shares one buffer.
+                # In the order of the steps: the owner's lifetime already includes earlier steps in
+                # place, so a chain of them shares one buffer.
                 if taken_over >= 0 and slot == step.outputs[0]:
                     buffer = buffer_of[slot] = buffer_of[taken_over]
                     lifetimes.last[buffer] = lifetimes.last[slot]
@@ -421,7 +417,7 @@ def assign_buffers(plan: Plan, lifetimes: Intervals, precedes: Precedes | None =
 def _taken_over(
     plan: Plan, buffers: Buffers, precedes: Precedes | None, time: int, step: Step
 ) -> int:
-    """The input slot whose memory the first output of ``step`` takes over, or -1."""
+    """The input slot whose memory the first output of ``step`` reuses, or -1."""
     kernel, output = step.kernel, step.outputs[0]
     assert kernel is not None
     if output < 0 or plan.slots[output].kind is not SlotKind.ARENA:
@@ -436,15 +432,15 @@ def _taken_over(
             continue  # it is live afterwards
         if precedes is not None:
             task = next(iter(lifetimes.touched[output]))
-            # The clock says that it is the last reader, but another task may read it later.
+            # This is the last reader by the clock, but another task may read the slot later.
             if not buffers.gone_before(buffer, task, precedes):
                 continue
-        # Kernels work in place element by element: each must be written where it was read.
+        # Kernels work in place element by element: each is written to the place it was read from.
         source, target = slots[candidate], slots[output]
         if source.strides != target.strides or _shape_and_dtype(source) != _shape_and_dtype(target):
             continue
-        # Another input may see the same memory differently (a transpose of it, say), or be the very
-        # value, and be read by the kernel after the output is written.
+        # Another input may be the same value or a view of it, such as a transpose, which the kernel
+        # may read after it has written the output.
         read = [
             buffer_of.get(root)
             for k, slot in enumerate(step.inputs)

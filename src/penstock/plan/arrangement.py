@@ -48,7 +48,7 @@ class Arranger:
     """Arranges a plan as tasks. Subclasses may override ``pieces``, the tasks of one block."""
 
     overlapping = False
-    """whether a task may go on after other tasks have read its values"""
+    """whether a task may continue after other tasks have read its values"""
 
     def __init__(self, plan: Plan, grouping: Grouping) -> None:
         self.plan = plan
@@ -56,7 +56,7 @@ class Arranger:
         self.drafts: list[Draft] = []
         self.blocks: list[list[Draft]] = []
         self.parents: list[Draft | None] = []
-        # By block, the slots that are still read when it has ended.
+        # By block, the slots that are read after the block has ended.
         self.kept: list[set[int]] = []
         self.expanded: dict[Step, tuple[int, ...]] = {}
 
@@ -92,7 +92,7 @@ class Arranger:
         return NO_SIGNALS
 
     def block(self, steps: Sequence[Step], outputs: Sequence[int], parent: Draft | None) -> int:
-        """Add the tasks of a block, the most urgent first, each followed by those of its blocks."""
+        """Add the tasks of a block, the most urgent first; nested tasks follow their task."""
         number = len(self.blocks)
         self.blocks.append([])
         self.kept.append(set(outputs))
@@ -111,7 +111,7 @@ class Arranger:
     def pieces(self, steps: Sequence[Step], number: int) -> list[Draft]:
         """The tasks of block ``number``, the most urgent first."""
         dag = step_dag(self.plan.slots, steps)
-        # In the order of the plan, for which memory is planned.
+        # In the order of the plan: memory is planned for it.
         groups = [sorted(group) for group in self.grouping.groups(dag, steps)]
         group_of = {i: g for g, group in enumerate(groups) for i in group}
         assert len(group_of) == len(steps)
@@ -139,15 +139,15 @@ class Arranger:
         for draft in with_checkpoints(self.drafts):
             for step in draft.steps:
                 for i in touches(step, inside=step not in self.expanded):
-                    # Values in the arena have fixed places, which all tasks know.
+                    # Values in the arena have fixed offsets, known to all tasks.
                     dynamic = slots[i].kind is SlotKind.DYNAMIC
                     if dynamic and first.setdefault(i, draft) is not draft:
                         shared.add(i)
         return shared
 
     def readers(self, shared: set[int]) -> dict[int, list[int]]:
-        """The tasks of its own block that read each of the ``shared`` slots, after which it can be
-        released; a read in a block inside counts as a read of the task that runs that block."""
+        """For each of the ``shared`` slots, the readers in its own block, after which it can be
+        released. A read in a nested block counts as a read of the task that runs the block."""
         writers = {
             i: draft
             for draft in self.drafts

@@ -1,6 +1,6 @@
 """From a graph to a plan: kernels, then annotations, then slots and steps.
 
-Where each value lives is decided before (``analysis.value_memory``); the builder gives every value
+The memory of each value is chosen before (``analysis.value_memory``); the builder gives every value
 a slot and every node a step, or no step if its outputs are fixed views.
 """
 
@@ -29,8 +29,8 @@ from penstock.plan.plan import Block, Carry, Plan, Slot, SlotKind, Step, memory_
 
 
 class CompiledNode(NamedTuple):
-    """The kernel of a node, and the backend that it is of. ``on_host``: whether the outputs are in
-    the host's memory; ``remote``: whether they may be in an arena of the backend's own."""
+    """The kernel of a node, and its backend. ``on_host``: whether the outputs are in host memory;
+    ``remote``: whether they may be in an arena in the backend's memory."""
 
     kernel: Kernel
     backend: Backend
@@ -51,11 +51,10 @@ def compile_plan(
     """Compile a sorted graph with inferred types into a plan.
 
     Each node gets the backend it is ``placed`` on, else the first of ``backends`` that has a kernel
-    for it. ``kernels`` remembers what the backends have answered so far. Without ``planned``, every
-    value is dynamic, and the plan can run in any order that obeys its dependencies; with it, it may
-    say where values are, if that is decided. An ``inner`` plan may never run, and may hand out what
-    it was given. Raises ``InvalidModel`` for a node that can never run, unless the plan is an inner
-    one.
+    for it. ``kernels`` caches the answers of the backends. If ``planned`` is false, every value is
+    dynamic, and the plan can run in any topological order; it may also be the memory of values, if
+    that was chosen before. An ``inner`` plan may never run, and may return its inputs. Raises
+    ``InvalidModel`` for a node that can never run, unless the plan is an inner one.
     """
     table = kernels or KernelTable()
     compiled: dict[Node, CompiledNode] = {}
@@ -80,7 +79,7 @@ def _compile(
     table: KernelTable,
     certain: bool,
 ) -> CompiledNode:
-    """The kernel of a node; ``certain``: the node runs in every run, so that errors are raised."""
+    """Compile a node. ``certain``: the node runs in every run, so errors are raised at once."""
     backend = placed.get(node) or next((b for b in backends if table.accepts(b, node)), None)
     if backend is None:
         raise InternalError(f"no backend has a kernel for {describe_node(node)}")
@@ -110,9 +109,9 @@ _MOST_ROOTS = 8
 
 
 class _Builder:
-    """Gives values slots and nodes steps. ``buffers`` are the pairs of slots that carried values
-    alternate between, by the body's input; ``copies`` constants in other memories than the host's,
-    by slot and memory; what is ``in_rows`` leaves a loop as a list."""
+    """Gives values slots and nodes steps. ``buffers``: the pairs of slots that carried values
+    alternate between, by the body's input. ``copies``: the slots of constants in device memories,
+    by slot and memory. ``in_rows``: values that leave a loop as a list of rows."""
 
     def __init__(
         self, compiled: Mapping[Node, CompiledNode], memory: ValueMemory, planned: bool
@@ -192,11 +191,10 @@ class _Builder:
         assert value is not None
         if not value.is_constant:
             raise InternalError(f"value {value.name!r} is used before it is computed")
-        # To read a constant that is held elsewhere would give it back, so that its value stands
-        # for it.
+        # Reading a constant that is held in another form would convert it back: use its value.
         held = value.const if value.is_held else value
         assert held is not None
-        # The object is kept beside its slot, as the id of one that is gone could be another's.
+        # The object is kept alive with its slot, since the id of a deleted object may be reused.
         index, _ = self.constants.setdefault(id(held), (len(self.slots), held))
         if index == len(self.slots):
             self.slots.append(Slot(value.name, value.type, SlotKind.CONSTANT, value))

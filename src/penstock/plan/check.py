@@ -1,18 +1,18 @@
 """A checker of schedules, which shares no code with the planner.
 
-A plan is right if each step reads the values written for it, in any possible order of the steps.
-This is checked by running the plan without its kernels, beside the graph that it comes from::
+A plan is sound if each step reads the values written for it, in any possible order of the steps.
+This is checked by running the plan without its kernels, together with its graph::
 
-    places      each slot of the arena lies within it; a view within its base
-    steps       each slot that a step reads has the value that its node reads there, of its type;
-                blocks and carried values are those of the node; control edges hold
-    memory      a step reads an arena slot that no other slot has been written over since, and
-                writes over none of its inputs, except if its kernel works in place
-    tasks       memory that one task writes and another one reads, or writes over, has an order; no
-                wait is endless, and nothing is released before its last reader
+    places      each arena slot is within the arena; a view is within its base
+    steps       each slot that a step reads has the value and type of the node's input; blocks and
+                carried values are those of the node; control edges hold
+    memory      no other slot has overwritten an arena slot that a step reads; a step overwrites its
+                own inputs only if its kernel works in place
+    tasks       two tasks that access the same memory are ordered if one of them writes; no wait is
+                endless, and nothing is released before its last reader
 
-Bodies of loops run twice, since an iteration reads results of the one before. Saved plans are
-checked when they are opened, and all plans of the tests.
+Bodies of loops run twice, since an iteration reads results of the previous one. Saved plans are
+checked when they are opened, and so are all plans in the tests.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> 
         _Run(plan, arena, _Memory(places), order).check()
         check_tasks(plan, places, tasks, order)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        # Numbers of slots and tasks are used before all of them have been looked at.
+        # Indices of slots and tasks are used before all of them are validated.
         raise UnsoundPlanError(
             f"it has other slots than its nodes have values: {error!r}"
         ) from error
 
 
 def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
-    """``check_schedule`` of what a file has given. Raises ``InvalidModel``."""
+    """``check_schedule`` for a plan from a file. Raises ``InvalidModel``."""
     try:
         check_schedule(plan, arena, tasks)
     except UnsoundPlanError as error:
@@ -91,28 +91,28 @@ def check_saved(plan: Plan, arena: ArenaPlan, tasks: Tasks | None) -> None:
 
 
 class _Memory:
-    """Contents of the arena: for each slot that was not overwritten, the number of its write. The
-    slots, ``at`` sorted ``places``, are disjoint, but for those that branches of one If have left,
-    of which one has run: ``either``."""
+    """Contents of the arena: for each slot that was not overwritten, the number of its write.
+    ``places`` are the sorted offsets of the slots ``at``, which do not overlap. ``either``: slots
+    that do, written by different branches of an If, only one of which runs."""
 
     def __init__(self, places: SlotPlaces) -> None:
         self.of_slots = places
         self.begin, self.end = places.begin, places.end
         self.written: dict[int, int] = {}
-        # Behind all places, infinity: searches need no test for the end.
+        # Infinity is a sentinel: searches need no test for the end.
         self.places: list[float] = [inf]
         self.at: list[int] = [-1]
         self.either: set[int] = set()
         self.writes = 0
 
     def write(self, slot: int) -> Sequence[int]:
-        """Let a slot have a new value; returns those whose memory it takes, which have none now."""
+        """Write a slot. Returns the slots that this overwrites, which have no value any more."""
         begin, end, places, at = self.begin[slot], self.end[slot], self.places, self.at
         lost: Sequence[int] = ()
-        # A slot without bytes takes the memory of none.
+        # An empty slot overwrites nothing.
         if begin < end:
             low = high = bisect_left(places, begin)
-            # The slot that begins before may reach into this one.
+            # The previous slot may overlap this one.
             if low and self.end[at[low - 1]] > begin:
                 low -= 1
             while places[high] < end:
@@ -130,7 +130,7 @@ class _Memory:
         return lost
 
     def restore(self, written: Mapping[int, int]) -> None:
-        """Hold what was held before, or is held after one of several branches."""
+        """Restore the contents before a branch, or set those after one of several branches."""
         written = dict(written)
         self.written.clear()
         self.written.update(written)
@@ -147,12 +147,12 @@ class _Memory:
 
 
 _ABSENT = object()
-"""stands for the value of a slot that has none yet"""
+"""the value of a slot that has none yet"""
 
 
 class _Run:
-    """A run of a plan without its kernels, its outermost steps in the order of ``arena``, or the
-    steps of each block in one that tasks allow."""
+    """A run of a plan without its kernels. Its outermost steps run in the order of ``arena``, or
+    the steps of each block in an ``order`` that tasks allow."""
 
     def __init__(
         self, plan: Plan, arena: ArenaPlan, memory: _Memory, order: TaskOrder | None = None
@@ -162,12 +162,12 @@ class _Run:
         self.order = [plan.steps[i] for i in arena.order] if order is None else order.sorted[0]
         self.of_tasks = order
         self.memory, self.places = memory, memory.of_slots
-        # The value of the graph that each slot has; slot -1 has what is left out.
+        # The graph value of each slot; slot -1 is for omitted values.
         self.value_of: dict[int, Value | None] = {-1: None, **self.places.constants}
         self.held: dict[int, _Held] = {}  # of slots that are defined and not in the arena
-        self.in_buffers: dict[int, tuple[int, ...]] = {}  # what loops are to carry
-        # Whether a loop around is in its second iteration: those inside have shown theirs before,
-        # and to run them twice again would take time without end where loops nest.
+        self.in_buffers: dict[int, tuple[int, ...]] = {}  # values that loops must carry
+        # Whether an outer loop is in its second iteration: inner loops then run once, since two
+        # iterations at each level of nesting would take exponential time.
         self.again = False
 
     def check(self) -> None:
@@ -188,13 +188,13 @@ class _Run:
             self.leave(plan.outputs, graph)
 
     def check_nodes(self, steps: Sequence[Step], graph: Graph) -> None:
-        """Nodes of a graph have a step each, but for views."""
+        """Check that each node of a graph has at most one step, and there are no other steps."""
         nodes = {step.node for step in steps}
         fits = len(nodes) == len(steps) and nodes <= {*graph.nodes}
         require(fits, "it has steps of other nodes than the graph")
 
     def enter(self, slots: Sequence[int], values: Sequence[Value]) -> None:
-        """Let the inputs of a graph have slots."""
+        """Assign slots to the inputs of a graph."""
         for i, value in zip(slots, values, strict=True):
             self.put(value, i)
             if self.slots[i].kind is not _DYNAMIC:
@@ -212,7 +212,7 @@ class _Run:
         value_in = value_of.get
         end, write, slots = self.memory.end, self.memory.write, self.slots
         for step in with_checkpoints(steps):
-            # Without further calls where it can be: each step of a plan that is opened is checked.
+            # Inlined where possible: opening a plan checks every step.
             node, kernel, outputs = step.node, step.kernel, step.outputs
             for value, i in zip(node.inputs, step.inputs, strict=True):
                 if value_in(i, _ABSENT) is not value:
@@ -241,7 +241,7 @@ class _Run:
     # Values.
 
     def put(self, value: Value | None, i: int) -> None:
-        """Let a slot have a value of the graph, of its type: one for the whole plan."""
+        """Assign a value of the graph to a slot, once for the whole plan, and check its type."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
             require(value is None and i == -1, "{} lacks a value or a slot", i)
@@ -252,12 +252,12 @@ class _Run:
             require(False, "{} has another type than its value", slot)
 
     def meet(self, value: Value | None, i: int) -> None:
-        """A slot that no step has written is read for a value: it has a constant, or is a view."""
+        """Check a read of a slot that no step has written: it must be a constant or a view."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
             require(False, "{} lacks a value or a slot", i)
         elif slot.kind is _CONSTANT:
-            # The same contents may be constants of several names, and have copies on devices.
+            # Several constants may have the same contents, and copies on devices.
             if slot.constant is not value or slot.type is not value.type:
                 require(_is_constant(slot, value), "{} is not the constant that is read", slot)
             self.value_of[i] = value
@@ -297,7 +297,7 @@ class _Run:
         return tuple([(root, written[root]) for root in roots if root in written])
 
     def define(self, i: int, held: _Held) -> None:
-        """Let a slot outside of the arena have a value."""
+        """Assign a value to a slot outside of the arena."""
         if i >= 0:
             if self.slots[i].kind is not _DYNAMIC:
                 require(False, "{} is no place of a result", self.slots[i])
@@ -306,7 +306,7 @@ class _Run:
     # Steps.
 
     def kernel(self, step: Step) -> None:
-        """A step of any number of outputs, whose inputs have been read."""
+        """Check a step with any number of outputs, after its inputs were read."""
         kernel, slots = step.kernel, self.slots
         assert kernel is not None
         planned: list[int] = []
@@ -331,9 +331,9 @@ class _Run:
         self.check_call(step, kernel)
 
     def check_given(self, step: Step, i: int) -> None:
-        """Check the memory of a result that its kernel writes, but that is no slot of the arena."""
+        """Check the memory of a result that its kernel writes outside of the arena."""
         slot = self.slots[i]
-        if slot.roots:  # in a buffer of a loop, which nothing may have been written to
+        if slot.roots:  # in a buffer of a loop, which no other slot may have overwritten
             free = all(root in self.memory.written for root in slot.roots)
             require(free, "{} writes to a buffer that others have written to", step)
             self.in_buffers[i] = slot.roots
@@ -341,7 +341,7 @@ class _Run:
             require(slot.owned and bytes_of(slot) >= 0, "{} is allocated by nothing", slot)
 
     def check_shared(self, step: Step, i: int) -> None:
-        """Check what a slot says of the memory that an allocated result may share."""
+        """Check the memory that an allocated result may share."""
         kernel, slot = step.kernel, self.slots[i]
         assert kernel is not None
         if kernel.begin is not None or not (kernel.view or isinstance(slot.type, TensorType)):
@@ -366,7 +366,7 @@ class _Run:
             require(holder == slot.base, "{} is a view of another value", slot)
 
     def check_call(self, step: Step, kernel: Kernel) -> None:
-        """Check what a step gives to its kernel beside inputs and outputs."""
+        """Check the workspace, layout and copied inputs of a step."""
         if step.into:
             if step.workspace >= 0 or kernel.workspace:
                 self.use_workspace(step)
@@ -384,14 +384,14 @@ class _Run:
             require(fits, "{} copies inputs that it does not have, or has blocks", step)
 
     def check_layout(self, step: Step, layout: LayoutHints) -> None:
-        """Check that results are in memory in the order in which their kernel writes them."""
+        """Check that results have the memory order in which their kernel writes them."""
         for i in step.outputs[:1] if layout.dims_order else step.outputs:
             if i >= 0 and self.slots[i].kind is _ARENA and not self.has_order(i, layout.dims_order):
                 require(False, "{} writes dims in another order than its slot has", step)
 
     def has_order(self, i: int, order: Sequence[int]) -> bool:
-        """Whether a slot has its dims in this order, without gaps; in their own if that is of
-        another rank."""
+        """Whether a slot is dense and its dims have this memory order, or the default order if
+        ``order`` has another rank."""
         type_, own = self.slots[i].type, self.places.order.get(i)
         if not isinstance(type_, TensorType):
             return False
@@ -402,7 +402,7 @@ class _Run:
         )
 
     def use_workspace(self, step: Step) -> None:
-        """Let the workspace of a step be written over."""
+        """Overwrite the workspace of a step."""
         kernel, i = step.kernel, step.workspace
         assert kernel is not None
         has_place = i in self.memory.end and i not in self.value_of
@@ -416,8 +416,8 @@ class _Run:
             self.check_lost(step, i, lost)
 
     def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
-        """A step has written slot ``i``, whose memory others have lost: none of its inputs, unless
-        its kernel says so, and writes each element where it has read it."""
+        """Check that the slots overwritten by a write to slot ``i`` are not inputs of the step,
+        unless its kernel works in place and both have the same layout."""
         inputs, rooted = step.inputs, self.places.rooted
         over = []
         for k, j in enumerate(inputs):
@@ -475,7 +475,7 @@ class _Run:
             self.leave(block.outputs, graph)
             results.append([self.held_in((i,)) for i in block.outputs])
             after.append(dict(self.memory.written))
-        # Values held before must be held after each branch; any value that a branch writes may be.
+        # Earlier values must be held after each branch; values written in a branch may be held.
         merged = {i: n for i, n in before.items() if all(w.get(i) == n for w in after)}
         merged |= {i: n for w in after for i, n in w.items() if before.get(i) != n}
         self.memory.restore(merged)
@@ -519,7 +519,7 @@ class _Run:
                 self.hand_on(carry, step)
         self.leave(block.outputs, body)
         self.again = again
-        # Without an iteration all is as it was; buffers are of the loop alone.
+        # Without an iteration, nothing changes; only the loop uses its buffers.
         merged = {i: n for i, n in entered.items() if self.memory.written.get(i) == n}
         self.memory.restore(merged)
         self.held = held
@@ -531,7 +531,7 @@ class _Run:
             self.define(i, self.held_in(buffers))
 
     def hand_on(self, carry: Carry, step: Step) -> None:
-        """The end of an iteration: the next one reads what this one has computed."""
+        """Pass a carried value to the next iteration."""
         # Values in the buffers of an outer loop stay there.
         written = self.in_buffers.pop(carry.updated, None) if carry.direct else carry.buffers
         require(written == carry.buffers, "{} carries what is not written to its buffers", step)
@@ -549,13 +549,13 @@ def _same(steps: Sequence[Step], wanted: Sequence[Step]) -> bool:
 
 
 def _is_type(of_slot: Type, of_value: Type) -> bool:
-    """Whether the slot of a value has its type; what leaves a loop may be a list of its rows."""
+    """Whether the type of a slot matches its value; a result of a loop may be a list of rows."""
     same = of_slot is of_value or of_slot == of_value
     return same or (isinstance(of_slot, SequenceType) and of_slot.element == of_value)
 
 
 def _is_constant(slot: Slot, value: Value) -> bool:
-    """Whether a slot has the contents of a constant, as far as these are held."""
+    """Whether a slot has the contents of a constant, if these are held."""
     held = None if slot.constant is None else slot.constant.held
     same = held is None or held is value.held or not isinstance(held, np.ndarray)
     return same and value.is_constant and _is_type(slot.type, value.type)
@@ -568,8 +568,8 @@ def _alike(a: Slot, b: Slot) -> bool:
 
 
 def _check_control(step: Step, steps: Sequence[Step]) -> None:
-    """Check that the nodes that a node waits for precede it in its block; for a node without a
-    step, those that it reads and waits for."""
+    """Check that the control predecessors of a node precede it in its block. For a predecessor
+    without a step, check the nodes that it reads and waits for."""
     place = {other.node: k for k, other in enumerate(steps)}
     waits, seen = list(step.node.control_inputs), set(step.node.control_inputs)
     while waits:
@@ -584,7 +584,7 @@ def _check_control(step: Step, steps: Sequence[Step]) -> None:
 
 
 def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: bool) -> None:
-    """Check that a loop carries the values that its node says."""
+    """Check that a loop carries the values of its node."""
     node = step.node
     count = len(node.inputs) - (
         2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs))
@@ -604,7 +604,7 @@ def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: boo
 
 
 def _check_buffers(step: Step, carry: Carry, slots: Sequence[Slot]) -> None:
-    """Check the memory that a carried value is in."""
+    """Check the buffers of a carried value."""
     if carry.buffers is None:
         require(not carry.direct, "{} writes to buffers that there are not", step)
         return

@@ -26,7 +26,7 @@ class UnsoundPlanError(Exception):
 
 
 def require(holds: bool, problem: str, *places: Step | Slot | int) -> None:
-    """Raise ``UnsoundPlanError`` unless a condition holds; only then its text is formatted."""
+    """Raise ``UnsoundPlanError`` unless a condition holds. The text is only formatted then."""
     if not holds:
         raise UnsoundPlanError(problem.format(*map(_name, places)))
 
@@ -38,26 +38,26 @@ def _name(place: Step | Slot | int) -> str:
 
 
 class SlotPlaces:
-    """Where slots are: ``begin`` and ``end`` of those in an arena, each memory with numbers of its
-    own. ``rooted`` has the arena slot that the value of each slot is in, -1 if that is known only
-    during a run, and None for constants, which are always there; and, at its end, for -1."""
+    """The places of slots: ``begin`` and ``end`` of arena slots, with a separate range of numbers
+    for each memory. ``rooted[i]`` is the arena slot that contains the value of slot i, -1 if it is
+    known only during a run, and None for constants; the last element is None, for slot -1."""
 
     def __init__(self, plan: Plan, arena: ArenaPlan) -> None:
         self.slots = plan.slots
         self.begin: dict[int, int] = {}
         self.end: dict[int, int] = {}
         self.rooted: list[int | None] = []
-        self.order: dict[int, list[int]] = {}  # of dims, where they are not in their own
-        self.constants: dict[int, Value] = {}  # that have the types of their slots
-        self.strided: set[int] = set()  # slots outside of the arena that say what strides they have
-        # Each memory has the numbers behind those of the ones before.
+        self.order: dict[int, list[int]] = {}  # memory order of dims, if it is not the default
+        self.constants: dict[int, Value] = {}  # constants with the types of their slots
+        self.strided: set[int] = set()  # slots outside of the arena with strides
+        # The numbers of each memory follow those of the previous one.
         first, start = 0, {}
         for memory, size in ((HOST, arena.size), *arena.remote.items()):
             start[memory] = first
             first += size
         sizes, offsets, rooted = {**arena.remote, HOST: arena.size}, arena.offsets, self.rooted
         for i, slot in enumerate(with_checkpoints(plan.slots)):
-            # Without calls where it can be, as the steps below.
+            # Inlined where possible, like the steps in ``check``.
             kind, type_ = slot.kind, slot.type
             if kind is _ARENA:
                 rooted.append(i)
@@ -119,7 +119,7 @@ class SlotPlaces:
         return self.begin[a] < self.end[b] and self.begin[b] < self.end[a]
 
     def roots(self, i: int) -> Sequence[int]:
-        """The arena slots that the value of a slot may be in."""
+        """The arena slots that may contain the value of a slot."""
         root = self.rooted[i]
         return () if root is None else (root,) if root >= 0 else self.slots[i].roots
 
@@ -133,7 +133,7 @@ def bytes_of(slot: Slot) -> int:
 
 
 def _extent(slot: Slot) -> tuple[int, int]:
-    """The first byte and the one behind the last of a slot, from its place on."""
+    """The first and one past the last byte of a slot, relative to its offset."""
     nbytes = bytes_of(slot)
     type_ = slot.type
     assert isinstance(type_, TensorType)
@@ -150,8 +150,8 @@ def _extent(slot: Slot) -> tuple[int, int]:
 
 
 def order_of_dims(slot: Slot) -> list[int] | None:
-    """The dims of a slot that are not 1, the outermost in memory first; None if elements share
-    bytes, or have others between them."""
+    """The dims of a slot that are not 1, the outermost in memory first; None if elements overlap or
+    have gaps between them."""
     type_, strides = slot.type, slot.strides
     if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
         return None

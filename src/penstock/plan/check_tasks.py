@@ -1,4 +1,4 @@
-"""Whether tasks of a plan run in an order that is safe, for its checker (``plan.check``)."""
+"""Checks that the order of a plan's tasks is safe, for ``plan.check``."""
 
 # tests: tests/plan/test_check.py tests/plan/test_check_tasks.py
 
@@ -19,8 +19,8 @@ _ALIAS, _DYNAMIC = SlotKind.ALIAS, SlotKind.DYNAMIC
 
 
 def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) -> None:
-    """Check that what tasks share has an order that is sure before the run, and is released after
-    its last reader."""
+    """Check that accesses to shared values have an order that is certain before the run, and that
+    values are released after their last reader."""
     touched: dict[int, list[tuple[Step, bool]]] = {}
     writers: dict[int, Step] = {}
     for task in with_checkpoints(tasks.tasks):
@@ -35,7 +35,7 @@ def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) 
                 for root in roots:
                     touched.setdefault(root, []).append((step, writes))
     if plan.remote or tasks.signals.devices:
-        return  # what runs on streams of devices is ordered there
+        return  # device streams order their own work
     _check_releases(plan, tasks, order)
     for i, accesses in with_checkpoints(touched.items()):
         writer = writers.get(i)
@@ -44,7 +44,7 @@ def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) 
             require(sure, "{} may run before {} is written", step, plan.slots[i])
     among = sorted((places.begin[i], i) for i in places.end if i in touched and i in writers)
     for number, (_, a) in enumerate(with_checkpoints(among)):
-        # They are sorted by where they begin: no later one reaches into this one.
+        # They are sorted by their begin: no later slot overlaps this one.
         for at, b in among[number + 1 :]:
             if at >= places.end[a]:
                 break
@@ -57,7 +57,7 @@ def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) 
 
 
 def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
-    """Check that values that tasks share are where all of these find them, until all have."""
+    """Check that shared values are in ``V``, and are released after all tasks have used them."""
     touching: dict[int, dict[Step, int]] = {}
     for t, task in enumerate(with_checkpoints(tasks.tasks)):
         for step in task.steps:
@@ -85,7 +85,7 @@ def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
 
 
 def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
-    """The slots that a step touches, and whether it writes them."""
+    """The slots that a step accesses, and whether it writes them."""
     yield from ((i, False) for i in step.inputs)
     yield from ((i, True) for i in (*step.outputs, step.workspace))
     for carry in step.carries:
@@ -99,7 +99,7 @@ def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
 
 
 def _check_numbers(tasks: Tasks) -> None:
-    """Check what tasks say of one another by numbers."""
+    """Check the indices by which tasks refer to each other."""
     listed = [t for members in tasks.blocks for t in members]
     require(sorted(listed) == [*range(len(tasks.tasks))], "a task is not in one block")
     for number, members in enumerate(tasks.blocks):
@@ -125,13 +125,13 @@ def _check_numbers(tasks: Tasks) -> None:
 
 
 class TaskOrder:
-    """Order in which steps surely run: by their tasks, by the waits between tasks, and by signals.
-    Raises ``UnsoundPlanError`` if steps wait for one another in a circle."""
+    """The certain order of steps: by their tasks, by the waits between tasks, and by signals.
+    Raises ``UnsoundPlanError`` if steps wait for each other in a cycle."""
 
     def __init__(self, tasks: Tasks) -> None:
         self.expanded = tasks.expanded
         self.sorted: list[list[Step]] = []
-        """the steps of each block, in an order that obeys all this"""
+        """the steps of each block in topological order"""
         self.path: dict[Step, tuple[Step, ...]] = {}
         self.block: dict[Step, int] = {}
         self.after: dict[Step, int] = {}
@@ -147,7 +147,7 @@ class TaskOrder:
             self._reach([tasks.tasks[t].steps for t in members], members, tasks)
 
     def _reach(self, lanes: Sequence[Sequence[Step]], members: Sequence[int], tasks: Tasks) -> None:
-        """Find all steps that run after each of one block, as bits of an integer."""
+        """Find the successors of each step of a block, as bits of an integer."""
         steps = [step for lane in lanes for step in lane]
         self.number.update((step, i) for i, step in enumerate(steps))
         following: dict[Step, list[Step]] = {step: [] for step in steps}
@@ -174,7 +174,7 @@ class TaskOrder:
                 ready += [] if waits[step] else [step]
         require(len(ran) == len(steps), "steps of tasks wait for one another in a circle")
         self.sorted.append(ran)
-        # Backwards, so that all that follows a step is known when the step is reached.
+        # In reverse, so that the successors of a step are complete when it is reached.
         for step in reversed(ran):
             bits = 0
             for after in following[step]:
@@ -182,13 +182,13 @@ class TaskOrder:
             self.after[step] = bits
 
     def precedes(self, a: Step, b: Step) -> bool:
-        """Whether ``a`` surely ends before ``b`` begins, or at most one of them runs."""
+        """Whether ``a`` certainly ends before ``b`` begins, or at most one of them runs."""
         for x, y in zip(self.path[a], self.path[b], strict=False):
             if x is not y:
                 if self.block[x] != self.block[y]:
                     return True
                 return bool(self.after[x] >> self.number[y] & 1)
-        return True  # one of them is within the other, which runs in an order of its own
+        return True  # one is nested in the other, which orders its own blocks
 
     def all_before(self, accesses: Iterable[tuple[Step, bool]], writer: Step) -> bool:
         return all(step is writer or self.precedes(step, writer) for step, _ in accesses)

@@ -57,7 +57,7 @@ class OrderedGrouping(Grouping):
 class ClusteredGrouping(Grouping):
     """Tasks that are each worth a worker, if a simulated schedule is faster than one task.
     ``seconds(step)`` is the time of a step with a kernel on one thread, ``workers[q]`` the number
-    of tasks of queue q that run at once; ``queues`` maps names of backends to queues, others have
+    of concurrent tasks of queue q. ``queues`` maps names of backends to queues; the default is
     queue 0, the host's."""
 
     hand_over_s = OVERHEADS.hand_over_s
@@ -82,7 +82,7 @@ class ClusteredGrouping(Grouping):
         return self._queues.get(step.backend, 0)
 
     def seconds(self, step: Step) -> float:
-        """The time of a step whose blocks run one step after the other."""
+        """The time of a step, if the steps of its blocks run sequentially."""
         if step not in self._seconds:
             times = [sum(map(self.seconds, block.steps)) for block in step.blocks]
             own = not (step.control or times)
@@ -111,7 +111,7 @@ class ClusteredGrouping(Grouping):
             return False
         graphs = any(step.control for step in steps)
         longest = critical_path(self.plan.dag, list(map(self.seconds, steps)))
-        # No schedule is shorter than the longest chain, which takes less to find than a schedule.
+        # No schedule is shorter than the critical path, which is cheaper to find than a schedule.
         if not graphs and longest > _CHAIN * self.serial:
             return False
         return self.makespan < _CHAIN * self.serial
@@ -123,11 +123,11 @@ class ClusteredGrouping(Grouping):
 
     @cached_property
     def makespan(self) -> float:
-        """Seconds of a run as it is grouped, by a simulated schedule."""
+        """Seconds of a run with these groups, by a simulated schedule."""
         return self._best(self.plan.steps)[1]
 
     def _wins(self, steps: Sequence[Step]) -> bool:
-        """Whether a block runs faster as tasks of its own."""
+        """Whether a block runs faster as separate tasks."""
         if any(self.queue(step) for step in walk(steps)):
             return True
         return self._best(steps)[1] < sum(map(self.seconds, steps))
@@ -144,7 +144,8 @@ class ClusteredGrouping(Grouping):
     def _group(self, steps: Sequence[Step], dag: Dag) -> tuple[list[list[int]], float]:
         from penstock.algorithms.heft import list_schedule
 
-        # Only steps of equal class may share a group: those of a queue. Expanded steps are alone.
+        # Only steps of one class may share a group: the class is the queue, or, for an expanded
+        # step, the step itself.
         classes = [
             -1 - i if step.control and self.expands(step) else self.queue(step)
             for i, step in enumerate(steps)
@@ -156,7 +157,7 @@ class ClusteredGrouping(Grouping):
                 cost[i] = control_flow_cost(self.plan, step, times)
         # Python itself runs on one worker at a time.
         floor = sum(min(c, OVERHEADS.python_s) for c in cost)
-        # The baseline: one after the other, in as few tasks as possible.
+        # The baseline: sequential, in as few tasks as possible.
         one_class = len(set(classes)) == 1
         best = [list(range(len(steps)))] if one_class else cluster(dag, cost, inf, classes)
         least = sum(cost)
@@ -179,8 +180,8 @@ class ClusteredGrouping(Grouping):
 
 
 def control_flow_cost(plan: StepTable, step: Step, block_seconds: Sequence[float]) -> float:
-    """Seconds that a step without a kernel, or a segment, takes, from those of its blocks: an If as
-    much as the longest, a loop as many times as it has iterations."""
+    """Seconds of a step without a kernel, or of a segment, from the times of its blocks: the
+    maximum for an If, the time of the body times the number of iterations for a loop."""
     role = step.node.op.role
     if role is Role.IF:
         # Only a run knows which branch it takes.

@@ -1,8 +1,8 @@
 """A graph compiled for given input types: steps and slots, integer-indexed.
 
-A *slot* is a value of the graph, a *step* one of its nodes with its kernel. Each slot says where
-its value lives (``SlotKind``). The plan does not say at which offset of the arena: that is for the
-order in which its steps run, or its tasks, to decide (``arena_layout``).
+A *slot* is a value of the graph, a *step* one of its nodes with its kernel. Each slot has a kind of
+memory (``SlotKind``). The plan has no offsets in the arena: they depend on the order in which its
+steps or tasks run (``arena_layout``).
 
     >>> from penstock.analysis.type_inference import infer_types
     >>> from penstock.backends.numpy import NumpyBackend
@@ -31,7 +31,7 @@ order in which its steps run, or its tasks, to decide (``arena_layout``).
     >>> plan.inputs, plan.outputs
     ((0,), (4,))
 
-``y`` leaves the run, so that its step allocates it; the other steps write into the arena.
+``y`` is an output, so its step allocates it; the other steps write into the arena.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 
 class SlotKind(enum.Enum):
-    """The kind of memory that the value of a slot is in."""
+    """The kind of memory of a slot's value."""
 
     CONSTANT = "constant"
     """known at compile time"""
     ARENA = "arena"
-    """at an offset of the arena, which other slots may have before and after it"""
+    """at an offset of the arena, which other slots may use before and after"""
     ALIAS = "alias"
     """a fixed view of an arena slot"""
     DYNAMIC = "dynamic"
@@ -78,12 +78,12 @@ class SlotKind(enum.Enum):
 class Slot:
     """One value of a plan.
 
-    ``base``, ``offset`` (bytes from the start of ``base``) and ``strides`` (bytes) place an alias.
-    An arena slot has ``strides`` if its dims are not in memory in their own order, a dynamic one if
-    they are expected not to be. ``roots`` are the arena slots whose memory a dynamic value may
-    share. An ``owned`` dynamic value shares memory with its own views alone (whose ``base`` it is),
-    so that the caller can have it without a copy. ``memory``: that of an arena slot, each of
-    which has an arena of its own.
+    ``base``, ``offset`` (bytes from the start of ``base``) and ``strides`` (bytes) locate an alias.
+    An arena slot has ``strides`` if the memory order of its dims is not the default, a dynamic slot
+    if it is expected not to be. ``roots`` are the arena slots whose memory a dynamic value may
+    share. An ``owned`` dynamic value shares memory only with its own views, whose ``base`` it is,
+    so the caller can take it without a copy. ``memory``: the memory of an arena slot; each memory
+    has its own arena.
     """
 
     name: str
@@ -111,14 +111,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry:
-    """A value that a loop hands from one iteration to the next.
+    """A loop-carried value.
 
     ``initial`` (slot before the loop), ``inside`` (the body's input), ``updated`` (the body's
-    output), ``result`` (slot after the loop, -1 if it is not used). A value of fixed type
-    alternates between two arena slots, ``buffers``, so that no iteration writes what it reads: if
-    ``direct``, the body's step writes straight into the free one, else the update is copied there.
-    The result is in one of the buffers even without an iteration, so that the memory of the initial
-    value is free after the loop.
+    output), ``result`` (slot after the loop, -1 if unused). A value of fixed type alternates
+    between two arena slots, ``buffers``, so that no iteration overwrites its input: if ``direct``,
+    the step of the body writes into the free buffer, otherwise the update is copied there. The
+    result is in one of the buffers even without an iteration, so the memory of the initial value is
+    free after the loop.
     """
 
     initial: int
@@ -142,10 +142,11 @@ class Block:
 class Step:
     """A node of the graph: a kernel, or an If or a loop with ``blocks``.
 
-    ``inputs`` and ``outputs`` are slots, -1 where an optional one is left out. ``into``: outputs
-    are written into given memory, not allocated. ``workspace`` is an arena slot or -1. Inputs
-    listed in ``copied`` live on in the outputs of the step, which must get copies. ``backend`` is
-    the name of the backend of the kernel; ``contract`` what a kernel of a user must hold to.
+    ``inputs`` and ``outputs`` are slots, -1 for an omitted one. ``into``: the kernel writes its
+    outputs into given memory instead of allocating them. ``workspace`` is an arena slot or -1.
+    ``copied``: the indices of inputs that must be copied, since the outputs keep references to
+    them. ``backend`` is the name of the kernel's backend; ``contract`` has the checks of a user's
+    kernel.
     """
 
     node: Node
@@ -166,19 +167,18 @@ class Step:
 
     @property
     def prepares(self) -> bool:
-        """Whether the kernel prepares arguments of its own when it is bound."""
+        """Whether the kernel prepares its arguments when it is bound."""
         return self.into and self.kernel is not None and self.kernel.binder is not None
 
     def __repr__(self) -> str:
-        """Without the kernel, which holds all that it needs."""
+        """Omit the kernel, whose repr would be long."""
         return f"Step({self.node!r}, backend={self.backend!r})"
 
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
     """The steps of a graph and the slots that they read and write, as observers see them: in no
-    particular order, and wherever values live. ``constants`` has those of the graphs that it calls,
-    too."""
+    particular order, and with any kind of memory. ``constants`` includes those of called graphs."""
 
     name: str
     steps: tuple[Step, ...]
@@ -188,17 +188,16 @@ class StepTable:
     constants: tuple[Value | np.ndarray, ...] = ()
 
     def walk(self) -> Sequence[Step]:
-        """Every step, those of blocks after the step that carries them."""
+        """All steps; steps of blocks follow the step that contains them."""
         return walk(self.steps)
 
     @cached_property
     def flops_of(self) -> Mapping[Step, int]:
-        """The floating-point operations of each step in one run, by estimate, as far as shapes are
-        known."""
+        """The estimated floating-point operations of each step in one run, from known shapes."""
         return {step: flops(step.node) for step in self.walk()}
 
     def packed_inputs(self, step: Step) -> tuple[int, ...]:
-        """The constants among the inputs of a step that the call of its kernel does not read
+        """The constant inputs of a step that its kernel reads only in packed form
         (``PackedConstants``)."""
         kernel, inputs = step.kernel, step.inputs
         if kernel is None or (step.into and not step.prepares):
@@ -208,7 +207,7 @@ class StepTable:
 
     @cached_property
     def memory(self) -> list[tuple[int, ...]]:
-        """The arena slots whose memory the value of each slot may be in (``memory_of``)."""
+        """For each slot, the arena slots that may contain its value (``memory_of``)."""
         arena, alias = SlotKind.ARENA, SlotKind.ALIAS
         return [
             (i,) if slot.kind is arena else (slot.base,) if slot.kind is alias else slot.roots
@@ -237,11 +236,11 @@ class StepTable:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the memory behind the constants, each piece of memory counted once."""
+        """Bytes of the memory of constants; shared memory counts once."""
         return sum(self.constant_memory().values())
 
     def constant_memory(self) -> dict[int, int]:
-        """The bytes of each piece of memory behind the constants, by what tells it apart."""
+        """The bytes of each piece of memory of constants, by a unique key."""
         seen: dict[int, int] = {}
         constants = [x for step in self.walk() for x in step.node.attrs.values()]
         constants += [slot.constant for slot in self.slots]
@@ -256,7 +255,7 @@ class StepTable:
                     # Other keys are addresses, which are not negative.
                     seen[-1 - id(constant)] = constant.type.nbytes
             if isinstance(array, np.ndarray):
-                # Of a mapped file, what lies beside an array is not held for it.
+                # A view keeps its whole base alive, but not the rest of a mapped file.
                 while isinstance(array.base, np.ndarray) and mapping_of(array) is None:
                     array = array.base
                 seen[address(array)] = array.nbytes
@@ -266,7 +265,8 @@ class StepTable:
 
     @property
     def step_constant_bytes(self) -> int:
-        """The most bytes of constants that one step reads; what picks some elements reads few."""
+        """The maximum of constant bytes that one step reads. Operations such as Gather, which read
+        few elements, do not count."""
         sizes = [0]
         for step in self.walk():
             slots = {i for i in step.inputs if i >= 0 and self.slots[i].kind is SlotKind.CONSTANT}
@@ -287,7 +287,7 @@ class StepTable:
         )
 
     def __repr__(self) -> str:
-        """Short: a plan has thousands of steps; ``Session.explain`` tells of them."""
+        """Omit the steps, of which there may be thousands; ``Session.explain`` lists them."""
         sizes = f"{len(self.steps)} steps, {len(self.slots)} slots"
         return f"{type(self).__name__}({self.name!r}, {sizes})"
 
@@ -301,17 +301,17 @@ class Plan(StepTable):
     inner: bool = False
     """whether it is part of another plan, so that outputs may share memory with inputs"""
     graph: Graph | None = None
-    """what it was compiled from"""
+    """the graph that it was compiled from"""
     remote: Mapping[str, Backend] = field(default_factory=dict)
     """the backends that have arenas in memories other than the host's, by memory"""
     scopes: tuple[Callable[..., Any], ...] = ()
-    """what backends have to make functions of programs run in their settings"""
+    """functions of backends that wrap the functions of a program, to run with their settings"""
     captures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """what backends on devices have to capture functions into graphs, by the backend's name"""
+    """functions of device backends that capture functions into graphs, by the backend's name"""
 
 
 def walk(steps: Sequence[Step]) -> list[Step]:
-    """``steps``, and those of blocks after the step that carries them."""
+    """All of ``steps`` and nested steps; steps of blocks follow the step that contains them."""
     walked, stack = [], [iter(steps)]
     while stack:
         for step in stack[-1]:
@@ -325,7 +325,7 @@ def walk(steps: Sequence[Step]) -> list[Step]:
 
 
 def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
-    """The arena slots whose memory the value of slot ``index`` may be in."""
+    """The arena slots that may contain the value of slot ``index``."""
     slot = slots[index]
     if slot.kind is SlotKind.ARENA:
         return (index,)
@@ -333,19 +333,19 @@ def memory_of(slots: Sequence[Slot], index: int) -> tuple[int, ...]:
 
 
 def step_dag(slots: Sequence[Slot], steps: Sequence[Step]) -> Dag:
-    """The dependencies between steps of one block, which have no circles but in frames."""
+    """The dependencies between steps of one block, which have cycles only in frames."""
     return Dag(len(steps), step_edges(slots, steps))
 
 
 def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """The dependencies between steps of one block, through slots and control inputs, as pairs of
-    indices, some more than once."""
+    """The dependencies between steps of one block by slots and control inputs, as pairs of indices,
+    possibly with duplicates."""
     producer = {slot: i for i, step in enumerate(steps) for slot in step.outputs if slot >= 0}
     place = {step.node: i for i, step in enumerate(steps)}
     edges = []
     for i, step in enumerate(with_checkpoints(steps)):
         for slot in reads(step) if step.blocks else step.inputs:
-            # A fixed view has no step: its value is there once that of its base is.
+            # A fixed view has no step: it depends on the step of its base.
             source = producer.get(slot, producer.get(slots[slot].base, -1)) if slot >= 0 else -1
             if source >= 0 and source != i:
                 edges.append((source, i))
@@ -355,13 +355,13 @@ def step_edges(slots: Sequence[Slot], steps: Sequence[Step]) -> list[tuple[int, 
 
 
 def has_effect(step: Step) -> bool:
-    """Whether a step must keep its place among others with effects."""
+    """Whether a step must stay in order with other steps with effects."""
     return not step.node.op.pure and (step.kernel is None or step.kernel.begin is None)
 
 
 def _waits(node: Node, place: Mapping[Node, int]) -> list[int]:
-    """The steps that ``node`` waits for by its control inputs; for a control input without a step,
-    the steps that the control input reads or waits for."""
+    """The steps that ``node`` waits for by its control inputs. A control input without a step is
+    replaced by the steps that it reads or waits for."""
     stack, waits = list(node.control_inputs), []
     seen = set(stack)
     while stack:
@@ -378,10 +378,10 @@ def _waits(node: Node, place: Mapping[Node, int]) -> list[int]:
 
 
 def reads(step: Step) -> Sequence[int]:
-    """The slots that a step reads, and those that steps and outputs of its blocks read."""
+    """The slots that a step and its blocks read, including the outputs of blocks."""
     slots = [slot for slot in step.inputs if slot >= 0]
     for block in step.blocks:
-        # A branch may hand out a value from outside that no step in it reads.
+        # A branch may return an outer value that none of its steps reads.
         slots += block.outputs
     for block in step.blocks:
         for inner in block.steps:

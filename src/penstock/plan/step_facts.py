@@ -12,12 +12,11 @@ from penstock.plan.plan import Step
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One step: its ``name``; the names of the ``nodes`` of the model that it computes, of a fused
-    step all; their operations, as in "Conv+HardSwish"; where the first of them came from; the
-    ``backend`` of its kernel; the dtype of its first output ("" unless that is a tensor), and the
-    ``precision`` that products in it are computed from, if that is another one; floating-point
-    operations of one execution, and bytes of its inputs and outputs, each 0 where shapes are
-    unknown."""
+    """One step: its ``name``; the names of the ``nodes`` of the model that it computes, several if
+    it is fused; their operations, as in "Conv+HardSwish"; the origin of the first node; the
+    ``backend`` of its kernel; the dtype of its first output ("" unless it is a tensor), and the
+    ``precision`` of the operands of its products, if it differs; the floating-point operations of
+    one execution, and the bytes of its inputs and outputs, each 0 if shapes are unknown."""
 
     name: str
     nodes: tuple[str, ...]
@@ -51,7 +50,7 @@ def step_facts(step: Step) -> StepFacts:
 
 
 def _moved_bytes(node: Node) -> int:
-    """The bytes of what a node reads and writes, each value once."""
+    """The bytes that a node reads and writes; each value counts once."""
     values = dict.fromkeys([v for v in (*node.inputs, *node.outputs) if v is not None])
     types = [value.type for value in values]
     return sum([t.nbytes for t in types if isinstance(t, TensorType) and t.static])

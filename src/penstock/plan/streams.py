@@ -1,12 +1,12 @@
 """A plan on streams: a static schedule for each of its blocks, as tasks.
 
-``algorithms.stream_assignment`` assigns the nodes of one graph to streams; this applies it to a
-plan and to all blocks inside. A block whose streams do not pay for their signals has one stream,
-and runs in place of its step.
+``algorithms.stream_assignment`` assigns the nodes of one graph to streams; this module applies it
+to a plan and all nested blocks. If several streams do not pay off in a block, because of their
+signals, the block has one stream and runs within its step.
 
-A step on several devices is a node of the schedule for each of them, on a stream there; a stream
-waits for signals of others alone. Streams that share a step are one task, a *lane*, which puts
-their steps on them in the order of the schedule. ``all``, on devices 1 and 2::
+A step on several devices is a node of the schedule on each device, on a stream there; a stream
+waits only for signals of other streams. Streams that share a step form one task, a *lane*, which
+enqueues their steps in the order of the schedule. Here step ``all`` is on devices 1 and 2::
 
     stream 0 (device 1)   a !0   ?1 all   c         one task:   a  b  all  c
     stream 1 (device 2)   b !1   ?0 all !2
@@ -49,10 +49,10 @@ _MARGIN = 0.95
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSchedule:
     """The static schedule of one block. ``nodes[k]``: the step of node k of ``dag`` and
-    ``schedule``; nodes of one step follow one another. ``start`` and ``finish``: the simulated
-    times of each node, in seconds. ``segments[s]``: the steps of stream s, cut before those that
-    wait and behind those that emit, by their nodes, in the order of the plan within a segment. A
-    step on several streams is cut out of all of them, and the first has it."""
+    ``schedule``; nodes of one step are consecutive. ``start`` and ``finish``: the simulated times
+    of each node, in seconds. ``segments[s]``: the nodes of stream s, cut before steps that wait and
+    after steps that emit, in the order of the plan within a segment. A step on several streams is a
+    segment of its first stream, and cuts all of them."""
 
     nodes: tuple[int, ...]
     dag: Dag
@@ -68,14 +68,14 @@ class BlockSchedule:
 
     def together(self, segment: Sequence[int]) -> list[int]:
         """The nodes of the steps of a segment, on all their streams."""
-        if len(segment) > 1:  # none of them is on several
+        if len(segment) > 1:  # none is on several streams
             return [*segment]
         (k,) = segment
         return [k, *takewhile(lambda n: self.nodes[n] == self.nodes[k], range(k + 1, self.dag.n))]
 
     @property
     def lanes(self) -> list[list[int]]:
-        """The streams, those together that share a step."""
+        """The streams, grouped if they share a step."""
         lane = list(range(self.schedule.n_streams))
         for a, b in pairwise(range(len(self.nodes))):
             if self.nodes[a] == self.nodes[b]:
@@ -88,10 +88,10 @@ class StreamSchedules(Grouping):
     """The schedules of a plan's blocks, computed on demand.
 
     ``seconds(step)`` is the time of a step with a kernel on one thread. A block has at most
-    ``most`` streams in all, or on each device of ``names`` if that is a mapping, by number. It has
-    one if several would take no less time, unless ``forced``. Steps on one of ``devices``, by
-    backend, or on those that their kernels name, have streams of their own there. So have steps on
-    the backends of ``queues``, by the number of their queue; the others are in queue 0, the host's.
+    ``most`` streams, or as many per device number if that is a mapping. It has one stream if
+    several would not be faster, unless ``forced``. Steps on one of the ``devices``, given by
+    backend or named by the kernel, have separate streams there, and so have steps on the backends
+    in ``queues``, which gives the number of their queue; all others are in queue 0, the host's.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StreamSchedules(Grouping):
         self.queues = dict(queues or {})
         self.forced = forced
         self.devices = dict(devices or {})
-        """by name: that of the backend, with a number if its kernels name the device"""
+        """by name: the backend's name, with a number if its kernels name the device"""
         self._of_backend = tuple(self.devices)
         self._of_kernel = seconds
         self._scheduled: dict[tuple[Step, ...], BlockSchedule] = {}
@@ -200,7 +200,7 @@ class StreamSchedules(Grouping):
                 commands=commands,
                 cost=rough,
                 time=cost,
-                # Each device in use needs a stream of its own.
+                # Each device in use needs its own stream.
                 max_streams=max(most, used) if isinstance(most, int) else most,
             )
             times = simulate_streams(dag, schedule, cost, OVERHEADS.hand_over_s)
@@ -237,8 +237,9 @@ class StreamSchedules(Grouping):
 
 
 def _of_nodes(dag: Dag, nodes: Sequence[int]) -> Dag:
-    """``dag``, of steps, with ``nodes`` in their place: all of a step come after all of another.
-    They have the same neighbours, so that they follow one another in every order of a schedule."""
+    """Replace the steps of ``dag`` by ``nodes``: all nodes of a step come after all nodes of its
+    predecessors. Nodes of one step have the same neighbours, so they stay consecutive in every
+    schedule."""
     of: dict[int, list[int]] = {}
     for k, i in enumerate(nodes):
         of.setdefault(i, []).append(k)
@@ -246,8 +247,8 @@ def _of_nodes(dag: Dag, nodes: Sequence[int]) -> Dag:
 
 
 def _rough(seconds: float) -> float:
-    """A cost as a power of the root of two: measured ones of equal work differ, and would leave no
-    ties for the commands of streams to decide."""
+    """Round a cost to a power of the square root of 2: measurements of equal work differ, and there
+    would be no ties for the commands of streams to break."""
     return 2.0 ** (round(2 * log2(seconds)) / 2) if 0 < seconds < inf else seconds
 
 
@@ -353,27 +354,26 @@ class _StreamArranger(Arranger):
 
 
 def stream_programs(plan: Plan, schedules: StreamSchedules) -> Tasks:
-    """The tasks of a plan on streams, one for each stream of each block. A block has ended when all
-    of its tasks have, so that signals that only mark its end are left out."""
+    """The tasks of a plan on streams, one for each stream of each block. A block ends when all of
+    its tasks have ended, so signals that only mark its end are omitted."""
     return _StreamArranger(plan, schedules).arrange()
 
 
 def stream_segments(plan: Plan, schedules: StreamSchedules) -> Tasks:
-    """The same streams cut into segments, a task each. Their order is that of the streams, so that
-    memory can be planned for it."""
+    """The same streams cut into segments, each a task. Their order is the order of the streams, so
+    that memory can be planned for it."""
     return arrange(plan, schedules)
 
 
 # Loops whose iterations overlap on the streams of devices.
 #
-# The streams of a body run on from one iteration to the next: what the host must see ended, it
-# brings back itself. A carried value is handed on with the event of the step that computed it,
-# which a reader on another stream waits for, and the host puts an iteration on the devices as soon
-# as the last but one has ended there::
+# The streams of a body do not synchronize between iterations: the host waits only for values that
+# it copies back. A carried value is passed on with the event of the step that computed it; a reader
+# on another stream waits for this event. The host enqueues an iteration as soon as the last but one
+# has ended on the devices::
 #
-#     stream 0   a0 a1 a2 ...        a and b carry a value each, and c reads that of b, which it
-# gets
-#     stream 1   b0  b1   b2 ...     with its event: c1 waits for b0, and not for c0 or a0
+#     stream 0   a0 a1 a2 ...        a and b each carry a value, and c reads the value of b with
+#     stream 1   b0  b1   b2 ...     its event: c1 waits for b0, and not for c0 or a0
 #     stream 2   c0   c1    c2 ...
 
 
@@ -381,8 +381,8 @@ HOST_STREAM = -1
 
 
 class Overlaps:
-    """Finds the loops whose iterations overlap. ``on`` has the streams of devices of steps, the
-    host's is -1; signals are numbered from ``first`` on."""
+    """Finds the loops whose iterations overlap. ``on`` has the device streams of steps; -1 is the
+    host. Signals are numbered from ``first``."""
 
     def __init__(
         self, slots: Sequence[Slot], on: Mapping[Step, tuple[int, ...]], first: int
@@ -397,7 +397,7 @@ class Overlaps:
         self.awaited: dict[Step, list[tuple[int, int]]] = defaultdict(list)
 
     def add(self, loop: Step, body: Sequence[Draft]) -> None:
-        """A loop whose body has these tasks."""
+        """Add a loop whose body has these tasks."""
         written = {i for step in walk(loop.blocks[0].steps) for i in step.outputs}
         written.update(*[carry.buffers or () for carry in loop.carries])
         tasks = [draft.steps for draft in body if self._runs_on(draft.steps, written)]
@@ -415,14 +415,14 @@ class Overlaps:
         self._carry(loop, sources, body)
 
     def _runs_on(self, steps: Sequence[Step], written: Container[int]) -> bool:
-        """Whether a task puts all of its steps on devices, and none reads memory of the arena that
-        iterations write, and the next one may write before it is read."""
+        """Whether a task enqueues all of its steps on devices, and none reads arena memory that the
+        loop writes: the next iteration might overwrite it before the read."""
         inputs = [i for step in with_checkpoints(steps) for i in step.inputs if i >= 0]
         read = chain(*[memory_of(self.slots, i) for i in inputs])
         return all(step in self.on for step in steps) and not any(i in written for i in read)
 
     def _carry(self, loop: Step, sources: Sequence[Step | None], body: Sequence[Draft]) -> None:
-        """Hand the events of carried values on with them, to where these are read."""
+        """Pass on the events of carried values to the readers on other streams."""
         streams = self._streams(loop.carries, sources)
         event = {j: self._signal() for j, of in enumerate(streams) if of}
         index = {carry.inside: j for j, carry in enumerate(loop.carries)}
@@ -444,11 +444,11 @@ class Overlaps:
                             self.awaited[step].append((stream, event[j]))
 
     def _streams(self, carries: Sequence[Carry], sources: Sequence[Step | None]) -> list[set[int]]:
-        """For each carried value, the streams on which an iteration before may have computed it:
-        several, if carried values change places."""
+        """For each carried value, the streams on which an earlier iteration may have computed it:
+        several, if carried values are permuted."""
         index = {carry.inside: j for j, carry in enumerate(carries)}
         streams = [set() if source is None else {self.on[source][0]} for source in sources]
-        # A stream passes through a chain of carried values in as many rounds at most.
+        # A chain of n carried values needs at most n rounds.
         for _ in carries:
             for j, carry in enumerate(carries):
                 if carry.updated in index:

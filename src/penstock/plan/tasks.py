@@ -1,9 +1,9 @@
 """A plan as tasks: pieces of a program that are scheduled during the run.
 
-A *task* is one or more steps of one block that run one after the other without interruption. It is
-ready when the tasks that it waits for have ended; of the ready tasks the most urgent runs first.
-The dataflow executor has a task for each step; a plan as one task is what the linear executor runs.
-The example of ``penstock.plan.plan``, a task for each step:
+A *task* is a sequence of steps of one block that run without interruption. It is ready when the
+tasks that it waits for have ended; the most urgent ready task runs first. The dataflow executor has
+a task for each step, the linear executor a single task for the plan. The example of
+``penstock.plan.plan``, with a task for each step:
 
     >>> from penstock.plan.arrangement import arrange
     >>> tasks = arrange(plan, Grouping())
@@ -21,8 +21,8 @@ run, yields the number of that block, and continues when the tasks of the block 
     block 2    t3 Cos <---------+                   when t1 yields 2
 
 A task also yields when it needs a signal that another task has not emitted yet. No worker blocks.
-Within one run a block is active once at a time, so that each of its values has one place in ``V``,
-a list with an entry for each slot.
+Within one run, a block is active at most once at a time, so each of its values has one entry in
+``V``, a list with an entry for each slot.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from penstock.plan.plan import Plan, Step, walk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Steps that run one after the other, in the order given. ``block``: the number of its block; 0
-    is the plan's own. ``blocks``: the numbers of the blocks of its expanded steps. ``queue``: the
-    queue whose workers run it. ``seconds``: its estimated time."""
+    """Steps that run sequentially in this order. ``block``: the index of its block; 0 is the plan.
+    ``blocks``: the indices of the blocks of its expanded steps. ``queue``: the index of the queue
+    whose workers run it. ``seconds``: its estimated time."""
 
     steps: tuple[Step, ...]
     block: int
@@ -50,14 +50,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Events of loops whose iterations overlap on devices (``plan.overlap``), as ``signals`` more:
-    these are not reset, and no task waits until they are emitted.
+    """Events of loops whose iterations overlap on devices (``plan.streams.Overlaps``). They add
+    ``signals`` to the signals of tasks, but are not reset, and no task waits until they are
+    emitted.
 
-    ``ends[s]``: set where an iteration ends on stream s, which the host does not wait for then.
-    ``marks``: set behind a step, with the first of its streams, which waits for the others.
-    ``moved``: what a loop hands to the next iteration, (target, source). ``last``: of these, what
-    the host waits for before it replaces it. ``awaited``: the events that a step waits for if they
-    are set, with the stream, -1 the host's.
+    ``ends[s]``: the event at the end of an iteration on stream s, for which the host does not wait
+    at once. ``marks``: events after a step, with the first of its streams, which waits for the
+    others. ``moved``: pairs (target, source) of events that a loop passes to the next iteration.
+    ``last``: the targets for which the host waits before it replaces them. ``awaited``: the events
+    that a step waits for if they are set, each with the stream that waits, -1 for the host.
     """
 
     signals: int = 0
@@ -70,14 +71,14 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Orderings between steps of different tasks: ``waits`` has the signals that must have been
-    emitted before a step runs, ``emits`` those that it emits afterwards. The signals of block k are
-    those from ``of_block[k][0]`` up to, not including, ``of_block[k][1]``.
+    """Orderings between steps of different tasks: ``waits`` has the signals that must be emitted
+    before a step runs, ``emits`` the signals that it emits afterwards. The signals of block k are
+    ``of_block[k][0]`` up to, not including, ``of_block[k][1]``.
 
-    Streams of devices are numbered: ``devices`` has the device of each, by name, ``on`` those that
-    a step is put on, ``of_task`` those of a task. ``events``: the signals that such a stream emits,
-    with the stream: work has been put there, but need not be done. ``behind``: the streams of a
-    step that must wait for an event, each with the signal.
+    Device streams are numbered: ``devices`` has the device name of each stream, ``on`` the streams
+    on which a step is enqueued, ``of_task`` the streams of a task. ``events``: the signals that a
+    device stream emits, with the stream: the work is enqueued, but may not be done. ``behind``: the
+    streams of a step that must wait for an event, each with the signal.
     """
 
     waits: Mapping[Step, tuple[int, ...]]
@@ -97,8 +98,8 @@ class Signals:
 
     @property
     def workspaces(self) -> list[int]:
-        """Bytes of the workspace of each stream of a device, which all kernels on it share."""
-        # Kernels on one stream run one after the other, so that they can share it.
+        """Bytes of the workspace of each device stream."""
+        # Kernels on one stream run sequentially, so they can share the workspace.
         nbytes = [0] * len(self.devices)
         for step, streams in self.on.items():
             if step.kernel is not None and not step.into:
@@ -116,11 +117,11 @@ class Tasks:
 
     ``waits[t]``: the number of tasks of its block that task t waits for. ``consumers[t]``: the
     tasks that wait for it. ``blocks[k]``: the tasks of block k. ``parent[k]``: the expanded task
-    that runs block k, -1 for block 0. ``shared``: slots that more than one task touches, and which
-    are therefore in ``V``; others are local variables of their task. ``releases[t]``: shared slots
-    that only task t reads, and releases itself. ``counted[t]``: other shared slots that it reads,
-    released when the last of their ``readers[slot]`` tasks has ended. ``expanded``: the numbers of
-    the blocks of each expanded step.
+    that runs block k, -1 for block 0. ``shared``: the slots that several tasks access, stored in
+    ``V``; all others are local variables of their task. ``releases[t]``: shared slots that only
+    task t reads, and releases itself. ``counted[t]``: other shared slots that it reads, released
+    when the last of their ``readers[slot]`` tasks has ended. ``expanded``: the indices of the
+    blocks of each expanded step.
     """
 
     tasks: tuple[Task, ...]
@@ -137,7 +138,7 @@ class Tasks:
 
 
 ONE_FUNCTION = Tasks((), (), (), (), (), frozenset(), (), (), {})
-"""stands for tasks where all steps of a plan run in one function"""
+"""the tasks of a plan whose steps all run in one function"""
 
 
 class Grouping:
@@ -145,21 +146,21 @@ class Grouping:
     with every If and loop expanded: the tasks of the dataflow executor."""
 
     def expands(self, step: Step) -> bool:
-        """Whether the blocks of an If or a loop have tasks of their own."""
+        """Whether the blocks of an If or a loop have their own tasks."""
         return step.control
 
     def groups(self, dag: Dag, steps: Sequence[Step]) -> list[list[int]]:
-        """The steps of a block in groups, each in an order in which they can run, such that no two
-        groups wait for each other. An expanded step has a group of its own."""
+        """Group the steps of a block such that no two groups wait for each other. Each group is in
+        topological order. An expanded step is a separate group."""
         return [[i] for i in range(dag.n)]
 
     def orders(self, steps: Sequence[Step]) -> Iterable[tuple[int, int]]:
-        """Pairs (before, after) of steps of a block that always run in this order, although they do
-        not depend on each other."""
+        """Pairs (before, after) of steps of a block that always run in this order, although the
+        second does not depend on the first."""
         return ()
 
     def queue(self, step: Step) -> int:
-        """The queue whose workers run a step."""
+        """The index of the queue of a step."""
         return 0
 
     def seconds(self, step: Step) -> float:
@@ -180,20 +181,20 @@ _MOST_LOOPS, _MOST_LEVELS = 18, 88
 
 
 def in_one_function(plan: Plan) -> bool:
-    """Whether one function can run a whole plan, its steps one by one."""
+    """Whether one function can run a whole plan sequentially."""
     deep = [step for step in plan.steps if step.kernel is None and nests_deep(step)]
     return not deep and not are_asynchronous(plan.steps)
 
 
 def nests_deep(step: Step) -> bool:
-    """Whether the blocks of a step nest too deep for one function of Python, so that they must
-    have tasks, and so functions, of their own."""
+    """Whether the blocks of a step nest too deep for one Python function, so that they need
+    separate tasks, each with its own function."""
     loops, levels = _nesting(step)
     return loops > _MOST_LOOPS or levels > _MOST_LEVELS
 
 
 def _nesting(step: Step) -> tuple[int, int]:
-    """The depth of loops in a step, itself included, and that of levels of indentation."""
+    """The depth of nested loops in a step, itself included, and the levels of indentation."""
     inner = [_nesting(s) for block in step.blocks for s in block.steps if s.blocks]
     loops, levels = (max((pair[i] for pair in inner), default=0) for i in (0, 1))
     return (loops, levels + 1) if step.node.op.name == "If" else (loops + 1, levels + 2)
