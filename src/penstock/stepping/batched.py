@@ -6,12 +6,12 @@
     run          a b c          [3, 512] frames, [2, 3, 64] states
     run              c          and once more, since a step has one frame of a sequence
 
-What no axis says is tried out: samples must be computed as if each were alone. Where they are not,
-or where a model takes one sample, an axis of samples is added to it (``add_samples``)::
+A trial checks that the samples of a batch are independent. If they are not, or if the model takes
+a single sample, an axis of samples is added to the model (``add_samples``)::
 
     run          a b c          [3, 1, 512] frames, [3, 2, 1, 64] states
 
-Where operations have no such form, steps run one sequence at a time.
+If an operation does not support that, steps run one sequence at a time.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class BatchedRunner:
     ) -> None:
         self._fed, self.session = fed, Session(fed.model, options)
         self._stacked: Session | None = None
-        """runs samples along an axis that the model has not"""
+        """runs samples along an axis that was added to the model"""
         self._unproven: str | None = None
-        """why they are, until it is seen that they are computed as each alone"""
+        """why the axis was added; None after a trial has shown that samples are independent"""
         self.most_sequences, self._most_bytes = most_sequences, most_bytes
         inputs, outputs = self.session.inputs, self.session.outputs
         self.state = fed.pairs(inputs, outputs)
@@ -68,7 +68,7 @@ class BatchedRunner:
         self.reason: str | None = None
         self._tried = False
         self._batch_axes, single = self._found_axes(inputs)
-        # States whose dims are open begin with arrays that each sequence gives.
+        # Each sequence provides the initial arrays of states with open dims.
         initial = {name: self._first_of(self._ports[name]) for name in self.state}
         self._unknown = [name for name, array in initial.items() if array is None]
         self._initial = {name: array for name, array in initial.items() if array is not None}
@@ -81,11 +81,11 @@ class BatchedRunner:
             self._try_made_up()
 
     def _found_axes(self, inputs: Sequence[Port]) -> tuple[dict[str, int], str | None]:
-        """The batch axes of inputs, and why there are none."""
-        # Batches of runs in a loop may have other sizes, and samples of theirs may be combined.
+        """The batch axes of inputs, or the reason why there are none."""
+        # States in a loop may have other shapes for each run, and the body may combine samples.
         if self._fed.grows:
             return {}, "the body of a loop has no axis of runs"
-        # Outputs of a model of one sample have no axis that is known, and are given as they are.
+        # Outputs of a model of one sample have no known batch axis, and are returned unchanged.
         try:
             return batch_axes(inputs, self.state), None
         except RowsStay as reason:
@@ -112,15 +112,15 @@ class BatchedRunner:
         self._stacked, self._unproven, self.states.stacked = None, None, False
 
     def _axis(self, port: Port) -> int | None:
-        """The axis of one sample of an input, also where not all have one."""
+        """The batch axis of an input, even if other inputs have none."""
         if self._fed.grows:
             return None
         free = [i for i, dim in enumerate(port.shape or ()) if not isinstance(dim, int)]
         return self._batch_axes.get(port.name, free[0] if free else None)
 
     def _first_of(self, port: Port) -> np.ndarray | None:
-        """The state that a sequence begins with by default; None if its dims are open."""
-        # Variables have no other values by default than their own.
+        """The default initial state of a sequence; None if its dims are open."""
+        # Variables begin with their initial values.
         if port.name in self._fed.variables:
             return self._fed.initial.get(port.name)
         axis = self._axis(port)
@@ -192,7 +192,8 @@ class BatchedRunner:
         self._next.pop(sequence, None)
 
     def cut(self, sequence: SequenceState, rows: int) -> None:
-        """Begin anew. Raises ``InvalidInput`` for frames between: their states are gone."""
+        """Reset a sequence. Raises ``InvalidInput`` unless ``rows`` is 0 or all: the states after
+        earlier frames are not kept."""
         if rows and rows < sequence.computed:
             raise InvalidInput(
                 f"length={rows}: states of earlier frames are not kept; cut to 0, or fork the "
@@ -223,10 +224,10 @@ class BatchedRunner:
     # Of steps.
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
-        """Compute a frame of each piece; its outputs, or those of no frame where none is wanted."""
+        """Compute a frame of each piece. Returns its outputs, with no rows if none is wanted."""
         sequences = [piece.sequence for piece in pieces]
-        # New states count once all groups have run: if one fails, the engine runs each piece again,
-        # by calls of their own.
+        # New states are stored after all groups have run: if one fails, the engine runs each piece
+        # again, in a separate call.
         for sequence in sequences:
             self._next.pop(sequence, None)
         if not self._tried:
@@ -264,9 +265,9 @@ class BatchedRunner:
 
     def _step(self, sequences: Sequence[SequenceState]) -> dict[SequenceState, Rows]:
         """Compute one frame of each of some sequences of one kind."""
-        # A number that was met before has a plan.
+        # Rounded, so that a few plans serve all numbers of sequences.
         batch = self.states.together(sequences, rounded(len(sequences)))
-        # Rows of no sequence repeat one: zeros may be no input that the model is made for.
+        # Unused rows repeat a frame: zeros may be invalid inputs of the model.
         frames = [_first(sequences[0]).inputs] * batch.size
         for sequence, row in batch.rows.items():
             frames[row] = _first(sequence).inputs
@@ -292,7 +293,7 @@ class BatchedRunner:
         return results
 
     def _joined(self, frames: Sequence[Rows]) -> dict[str, np.ndarray]:
-        """Frames as those of one run."""
+        """Join frames to the feeds of one run."""
         feeds = {}
         for name in self.rows:
             axis, parts = self._batch_axes.get(name), [frame[name] for frame in frames]
@@ -305,10 +306,10 @@ class BatchedRunner:
         return feeds
 
     def _alone(self, sequence: SequenceState) -> dict[SequenceState, Rows]:
-        """Compute one frame of a sequence as the model is."""
+        """Compute one frame of a sequence with the unchanged model."""
         arrays = self.states.batch_of(sequence).arrays
         outputs = self.session.run({**_first(sequence).inputs, **arrays})
-        # States are never written, so that no copy is needed of those that come back.
+        # States are never written, so the returned ones need no copy.
         new = {name: outputs[y] for name, y in self.state.items()}
         for name, array in new.items():
             self._check_size(name, array.shape, arrays[name].shape)
@@ -327,20 +328,20 @@ class BatchedRunner:
     # Whether samples depend on one another.
 
     def _try_made_up(self) -> None:
-        """Try samples that are made up, where the shapes of frames are known."""
+        """Try generated samples, if the shapes of frames are known."""
         rng, frame = np.random.default_rng(0), {}
         for name in self.rows:
             port = self._ports[name]
             dims = [1 if i == self._axis(port) else n for i, n in enumerate(port.shape or ())]
             if port.dtype is None or not all(isinstance(n, int) for n in dims):
-                return  # the first frame will tell
+                return  # the trial uses the first frame
             shape = tuple([n for n in dims if isinstance(n, int)])
             frame[name] = _random(np.empty(shape, port.dtype), rng)
-        with suppress(PenstockError):  # it is no frame that the model takes
+        with suppress(PenstockError):  # the model may not accept this frame
             self._try_samples(frame, self._initial)
 
     def _try(self, frame: Rows, initial: Rows) -> None:
-        """Try samples like a frame of a sequence. Raises what a run of that ends with."""
+        """Try samples like a frame of a sequence. Raises the error of a run with that frame."""
         self.session._run_ahead({**frame, **initial})
         try:
             self._try_samples(frame, initial)
@@ -350,18 +351,18 @@ class BatchedRunner:
             )
 
     def _try_samples(self, frame: Rows, initial: Rows) -> None:
-        """Try samples that are alike, and then one that is large beside others."""
+        """Try samples of similar magnitude, and then one sample with large values."""
         self._compare(*self._samples(frame, initial))
         if self.reason is None:
-            # Values that are cut off, or chosen by the largest number of all, show there alone.
-            with suppress(PenstockError):  # the model may take no such numbers
+            # Only this shows dependencies by the maximum of a batch, or by clipping.
+            with suppress(PenstockError):  # the model may not accept large values
                 self._compare(*self._samples(frame, initial, _LARGE))
 
     def _samples(
         self, frame: Rows, initial: Rows, scale: float = 1.0
     ) -> tuple[list[Rows], list[NamedValues]]:
-        """A frame and others like it with random states, and what is computed of each alone. The
-        last one's numbers are ``scale`` times as large."""
+        """Return a frame and others like it, with random states, and the outputs of each alone. The
+        last sample is multiplied by ``scale``."""
         rng = np.random.default_rng(0)
         samples: list[Rows] = []
         for i in range(_SAMPLES):
@@ -373,13 +374,13 @@ class BatchedRunner:
         return samples, [self.session._run_ahead(sample) for sample in samples]
 
     def _prove(self, frame: Rows, initial: Rows) -> None:
-        """See that samples along an axis of their own are computed as each alone."""
+        """Check that samples along the added axis are independent."""
         reason, self._unproven = self._unproven, None
         assert reason is not None
         assert self._stacked is not None
         try:
             samples, alone = self._samples(frame, initial)
-        except PenstockError:  # what is made up is no state that the model takes
+        except PenstockError:  # the model does not accept the random states
             samples = [{**frame, **initial}] * _SAMPLES
             alone = [self.session._run_ahead(samples[0])] * _SAMPLES
         try:
@@ -394,17 +395,17 @@ class BatchedRunner:
         return None
 
     def _compare(self, samples: Sequence[Rows], alone: Sequence[NamedValues]) -> None:
-        """Compare results of samples computed together with those of each alone."""
+        """Compare results of a batch of samples with the results of each sample alone."""
         feeds = {**samples[0]}
         for name, place in self._batch_axes.items():
             feeds[name] = np.concatenate([sample[name] for sample in samples], place)
-        # From here on there is an answer, whatever it is.
+        # The trial is decided from here on.
         self._tried = True
         try:
             outputs = self.session._run_ahead(feeds)
         except PenstockError as error:
             return self._stack_or_run_alone(f"the model does not run on two samples: {error}")
-        # States, too: their axis is known, and samples must have them to themselves.
+        # Check states, too: the states of samples must be independent.
         for name in outputs:
             parts = [values[name] for values in alone]
             axis = _axis_of_samples(parts[0].shape, outputs[name].shape)
@@ -426,12 +427,12 @@ def _first(sequence: SequenceState) -> InputFrame:
 
 
 def _is_wanted(sequence: SequenceState) -> bool:
-    """Whether outputs of the first frame that waits are wanted."""
+    """Whether the outputs of the first waiting frame are wanted."""
     return sequence.waiting <= sequence.wanted
 
 
 def _alone_or_none(array: np.ndarray, wanted: bool) -> np.ndarray:
-    """The outputs of a frame of one sample, or those of none."""
+    """The outputs of a frame of one sample, with no rows unless wanted."""
     return array if wanted or not array.ndim else array[:0]
 
 
@@ -447,8 +448,8 @@ def _scaled(array: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _shuffled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The values of a frame in another order, and smaller: a model may take no others."""
-    # The same values: made up ones may be no indices, or no levels, that the model takes.
+    """The values of a frame in another order; floating-point values are halved."""
+    # No new values: the model may only accept certain indices or levels.
     other = rng.permuted(array.reshape(-1)).reshape(array.shape)
     return (other / 2).astype(array.dtype) if array.dtype.kind == "f" else other
 
@@ -457,7 +458,7 @@ def _axis_of_samples(one: tuple[int, ...], several: tuple[int, ...]) -> int | No
     """The axis on which a result has one row for each sample."""
     if len(one) != len(several):
         return None
-    # The result of one sample has one row, that of several as many as these.
+    # The result of one sample has one row, the result of several has one row per sample.
     axes = [i for i, (m, n) in enumerate(zip(one, several, strict=True)) if m != n]
     return (
         axes[0]

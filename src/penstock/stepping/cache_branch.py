@@ -45,7 +45,7 @@ def with_outputs(model: Model, graph: Graph, outputs: Sequence[Value]) -> Model:
     """The model with some outputs, and the inputs that these need."""
     graph.outputs = [*outputs]
     prune(graph)
-    # Unread ones would have to be fed: the caches of a first step, and the states behind it.
+    # Unread inputs would have to be fed: the caches of a first step, and its encoder states.
     read = {value for node in graph.walk() for value in node.inputs}
     graph.inputs = [value for value in graph.inputs if value in read]
     part = replace(model, graphs={**model.graphs, model.entry: graph})

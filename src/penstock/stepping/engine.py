@@ -37,8 +37,8 @@ _TURN = 8
 
 class Runner(Protocol):
     """Computes pieces of sequences, and stores their state. ``rows`` has the types, by name, of the
-    inputs that have rows, and ``fixed`` those of inputs that do not change between steps.
-    ``most_rows`` is the most that a sequence may have, by the model's tables of positions."""
+    inputs with rows, and ``fixed`` the types of inputs that do not change between steps.
+    ``most_rows`` is the maximum length of a sequence, given by the model's position tables."""
 
     session: Session
     axes: Mapping[str, int]
@@ -62,8 +62,8 @@ class Runner(Protocol):
 
 
 class StepEngine:
-    """Chooses the rows of each step. One thread at a time calls ``step``; all else may be called by
-    any. ``history`` makes what holds the rows of a new sequence."""
+    """Chooses the rows of each step. One thread at a time runs ``step``; all other methods may be
+    called concurrently. ``history`` creates the object that holds the rows of a new sequence."""
 
     def __init__(
         self, runner: Runner, max_rows: int, history: Callable[[], RowHistory] = RowHistory
@@ -78,12 +78,12 @@ class StepEngine:
         self.holding: dict[SequenceState, None] = {}
         self.steps = self.rows = self.prefixes = self.preempted = 0
         self.on_step: Callable[[int], object] | None = None
-        """takes the rows of each step, on the thread that ran it"""
+        """called with the number of rows of each step, on the thread that ran it"""
         self.loops = LoopCalls()
         self._count = 0
         self._running = False
         self.dropped: deque[SequenceState] = deque()
-        """sequences that nobody has any more, as the collector of garbage tells at any time"""
+        """sequences without references; the garbage collector appends them at any time"""
 
     def sequence(self, priority: int) -> SequenceState:
         """A new sequence."""
@@ -94,10 +94,10 @@ class StepEngine:
             return SequenceState(self._count, priority, self._history())
 
     def feed(self, sequence: SequenceState, rows: Rows, wanted: int, done: Done) -> None:
-        """Let rows be computed behind those of a sequence."""
+        """Append rows to a sequence and enqueue them."""
         sequence.rows.add(rows)
         sequence.wanted, sequence.done, sequence.begun = wanted, done, 0.0
-        # Without the lock, for which many threads would wait at once: steps see it, or the next.
+        # Without the lock, for which many threads would contend: this step or the next sees it.
         self.waiting[sequence] = None
         for gate, count in [*self._gates.items()]:
             if len(self.waiting) >= count:
@@ -111,7 +111,7 @@ class StepEngine:
             if sequence.closed:
                 return
             sequence.closed = True
-            # A step that runs writes to the pages: they are released behind it.
+            # A running step writes to the pages: they are released after it.
             if not self._running:
                 self._release(sequence)
         self._end_closed(sequence, error)
@@ -129,7 +129,7 @@ class StepEngine:
         self.runner.release(sequence)
 
     def step(self) -> bool:
-        """Compute some rows that wait; False if there are none, or another thread does."""
+        """Run a step. Returns False if no rows wait, or another thread runs a step."""
         if self._running or not self.waiting:
             return False
         with self.lock:
@@ -147,10 +147,10 @@ class StepEngine:
                 self._computed(pieces, self._run(pieces), results)
                 if self.on_step is not None:
                     self.on_step(sum(piece.rows for piece in pieces))
-                # Of the longest step of late: one of few sequences is no measure for all.
+                # A decaying maximum: a step with few sequences says little about others.
                 self._took = max(perf_counter() - begin, 0.9 * self._took)
-            # While this thread still runs steps: the callbacks make clients feed their next rows,
-            # and a step that another thread began meanwhile would have those of some alone.
+            # Before other threads may run a step: the callbacks make clients feed their next rows,
+            # and a step that began meanwhile would have the rows of only some of them.
             with self.loops.together():
                 for done, outputs, error in results:
                     done(outputs, error)
@@ -162,10 +162,10 @@ class StepEngine:
         self._wake()
         return True
 
-    # Threads that wait: one of them runs steps, and the others are woken one by one.
+    # Waiting threads: one of them runs steps, and the others are woken one by one.
 
     def drive(self, is_done: Callable[[], bool]) -> None:
-        """Run steps, or wait for those of another thread, until something is done."""
+        """Run steps, or wait for another thread's steps, until ``is_done()``."""
         try:
             while not is_done():
                 if not self.step():
@@ -174,7 +174,7 @@ class StepEngine:
             self.hand_over()
 
     def park(self, is_done: Callable[[], bool]) -> None:
-        """Wait until ``is_done`` may be true, this thread is to run steps, or a time has passed."""
+        """Wait until ``is_done`` may be true, this thread must run steps, or a time has passed."""
         wake = threading.Lock()
         wake.acquire()
         # Registered before the check: a change either wakes this thread or is seen by it.
@@ -184,27 +184,27 @@ class StepEngine:
         self._parked.pop(wake, None)
 
     def hand_over(self) -> None:
-        """Let one of the threads that wait run steps, if none does and some rows wait."""
+        """Wake one of the waiting threads to run steps, if rows wait and no thread runs a step."""
         if self.waiting and not self._running:
             for wake in [*self._parked]:
                 if _release_one(self._parked, wake):
                     return
 
     def _wake(self) -> None:
-        """Wake the threads whose wait is over."""
+        """Wake the threads that are done."""
         for wake, is_done in [*self._parked.items()]:
             if is_done():
                 _release_one(self._parked, wake)
 
     def wake_all(self) -> None:
-        """Let all waiting threads check whether their wait is over."""
+        """Wake all waiting threads, to check whether they are done."""
         for wake in [*self._parked]:
             _release_one(self._parked, wake)
 
     def _await_others(self) -> None:
-        """Wait for the next rows of the sequences that got results of the previous step, at most as
-        long as that took. Most feed them at once; without the wait, sequences would split into two
-        halves that take turns."""
+        """Wait for the next rows of the sequences that got results of the previous step, at most
+        for the duration of a step. Most clients feed them at once; without the wait, sequences
+        would split into two halves that take turns."""
         count, self._expected = self._expected, 0
         if self.steps < self._patient_from:
             return
@@ -218,7 +218,7 @@ class StepEngine:
     # The rows of a step.
 
     def _chosen(self, results: _Results) -> list[Piece]:
-        """The pieces of the next step, whose pages are reserved."""
+        """Choose the pieces of the next step, and reserve their pages."""
         while self.dropped:
             self.close(self.dropped.popleft())
         with self.lock:
@@ -226,9 +226,9 @@ class StepEngine:
                 self._stop_late(sequence, results)
             pieces: list[Piece] = []
             room = self.max_rows
-            # Lower priorities get their turn, too, if seldom.
+            # Every ``_TURN``-th step ignores priorities.
             by_priority = self.steps % _TURN > 0
-            # Single rows first: they cost least, and somebody reads along.
+            # Single rows first: they cost least, and a user may be reading them.
             for single in (True, False):
                 for sequence in self._ranked(single, by_priority):
                     if not room or sequence.closed or len(pieces) == self.runner.most_sequences:
@@ -242,15 +242,15 @@ class StepEngine:
             return pieces
 
     def _ranked(self, single: bool, by_priority: bool) -> list[SequenceState]:
-        """The sequences that wait, in the order in which they get rows: of single rows those first
-        that have waited longest, of prompts those that came first."""
+        """The waiting sequences in the order in which they get rows: single rows by the time since
+        they were last served, prompts by their arrival."""
         return sorted(
             self.waiting, key=lambda s: (-s.priority * by_priority, s.served * single, s.number)
         )
 
     def _begun(self, sequence: SequenceState) -> bool:
-        """Whether a step has one row of a sequence. A new one begins, perhaps behind a known
-        prefix."""
+        """Begin a sequence if it is new, perhaps after a known prefix. Returns whether the next
+        step has a single row of it."""
         if sequence not in self.holding:
             self.holding[sequence] = None
             before = sequence.computed
@@ -259,7 +259,7 @@ class StepEngine:
         return min(sequence.waiting, sequence.rows.together) == 1
 
     def _stop_late(self, sequence: SequenceState, results: _Results) -> None:
-        """End the wait for rows whose deadline has passed, or which were cancelled."""
+        """Fail the call of a sequence if its deadline has passed or it was cancelled."""
         if sequence.stop is None:
             return
         try:
@@ -268,7 +268,7 @@ class StepEngine:
             self._fail(sequence, error, results)
 
     def _fail(self, sequence: SequenceState, error: BaseException, results: _Results) -> None:
-        """Let a sequence wait no more: rows that were not computed are forgotten."""
+        """End the call of a sequence with an error, and drop the rows that were not computed."""
         self.waiting.pop(sequence, None)
         sequence.rows.cut(sequence.computed)
         done, sequence.done = sequence.done, None
@@ -279,7 +279,7 @@ class StepEngine:
     def _reserved(
         self, sequence: SequenceState, rows: int, pieces: list[Piece], results: _Results
     ) -> bool:
-        """Take pages for rows of a sequence, of those of lower rank if there are no others."""
+        """Reserve pages for rows of a sequence; preempt sequences of lower rank if none is free."""
         try:
             while not self.runner.reserve(sequence, rows):
                 victim = self._victim(sequence, {p.sequence for p in pieces})
@@ -297,10 +297,10 @@ class StepEngine:
     def _victim(
         self, sequence: SequenceState, chosen: Collection[SequenceState]
     ) -> SequenceState | None:
-        """Return the sequence to preempt for another one: the least recently stepped of those that
-        no caller waits for; else the last of lower rank."""
+        """Return the sequence to preempt for another one: the least recently stepped idle sequence,
+        else the last one of lower rank."""
         others = [s for s in self.holding if s is not sequence and s not in chosen and s.has_state]
-        # The owner of an idle one may wait for ``sequence``, as a search does for all its beams.
+        # The owner of an idle sequence may wait for ``sequence``, as a beam search does.
         idle = [s for s in others if s not in self.waiting]
         if idle:
             return min(idle, key=lambda s: (s.priority, s.served))
@@ -308,7 +308,7 @@ class StepEngine:
         return None if victim is None or victim.rank < sequence.rank else victim
 
     def _run(self, pieces: list[Piece]) -> list[Rows | BaseException]:
-        """The outputs of pieces, or the errors that they end with: of several, each by itself."""
+        """The outputs or errors of pieces. If a run of several fails, each runs alone."""
         try:
             return [*self.runner.run(pieces)]
         except Exception as error:
@@ -319,7 +319,7 @@ class StepEngine:
     def _computed(
         self, pieces: list[Piece], outputs: list[Rows | BaseException], results: _Results
     ) -> None:
-        """Note what a step has computed; ``results`` are delivered outside of the lock."""
+        """Record the outputs of a step; ``results`` are delivered outside of the lock."""
         with self.lock:
             self.steps += 1
             self.rows += sum(p.rows for p in pieces)
@@ -345,8 +345,8 @@ class StepEngine:
             self._expected = len(self.waiting) + returning
 
     def _joined(self, outputs: list[Rows]) -> Rows:
-        """The outputs of all steps of the wanted rows."""
-        # The axes of outputs need not be known then.
+        """Concatenate the outputs of wanted rows from several steps."""
+        # A single step needs no axes, which may be unknown.
         if len(outputs) == 1:
             return outputs[0]
         axes = self.runner.axes
@@ -356,7 +356,7 @@ class StepEngine:
         return {n: np.concatenate([rows[n] for rows in own], axis) for n, axis in axes.items()}
 
     def change(self, work: Callable[[], None]) -> None:
-        """Call a function that changes the state of sequences of which no rows are computed."""
+        """Call a function that changes the state of sequences, none of which is in a step."""
         with self.lock:
             work()
 

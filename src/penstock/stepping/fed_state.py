@@ -14,9 +14,9 @@ from penstock.stepping.state_pairs import check_state, match_state
 
 
 class FedState(NamedTuple):
-    """A ``model``, the outputs that are fed back by inputs, as ``given``, None if their names tell;
-    those of ``variables``, and the values that these begin with, ``initial``. In a loop, states may
-    change their shapes (``grows``), and runs have no batch."""
+    """A ``model`` and its outputs that are fed back, by input: those ``given`` by the user (None to
+    match them by name), and the outputs of ``variables``, with their ``initial`` values. In a loop,
+    states may change their shapes (``grows``), and runs have no batch."""
 
     model: Model
     given: Mapping[str, str] | None
@@ -30,7 +30,7 @@ class FedState(NamedTuple):
         if not assigns_variables(model.graph):
             return cls(model, given)
         carried = carry_variables(model)
-        # A model with variables has its state there: names of its other ports tell nothing.
+        # The state of a model with variables is in these: do not match other ports by name.
         return cls(carried.model, given or {}, carried.state, carried.initial)
 
     def pairs(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, str]:

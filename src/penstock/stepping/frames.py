@@ -53,7 +53,7 @@ class FrameQueue(RowHistory):
         return sizes.pop()
 
     def add(self, rows: Rows) -> None:
-        """Add frames behind those that wait."""
+        """Append frames to the waiting ones."""
         count = self.size_of(rows)
         # Inputs with one value per run must be equal for all of its sequences.
         kind: list[Hashable] = []

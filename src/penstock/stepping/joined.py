@@ -3,10 +3,10 @@
 ::
 
     sequences    a: 1 row      b: 1 row      c: 45 rows of a prompt
-    run          a b c c c c c c ... c       64 rows, of which the last ones belong to none
-    read         a b c                       outputs of the rows that are asked for
+    run          a b c c c c c c ... c       64 rows, the last ones unused
+    read         a b c                       outputs of the wanted rows
 
-Numbers of rows are rounded to a few, and the session has a plan for each.
+Numbers of rows are rounded up to a few sizes, and the session has a plan for each.
 
 Keys and values of the cross attention of an encoder-decoder are written into pages of the same pool
 when a sequence begins, or continues after preemption. Their positions have no order.
@@ -81,8 +81,8 @@ class _PageTable:
     def filled(
         self, runs: Sequence[tuple[int, int, int, Sequence[int]]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The table for the first rows of sequences, their numbers, how many positions there are
-        before them, and the pages."""
+        """Create the table from the first rows of sequences, their numbers of rows and of previous
+        positions, and their pages."""
         used = sum(len(pages) for *_, pages in runs)
         if used > len(self._pages):
             self._pages = np.zeros(2 * used, np.int64)
@@ -96,8 +96,8 @@ class _PageTable:
 
 
 class JoinedRunner:
-    """Runs pieces of sequences together, by a ``model`` of joined steps. ``axes`` are those of rows
-    of its outputs. Raises ``RowsStay`` if rows cannot be joined."""
+    """Runs pieces of sequences together, by a ``model`` of joined steps. ``axes``: the axis of rows
+    of each output. Raises ``RowsStay`` if rows cannot be joined."""
 
     def __init__(
         self,
@@ -156,14 +156,14 @@ class JoinedRunner:
             )
 
     def _places(self, fixed: Rows) -> np.ndarray:
-        """The positions of what an encoder returned that no mask leaves out."""
+        """The positions of the encoder's output that are not masked."""
         if self.steps.mask is not None:
             return np.flatnonzero(fixed[self.steps.mask])
         return np.arange(fixed[self.steps.fixed[0].past].shape[2] if self.steps.fixed else 0)
 
     def begin(self, sequence: SequenceState) -> None:
-        """Let a new sequence read the pages of others that began alike; the last row that waits is
-        computed in any case."""
+        """Share the pages of sequences with the same prefix; the last waiting row is computed in
+        any case."""
         # Outputs of an encoder occupy pages, but are no part of their digests.
         if sequence.computed or sequence.pages or self.steps.fixed:
             return
@@ -178,7 +178,7 @@ class JoinedRunner:
         sequence.computed = len(sequence.pages) * PAGE
 
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
-        """Take the pages that some more rows of a sequence need; False if there are not as many."""
+        """Allocate pages for further rows of a sequence. Returns False if too few are free."""
         self._check_pages(sequence, sequence.computed + rows)
         needed, fixed = ceil((sequence.computed + rows) / PAGE), sequence.fixed_pages
         of_fixed = ceil(sequence.present / PAGE)
@@ -205,7 +205,7 @@ class JoinedRunner:
             memory[:, : places.size] = fixed[name][0].take(places, axis=1)
 
     def release(self, sequence: SequenceState) -> None:
-        """Give the pages of a sequence back; its rows are computed anew if it goes on."""
+        """Release the pages of a sequence; if it continues, its rows are computed again."""
         for page in (*sequence.pages, *sequence.fixed_pages):
             self.pool.drop(page)
         sequence.pages.clear()
@@ -245,7 +245,7 @@ class JoinedRunner:
         self.pool.drop(shared)
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
-        """Compute pieces, whose pages are reserved; the outputs of the wanted rows of each."""
+        """Compute pieces with reserved pages. Returns the outputs of the wanted rows of each."""
         feeds, counts = self._feeds(pieces)
         outputs = self.session.run(feeds)
         results: list[Rows] = []
@@ -293,7 +293,7 @@ class JoinedRunner:
         return {name: array for name, array in feeds.items() if name in self._inputs}, counts
 
     def _rows_of(self, name: str, pieces: Sequence[Piece], rows: int) -> np.ndarray:
-        """The rows of all pieces of an input, one behind another."""
+        """Concatenate the rows of all pieces for an input."""
         parts = [
             sequence.rows.part(name, sequence.computed, sequence.computed + count)
             for sequence, count in pieces

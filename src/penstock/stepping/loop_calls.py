@@ -21,7 +21,7 @@ class LoopCalls:
         self._holder: int | None = None
 
     def soon(self, loop: AbstractEventLoop, call: Callable[[], object]) -> None:
-        """Let ``loop`` call a function; within ``together``, behind that."""
+        """Let ``loop`` call a function; within ``together``, at the end of that."""
         with self._lock:
             self._calls.setdefault(loop, []).append(call)
         if self._holder != threading.get_ident():

@@ -2,13 +2,13 @@
 
 ::
 
-    pool       [pages, elements]     most of it is memory that nobody has touched yet
+    pool       [pages, elements]     most of the memory has not been touched yet
     sequence   [4, 0, 7]             its pages in order; the last one may have room
     prefixes   digest of all rows up to the end of a page -> the page
 
-A full page is not written any more. Its digest is that of its rows and of all before them, so that
-a sequence with the same prefix reads the same pages. Pages that no sequence holds are kept for
-later ones, and reused, the least recently used first, when there is no other page.
+A full page is not written any more. Its digest covers its rows and all rows before them, so a
+sequence with the same prefix reads the same pages. Pages that no sequence holds are kept for later
+sequences. If no page is free, the least recently used of them are reused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIRST = b""
 
 
 def digests(rows: Iterable[bytes], before: bytes = _FIRST) -> Iterator[bytes]:
-    """The digest of each of the pages whose rows are given, all before them included."""
+    """The digest of each full page of ``rows``, which covers all rows up to its end."""
     for content in rows:
         before = blake2b(before + content, digest_size=16).digest()
         yield before
@@ -98,7 +98,7 @@ class PagePool:
         return self._holders[page] > 1
 
     def find(self, digest: bytes) -> int | None:
-        """The page with a digest, which the caller holds from now on; None if there is none."""
+        """Acquire the page with a digest and return it; None if there is none."""
         prefix = self._prefixes.get(digest)
         if prefix is None:
             return None
@@ -123,8 +123,8 @@ class PagePool:
             pass
 
     def _evict(self) -> bool:
-        """Free some of the pages that were used longest ago, of those that no sequence holds and no
-        other prefix continues. Returns whether there were any."""
+        """Free some of the least recently used pages that no sequence holds and no other prefix
+        continues. Returns whether there were any."""
         old = [
             (prefix.used, digest)
             for digest, prefix in self._prefixes.items()

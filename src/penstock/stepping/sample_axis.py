@@ -11,8 +11,8 @@ from penstock.session.session import Session
 
 
 def session_of_samples(model: Model, options: CompileOptions) -> Session:
-    """A session whose inputs and outputs have samples along an axis in front of theirs. Raises
-    ``RowsStay`` where some of the work is done for one sample after another."""
+    """A session whose inputs and outputs have an additional leading axis of samples. Raises
+    ``RowsStay`` if some of the work would be done for one sample at a time."""
     graph = add_samples(model.graph)
     alone = [node.label for node in graph.nodes if node.op.name == "Scan"]
     if alone:

@@ -1,12 +1,11 @@
 """Steps one sequence at a time, by the model as it is, for models whose rows cannot be joined.
 
-Each sequence has the caches that the model returned, which grow where they lie. A model without
-caches reads all rows of a sequence in each step. Exporters trace a step of one row of an
-encoder-decoder, and may have written a graph that is right for one alone: the first step of several
-rows tries that out.
+Each sequence has the caches that the model returned, which grow in place. A model without caches
+reads all rows of a sequence in each step. Exporters trace a step of one row of an encoder-decoder,
+and the graph may be correct only for a single row: the first step of several rows checks that.
 
-Some models read texts beyond a length in another way (``LONG_FROM``). A sequence that grows beyond
-it is computed again from its first row on, in one run::
+Some models compute texts beyond a length in another way (``LONG_FROM``). A sequence that grows
+beyond it is computed again from its first row, in one run::
 
     short ........|          rows until there, by caches of a short text
     long  ........|....      all rows, with caches of a long text
@@ -36,12 +35,12 @@ from penstock.stepping.joined import Piece
 from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
 
 _Result: TypeAlias = "tuple[Rows, dict[str, np.ndarray]]"
-"""Outputs of rows, and the caches behind them"""
+"""Outputs of rows, and the caches after them"""
 
 
 class SeparateRunner:
-    """Runs pieces one by one. ``axes`` are those of rows of the model's outputs. Raises
-    ``RowsStay`` if the model is no decoder."""
+    """Runs pieces one by one. ``axes``: the axis of rows of each output. Raises ``RowsStay`` if the
+    model is not a decoder."""
 
     most_sequences = 1
     most_rows: int | None = None
@@ -56,7 +55,7 @@ class SeparateRunner:
         self._most_bytes = most_bytes
         self._held = 0
         self._one_row: bool | None = None if self.fixed else False
-        """whether steps of several rows are not what those rows are one by one"""
+        """whether a step of several rows differs from steps of one row each"""
         names = [value.name for value in model.graph.outputs]
         presents = [n for n in names if n.lower().startswith(("present", "past", "updated"))]
         self.axes: Mapping[str, int] = {name: 1 for name in names if name not in presents}
@@ -166,7 +165,8 @@ class SeparateRunner:
         return {n: np.concatenate([p[n] for p in parts], axis) for n, axis in self.axes.items()}
 
     def _continued(self, sequence: SequenceState, past: int, count: int) -> Rows:
-        """The outputs of rows behind ``past`` ones, whose caches the sequence has then."""
+        """Compute rows after ``past`` ones, and store the caches in the sequence. Returns the
+        outputs."""
         step = self._several if self._roles.caches and count > 1 else self._step
         outputs, caches = step(sequence, sequence.arrays, past, count)
         self._held -= _bytes_of(sequence)
@@ -175,7 +175,7 @@ class SeparateRunner:
         return outputs
 
     def _step(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
-        """The outputs of some rows, and the caches behind them."""
+        """The outputs of some rows, and the caches after them."""
         feeds = {n: sequence.rows.part(n, past, past + count)[None] for n in self._roles.rows}
         for name in self._roles.positions:
             positions = np.arange(past, past + count, dtype=self._type(name).dtype)

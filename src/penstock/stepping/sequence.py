@@ -1,4 +1,4 @@
-"""A sequence of rows of one request, whose state a stepper has."""
+"""A sequence of rows of one request, with its state in a stepper."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowHistory:
         return counts.pop()
 
     def add(self, rows: Rows) -> None:
-        """Add rows [1, n, ...] behind those that are there."""
+        """Append rows [1, n, ...]."""
         count = next(iter(rows.values())).shape[1]
         for name, new in rows.items():
             old = self._arrays.get(name)
@@ -75,12 +75,11 @@ class RowHistory:
 
 @dataclass(eq=False)
 class SequenceState:
-    """State of a sequence in a stepper: the ``rows`` that it was given, of which the first
-    ``computed`` are in its state. ``done`` is called with the outputs of the last ``wanted`` rows
-    once these are computed. ``pages`` hold the state if it is in pages; ``digests`` are those of
-    full pages. ``arrays`` are the state if it is in arrays, or the initial one if it is in rows;
-    ``fixed`` the inputs that do not change, which ``fixed_pages`` hold if they are in pages, in
-    ``present`` positions.
+    """State of a sequence in a stepper: its ``rows``; the first ``computed`` of them are in its
+    state. ``done`` is called with the outputs of the last ``wanted`` rows when they are computed.
+    ``pages`` hold a state in pages; ``digests`` are the digests of full pages. ``arrays`` are a
+    state in arrays, or the initial state if it is in rows. ``fixed``: the inputs that do not
+    change; if they are in pages, ``fixed_pages`` hold them, in ``present`` positions.
     """
 
     number: int
@@ -97,11 +96,11 @@ class SequenceState:
     fixed_pages: list[int] = field(default_factory=list)
     present: int = 0
     outputs: list[Rows] = field(default_factory=list)
-    """of wanted rows, if they are computed in several steps"""
+    """outputs of wanted rows so far, if they are computed in several steps"""
     served: int = 0
-    """the last step that had rows of it"""
+    """the last step with rows of this sequence"""
     begun: float = 0.0
-    """when the first step of the rows that wait began (``perf_counter``); 0 before"""
+    """when the first step of the waiting rows began (``perf_counter``); 0 before"""
     returns: bool = False
     """whether the client is likely to feed the next rows as soon as it gets results"""
     closed: bool = False
@@ -113,17 +112,17 @@ class SequenceState:
 
     @property
     def has_state(self) -> bool:
-        """Whether it holds memory of caches."""
+        """Whether it holds cache memory."""
         return bool(self.pages or self.fixed_pages or self.arrays)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place among others: of higher priority first, then those that came first."""
+        """The sort key among sequences: higher priority first, then earlier arrival."""
         return -self.priority, self.number
 
 
 def same_but_for_rounding(alone: np.ndarray, together: np.ndarray) -> bool:
-    """Whether results differ by no more than the order of sums."""
+    """Whether results differ only by the rounding of sums in another order."""
     if alone.shape != together.shape:
         return False
     if alone.dtype.kind != "f":

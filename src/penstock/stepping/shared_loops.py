@@ -1,4 +1,4 @@
-"""Loops whose iterations runs share: those that are in the same loop compute the next one together.
+"""Shared loops: all runs in the same loop compute their next iteration together.
 
 ::
 
@@ -7,8 +7,8 @@
     run c                    0   1             and leaves behind two
     steps        a  ab  ab  abc abc  b   b
 
-The method is that of cellular batching: Pin Gao et al., Low Latency RNN Inference with Cellular
-Batching, EuroSys 2018. A run is a sequence of a step engine, whose state is what the loop carries.
+The method is cellular batching: Pin Gao et al., Low Latency RNN Inference with Cellular Batching,
+EuroSys 2018. A run is a sequence of a step engine; its state is the loop-carried values.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class _SharedLoop:
 
 
 class _LoopRun:
-    """A run in a loop: it goes on by itself, by what each iteration returns."""
+    """A run in a loop: the results of each iteration enqueue the next one."""
 
     def __init__(
         self, loop: _SharedLoop, state: SequenceState, trips: int | None, most: int | None

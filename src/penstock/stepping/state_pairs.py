@@ -29,16 +29,16 @@ _FRAMES = frozenset(
         *("feat", "feats", "feature", "features", "mix", "noisy", "enhanced"),
     )
 )
-"""stems of inputs that are more likely a frame, which comes out changed"""
+"""stems of inputs that are more likely frames, with an output for the transformed frame"""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
 def match_state(inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, str]:
-    """The outputs that are fed back, by the inputs that they are fed to: those of the same dtype,
-    dims and name, but for words such as ``in``, ``new`` and ``n``. Raises ``InvalidInput`` where
-    names leave it open."""
+    """Match outputs that are fed back with their inputs: they have the same dtype, dims and name,
+    ignoring words such as ``in``, ``new`` and ``n``. Raises ``InvalidInput`` if names are
+    ambiguous."""
     pairs: dict[str, str] = {}
-    # Names such as h0 and hn differ at their ends; h0 and h0_out go before.
+    # Names such as h0 and hn differ at their ends; h0 and h0_out are matched before.
     for stem_of in (_stem, _stem_without_end):
         left = [port for port in inputs if port.name not in pairs]
         free = [port for port in outputs if port.name not in pairs.values()]
@@ -57,7 +57,7 @@ def match_state(inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, st
 
 
 def _check_frames(pairs: Mapping[str, str]) -> None:
-    """Refuse pairs that may be a frame and what becomes of it."""
+    """Refuse pairs that may be a frame and the transformed frame."""
     for name, output in pairs.items():
         words = {word for word in _stem(name) if word.isalpha()}
         if words <= _FRAMES or (words <= {"x", "y"} and len(pairs) > 1):
@@ -74,7 +74,7 @@ def _unknown(what: str, name: str, output: str) -> InvalidInput:
 def check_state(
     state: Mapping[str, str], inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> dict[str, str]:
-    """Pairs that a user has named. Raises ``InvalidInput`` for what cannot be fed back."""
+    """Check the pairs of a user. Raises ``InvalidInput`` if an output cannot be fed back."""
     sources = {port.name: port for port in outputs}
     targets = {port.name: port for port in inputs}
     for name, output in state.items():
@@ -91,9 +91,9 @@ def check_state(
 
 
 def _stem(name: str) -> tuple[str, ...]:
-    """The words of a name, but for those that tell a state before a step from that after it."""
+    """The words of a name, without words that distinguish a state before and after a step."""
     words = [word.lower() for word in _WORD.findall(name)]
-    # The input and output of most models are named by such words alone: these are no states.
+    # Inputs and outputs of many models consist only of such words: they are not states.
     stem = [word for word in words if word not in _AFFIXES]
     return tuple(stem) if any(word.isalpha() for word in stem) else ()
 
@@ -109,10 +109,10 @@ def _stem_without_end(name: str) -> tuple[str, ...]:
 
 
 def _fit(port: Port, output: Port) -> bool:
-    """Whether an output may be fed to an input, as far as their types are known."""
+    """Whether an output may be fed to an input, by their known types."""
     if port.dtype is None or port.shape is None:
         return False
-    # Outputs have types as far as these are inferred, and runs check the rest.
+    # Types of outputs may be partly unknown; runs check the rest.
     if output.dtype not in (None, port.dtype):
         return False
     if output.shape is None:
@@ -123,9 +123,9 @@ def _fit(port: Port, output: Port) -> bool:
 
 
 def batch_axes(inputs: Sequence[Port], states: Mapping[str, str]) -> dict[str, int]:
-    """The batch axes of inputs, of those that have one: of the open dim whose name all states have,
-    or else of the only open one, or the first. Raises ``RowsStay`` if states have none."""
-    # Frames may have other open dims, as their length; states mostly have that of the batch alone.
+    """The batch axes of inputs that have one: the open dim with a name common to all states, else
+    the first open dim. Raises ``RowsStay`` if a state has none."""
+    # Frames may have other open dims, such as a length; most states only have a batch dim.
     fed = [port for port in inputs if port.name in states]
     for port in fed:
         if not _open(port):
@@ -147,20 +147,20 @@ def _open(port: Port) -> list[int]:
 
 
 def _name_of_batch(ports: Sequence[Port]) -> str | None:
-    """The name of a dim that some inputs have in common; of several, that of the first one."""
+    """The name of a dim that all ``ports`` share. Of several, prefer one like "batch"."""
     shapes = [port.shape or () for port in ports]
     names = [dim for dim in (shapes or [()])[0] if isinstance(dim, str)]
     shared = [name for name in names if all(shape.count(name) == 1 for shape in shapes)]
-    # States may have other dims in common, as that of their units.
+    # States may share other dims, such as the number of units.
     likely = [name for name in shared if name.lower() in ("b", "n") or "batch" in name.lower()]
     return next(iter([*likely, *shared]), None)
 
 
 def _axis(port: Port, name: str | None) -> int | None:
     shape = port.shape or ()
-    # Whether the guess is right is tried out with samples.
+    # A trial with samples checks this guess.
     if name is not None and name in shape:
         return shape.index(name)
-    # Names of other dims tell nothing where no name is that of the batch.
+    # Without a batch name, names of dims carry no information.
     free = [i for i in _open(port) if name is None or shape[i] is None]
     return free[0] if free else None

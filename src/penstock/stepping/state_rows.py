@@ -2,12 +2,12 @@
 
 ::
 
-    step of a, b, c       one batch of 3 rows: what the run returned
+    step of a, b, c       one batch of 3 rows, returned by the run
     step of a, b, c       the same arrays are fed, nothing is copied
-    step of a, c, d       rows of a, c and d are copied into another batch; b stays where it is
+    step of a, c, d       rows of a, c and d are copied into another batch; b stays in the old one
 
-A batch is never written once it is there. One of which most sequences have left is copied, so that
-memory is at most twice that of the states, but for what numbers of sequences are rounded up by.
+A batch is immutable. If most sequences have left a batch, its remaining rows are copied, so memory
+is at most twice the size of the states, apart from the rounding of numbers of sequences.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class StateBatch:
 
 
 class StateRows:
-    """The states of sequences. ``initial`` are those of new ones, for one sample; ``axes`` the
-    batch axes. ``copied`` counts rows."""
+    """The states of sequences. ``initial``: the states of a new sequence, for one sample; ``axes``:
+    their batch axes. ``copied`` counts copied rows."""
 
     def __init__(self, initial: Mapping[str, np.ndarray], axes: Mapping[str, int]) -> None:
         self._first = StateBatch(initial, 1)
         self.axes = axes
         self.copied = 0
         self.stacked = False
-        """whether rows are whole arrays of sequences, along an axis in front of theirs"""
+        """whether the arrays of sequences are stacked along an additional leading axis"""
         self._batches: dict[SequenceState, StateBatch] = {}
         self._left: list[StateBatch] = []
 
     def together(self, sequences: Sequence[SequenceState], size: int) -> StateBatch:
-        """A batch of ``size`` rows of the states of sequences. Rows of none repeat the first."""
+        """A batch of ``size`` rows with the states of sequences. Unused rows repeat the first."""
         batch = self._batches.get(sequences[0])
-        # Nobody has left, and the number of rows has a plan: the arrays are fed as they came back.
+        # The batch has exactly these sequences and this size: feed its arrays again.
         if (
             batch is not None
             and batch.size == size
@@ -64,7 +64,7 @@ class StateRows:
         for i, sequence in enumerate(sequences):
             batch = self.batch_of(sequence)
             _, sources, targets = parts.setdefault(id(batch), (batch, [], []))
-            # An initial state is row 0 of a batch of its own, or of that which all begin with.
+            # An initial state is row 0 of its batch.
             sources.append(batch.rows.get(sequence, 0))
             targets.append(i)
         self.copied += len(sequences)
@@ -79,7 +79,7 @@ class StateRows:
         return arrays
 
     def batch_of(self, sequence: SequenceState) -> StateBatch:
-        """The batch with the state of a sequence: of a new one, that of its initial state."""
+        """The batch with the state of a sequence; for a new one, a batch of its initial state."""
         batch = self._batches.get(sequence)
         if batch is None:
             arrays = sequence.arrays or self._first.arrays
@@ -89,16 +89,16 @@ class StateRows:
         return batch
 
     def place(self, sequence: SequenceState, batch: StateBatch) -> None:
-        """Let the state of a sequence be its row of a batch."""
+        """Set the state of a sequence to its row of a batch."""
         self.drop(sequence)
         self._batches[sequence] = batch
 
     def drop(self, sequence: SequenceState) -> None:
-        """Forget the state of a sequence: it is its initial state again."""
+        """Reset a sequence to its initial state."""
         batch = self._batches.pop(sequence, None)
         if batch is not None:
             del batch.rows[sequence]
-            # Not now: the others may leave as well, and then there is nothing to copy.
+            # Shrink later: if the others leave as well, nothing must be copied.
             self._left.append(batch)
 
     def fork(self, sequence: SequenceState, copy: SequenceState) -> None:
@@ -107,7 +107,7 @@ class StateRows:
         batch = self._batches.get(sequence)
         if batch is None:
             return
-        # The only row of a batch is never written, and may be that of both.
+        # Batches are immutable, so both can share a batch of one row.
         arrays = batch.arrays if batch.size == 1 else self._copied([sequence])
         self._batches[copy] = StateBatch(arrays, 1, {copy: 0})
 
@@ -120,5 +120,5 @@ class StateRows:
                 rows = {sequence: i for i, sequence in enumerate(sequences)}
                 new = StateBatch(self._copied(sequences), len(sequences), rows)
                 self._batches.update(dict.fromkeys(sequences, new))
-                # It may stand in the list again.
+                # The list may contain the batch again.
                 batch.rows = {}

@@ -20,7 +20,7 @@ from penstock.session.opening import DerivedModel
 # The search for joined steps is imported only where its plans are not cached.
 
 _STEPS = "penstock.steps"
-"""the name in metadata of what steps take and return"""
+"""the metadata key for the inputs and outputs of steps"""
 
 
 class StepSource:

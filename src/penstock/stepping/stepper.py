@@ -46,7 +46,7 @@ class StepperStats(NamedTuple):
 
     ``steps`` were run and computed ``rows``; the rows of ``prefixes`` were reused instead of being
     computed. ``preempted`` counts sequences that gave up their state and were computed again.
-    ``pages`` are those in use, those of them that are kept for reuse, and all."""
+    ``pages``: the number in use, the number of these only kept for reuse, and the total."""
 
     steps: int
     rows: int
@@ -150,15 +150,15 @@ class StepSequence:
         done: Done,
         stop: StopCondition | None = None,
     ) -> None:
-        """Let rows be computed, and ``done`` be called with the outputs, or with the error that the
-        call has ended with, by the thread that runs the step.
+        """Enqueue rows. The thread that runs the step calls ``done`` with the outputs, or with the
+        error of the call.
 
         Args:
             rows: As ``step`` takes them.
             wanted: How many of the last rows to give outputs of; None for all.
             done: Called with outputs and None, or None and an error. It may feed the next rows.
                 Until then, arrays of frames may not be written.
-            stop: Ends the wait when it comes true; that of the call before stays by default.
+            stop: A condition that ends the wait; by default that of the previous call.
         """
         if self._state.closed:
             raise InvalidInput("the sequence is closed; begin another with Stepper.sequence()")
@@ -184,8 +184,8 @@ class StepSequence:
         return checked, wanted
 
     def fork(self) -> StepSequence:
-        """A sequence that begins with the rows of this one, whose state they share as far as it is
-        full pages."""
+        """Return a new sequence with the rows of this one. Both share the full pages of its
+        state."""
         engine = self._stepper._engine
         self._check_idle()
         copy = engine.sequence(self._state.priority)
@@ -194,7 +194,7 @@ class StepSequence:
             copy.rows, copy.stop = self._state.rows.copied(), self._state.stop
             copy.fixed = self._state.fixed
             engine.runner.fork(self._state, copy)
-            # One whose state was taken away begins again when it is stepped, and so does its copy.
+            # A preempted sequence is computed again when it is stepped, and so is its copy.
             if self._state in engine.holding:
                 engine.holding[copy] = None
 
@@ -459,7 +459,7 @@ def _runner_of_rows(
 
 
 def _run_steps(stepper_of: ref[Stepper]) -> None:
-    """Run steps until there are none for a while, or nobody has the stepper any more."""
+    """Run steps until no rows have come for a while, or the stepper is deleted."""
     idle = 0
     while True:
         stepper = stepper_of()
