@@ -67,8 +67,8 @@ class LoggedRequests:
 
 @contextmanager
 def logging_to(path: Path | None) -> Iterator[None]:
-    """Log requests to a file meanwhile, which may be renamed, and is then opened anew; "-" is the
-    standard output, None is nowhere."""
+    """Log requests to a file within the context; if it is renamed, a new one is opened. "-" is the
+    standard output, None disables the log."""
     if path is None:
         yield
         return

@@ -97,12 +97,12 @@ _DIGITS = 16
 
 
 class Server:
-    """Answers requests for the models of a repository. ``max_bytes``: of a request's body;
-    ``timeout``: the seconds that it may take. ``app`` is the application; the repository is closed
-    when it ends. ``direct`` has threads that connections may be lent to. With ``shared_memory``
-    tensors may be in segments of shared memory, any of which clients can then name. Pages of the
-    origins ``cors`` ("*": all) may use the server from browsers. ``texts`` are the models that
-    OpenAI's API is for."""
+    """Answers requests for the models of a repository. ``max_bytes``: the largest body of a
+    request; ``timeout``: the seconds that it may take. ``app`` is the application; the repository
+    is closed when it ends. ``direct`` has threads that connections may be lent to. With
+    ``shared_memory``, tensors may be in shared memory, and clients can name any segment. Pages of
+    the origins ``cors`` ("*": all) may use the server from browsers. ``texts`` are the models
+    behind OpenAI's API."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class Server:
         )
 
     def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
-        """The methods, the path and the handler of each endpoint, in the order in which they are
-        tried: what is asked for most comes first."""
+        """The methods, the path and the handler of each endpoint. They are tried in this order, so
+        the most frequent ones come first."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
         region = f"{_SHARED}/region/{{name}}"
         for path in models:
@@ -188,7 +188,7 @@ class Server:
         await asyncio.to_thread(self.direct.close)
 
     def _answer(self, handler: Handler, path: str) -> Handler:
-        """A handler whose errors are answers in the form of the protocol."""
+        """Wrap a handler, to turn errors into answers of the protocol."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -199,7 +199,7 @@ class Server:
                 return error_response(*described(error))
 
         async def traced(request: Request) -> Response:
-            # A program that has begun a span of its own for the request tells of it itself.
+            # A program that has begun its own span for the request also ends it.
             own = None if not is_traced() or has_current_span() else _request_span(request, path)
             if own is None:
                 return await answer(request)
@@ -237,7 +237,7 @@ class Server:
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def page(self, request: Request) -> Response:
-        """Show what the server has, and how to ask it."""
+        """Show the models of the server, and example requests."""
         models = self.repository.all()
         headers = {"content-security-policy": openapi.POLICY}
         page = openapi.page(models, str(request.base_url), [*self.texts.entries])
@@ -317,7 +317,7 @@ class Server:
         await asyncio.to_thread(self.repository.unload, request.path_params["model"])
         return JSONResponse({})
 
-    # Shared memory, and what there is not.
+    # Shared memory, and unsupported endpoints.
 
     def _shared(self) -> SharedMemory:
         if self.shared is None:
@@ -335,7 +335,7 @@ class Server:
         return JSONResponse({})
 
     async def unregister(self, request: Request) -> Response:
-        """Forget a region of shared memory, or all of them."""
+        """Unregister a region of shared memory, or all of them."""
         self._shared().unregister(request.path_params.get("name"))
         return JSONResponse({})
 
@@ -362,7 +362,7 @@ class Server:
     async def _infer(self, request: Request, model: ServedModel, body: bytes) -> Response:
         length = request.headers.get(HEADER_LENGTH)
         decode = partial(decode_request, body, length, self.shared)
-        # Bytes in shared memory are copied, of which the body does not say how many.
+        # Bytes in shared memory are copied; the length of the body does not include them.
         short = len(body) < _LONG_BODY and self.shared is None
         short = short and json_bytes(body, length) <= _LONG_JSON
         asked = decode() if short else await asyncio.to_thread(decode)
@@ -566,7 +566,7 @@ class Server:
 async def _rest(
     first: bytes, lines: AsyncGenerator[bytes, None], count: Callable[[bool], None]
 ) -> AsyncIterator[bytes]:
-    """All lines of a stream, whose request is counted when they end."""
+    """All lines of a stream; its request is counted after the last one."""
     ok = False
     try:
         yield first
@@ -640,7 +640,7 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
 
 
 class _Told:
-    """Makes answers of what replicas tell of a request, for ``late``, and keeps its times."""
+    """Turns callbacks of replicas for a request into answers, for ``late``, and keeps its times."""
 
     def __init__(self, late: Callable[[Answer], None]) -> None:
         self._late = late

@@ -1,8 +1,8 @@
-"""Batches: requests of one kind as one run, cut into the rows of each afterwards.
+"""Batches: similar requests are joined to one run, and its outputs split into their rows.
 
-A model can take batches if its inputs have a first dim that is open, its outputs have as many rows,
-and no row depends on another. Shapes cannot tell the last, so that it is tried out: three rows at
-once must give what they give one by one.
+A model supports batches if the first dim of its inputs is open, its outputs have as many rows, and
+rows are independent. Shapes do not show independence, so a trial checks it: three rows at once must
+give the same results as one by one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...]:
 
 
 def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The feeds of several requests as those of one."""
+    """Join the feeds of several requests."""
     first = requests[0]
     return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
 
@@ -124,12 +124,12 @@ def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]
 
 def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
     """Run the shapes that sessions of one model were compiled for, and those of batches of such
-    requests. Raises ``InvalidInput`` if dims of inputs are open and ``shapes=`` does not say them,
-    ``ValueError`` if the model does not run on values that were made up."""
+    requests. Raises ``InvalidInput`` if inputs have open dims that ``shapes=`` does not give,
+    ``ValueError`` if the model does not run on generated values."""
     rng = np.random.default_rng(0)
     for shapes in _shapes(sessions[0], max_batch):
         feeds = {name: made_up(x.shape, x.dtype, rng) for name, x in shapes.items()}
-        # Replicas of a process share a session, and those of a cluster have one each.
+        # Replicas of a process share a session; each replica of a cluster has its own.
         for session in sessions:
             try:
                 session._run_ahead(feeds)

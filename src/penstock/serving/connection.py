@@ -35,7 +35,7 @@ from penstock.serving.protocol import HEADER_LENGTH, HEADER_TIMING
 _GATHERED = 1 << 20
 # Bytes that are joined, to be written at once.
 _PACKET = 1 << 16
-# Bytes that the head of a request may have, and what else is no body.
+# The most bytes of the head of a request, and of other bytes outside of a body.
 _HEAD = 1 << 16
 _TIMING = HEADER_TIMING.encode()
 # A client that has closed its connection, and not just its own direction, resets it when it gets
@@ -47,8 +47,8 @@ _RESET = select.POLLHUP | select.POLLERR if hasattr(select, "POLLHUP") else 0
 
 
 class Packets:
-    """A transport that joins what is written in one turn of the event loop, if it is short. Other
-    methods are those of ``transport``."""
+    """A transport that joins short writes within one iteration of the event loop. All other methods
+    are those of ``transport``."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -68,7 +68,7 @@ class Packets:
         self._transport.close()
 
     def flush(self) -> None:
-        """Write what has been joined so far."""
+        """Write the joined bytes."""
         parts, self._parts = self._parts, []
         if sum(map(len, parts)) <= _PACKET:
             parts = [b"".join(parts)]
@@ -78,9 +78,9 @@ class Packets:
 
 class Connection(HttpToolsProtocol):  # type: ignore[misc]
     """A connection to a client. It ends if a request has not arrived within ``seconds`` of the
-    connection or the last response, with status 408 if it has begun; with status 431 if its head
-    is too long, of which uvicorn would keep any number of bytes; and if the client has not taken a
-    response within ``seconds``. ``direct`` has threads to lend it to."""
+    connection or the last response, with status 408 if it has begun. It ends with status 431 if the
+    head is too long, since uvicorn would keep any number of bytes. It also ends if the client has
+    not received a response within ``seconds``. ``direct`` has threads to lend it to."""
 
     def __init__(
         self, *arguments: object, seconds: float, direct: DirectAnswers | None, **options: object
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no whole request, unless it has an answer, and hang up."""
+        """Answer an incomplete request, unless it has an answer, and close the connection."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             body = json.dumps({"error": message}).encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
@@ -204,7 +204,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         super().on_message_complete()
 
     def _hand_over(self) -> None:
-        """Give the application what was gathered, without a copy if it is all that there is."""
+        """Pass the gathered bytes to the application, without a copy if they are the whole body."""
         pieces, self._pieces, self._gathered = self._pieces, [], 0
         cycle = self.cycle
         if not cycle.response_complete:
@@ -294,8 +294,8 @@ class Loan:
         self.client = _host(connection)
         self.ending = False
         self._run: CancelToken | None = None
-        self._lock = threading.Lock()  # held by the writer, while there is a run
-        self._last: tuple[Any, Any, bytes] = (None, None, b"")  # what the last head was made of
+        self._lock = threading.Lock()  # held by the writer during a run
+        self._last: tuple[Any, Any, bytes] = (None, None, b"")  # inputs and bytes of the last head
 
     def begin(self) -> CancelToken:
         self._run = CancelToken()

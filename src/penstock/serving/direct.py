@@ -1,17 +1,17 @@
 """Requests for inference that one thread answers, from the socket to the run and back.
 
-The event loop would hand each request to the thread of a replica, and that the outputs back: three
-threads that wake one another while runs keep all cores busy, and the code of four libraries, which
-a run has pushed out of the caches. A client that has asked for one inference is likely to ask for
-the next, so the event loop lends its connection to a thread::
+The event loop would hand each request to the thread of a replica, which would hand the outputs
+back: three threads that wake each other while runs keep all cores busy, and the code of four
+libraries, which runs evict from the CPU caches. A client that has requested one inference is likely
+to request another, so the event loop lends its connection to a thread::
 
     event loop   first request ──> lend                            take back: all else
     thread                          └─> read, run, answer, read, ... ──┘
 
-The thread answers ordinary requests (a body of known length and up to a megabyte, no encodings)
-that arrive, and whose answers are received, without a pause. All others it returns, with the bytes
-that it has read or has not yet sent: the event loop handles slow clients, long bodies, other
-endpoints and all errors of HTTP.
+The thread answers ordinary requests (a body of known length and up to a megabyte, no encodings), as
+long as the client sends requests and receives answers without a pause. Otherwise it returns the
+connection, with the bytes that it has read or has not yet sent: the event loop handles slow
+clients, long bodies, other endpoints and all HTTP errors.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _MOST_PARTS = 512
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The status of a response, its body in parts, the length of its JSON object, if bytes follow,
-    and what its header says of times."""
+    """The status of a response, its body in parts, the length of its JSON object if bytes follow,
+    and the header of times."""
 
     status: int
     parts: Sequence[bytes | memoryview]
@@ -211,8 +211,8 @@ class _Requests:
         self._head = b""
 
     def _read_head(self, got: bytes, began: float) -> int:
-        """Read another head, of which there is ``got`` since ``began``, and return how much of the
-        body there is. Raises ``_UnfitError``."""
+        """Read another head, which began with ``got`` at ``began``, and return the number of bytes
+        of the body read so far. Raises ``_UnfitError``."""
         while not (end := got.find(b"\r\n\r\n") + 4) >= 4:
             if len(got) > _FIRST:
                 raise _UnfitError(got, odd=True)
@@ -234,7 +234,7 @@ class _Requests:
         return have
 
     def _place(self, request: _Request) -> memoryview:
-        """Memory for a body, in which what is behind its JSON object is aligned, for kernels."""
+        """Memory for a body; the bytes after its JSON object are aligned for kernels."""
         if len(self._memory) < request.body_size + _ALIGNMENT:
             self._memory = np.empty(request.body_size + _ALIGNMENT, np.uint8)
         length = request.header_length or ""
@@ -243,8 +243,8 @@ class _Requests:
         return self._memory.data[start : start + request.body_size]
 
     def _acknowledge(self) -> None:
-        """Acknowledge what has come at once, instead of with the answer: a client whose system
-        gathers small packets (no TCP_NODELAY) sends the rest 40 ms later otherwise."""
+        """Acknowledge received bytes at once, not with the answer: otherwise a client that gathers
+        small packets (no TCP_NODELAY) sends the rest 40 ms later."""
         if _QUICK_ACK is not None:
             with suppress(OSError):  # no socket of TCP
                 self._client.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
@@ -281,7 +281,7 @@ class _Request:
         parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(head)
-        except httptools.HttpParserError:  # the event loop says what is wrong with it
+        except httptools.HttpParserError:  # the event loop answers with the error
             self.ordinary = False
             return
         method, version = parser.get_method(), parser.get_http_version()
@@ -296,7 +296,7 @@ class _Request:
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name == b"content-length":
-            self.body_size = int(value)  # the parser refuses what is no number
+            self.body_size = int(value)  # the parser has checked that it is a number
         elif name == _LENGTH:
             # Given twice, two readers of the request may take different ones.
             self.ordinary &= self.header_length is None
@@ -319,7 +319,7 @@ def _log(connection: Borrowed, request: _Request, answer: Answer) -> None:
 
 
 def _send(client: socket.socket, head: bytes, body: Sequence[bytes | memoryview]) -> bytes:
-    """Send a response; returns what could not be sent without a pause."""
+    """Send a response. Returns the bytes that could not be sent without waiting."""
     if len(body) >= _MOST_PARTS:
         body = [b"".join(body)]
     parts, begin = [memoryview(part) for part in (head, *body)], monotonic()

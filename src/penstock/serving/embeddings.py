@@ -56,7 +56,7 @@ class EmbeddingModel:
         interface = EncoderInterface(replicas)
         interface.check(asked.dimensions)
         tokens = await asyncio.to_thread(self._tokens, asked.texts)
-        # All at once, those of one long request would fill the queue.
+        # Submitting all texts of a long request at once would fill the queue.
         room = asyncio.Semaphore(max(1, replicas.count * replicas.max_batch))
 
         async def vector(ids: list[int]) -> np.ndarray:
@@ -178,8 +178,7 @@ def _chosen(ports: Sequence[Port]) -> tuple[str, int | None]:
 
 
 def pools_first(path: Path) -> bool:
-    """Whether the folder of a model of sentence-transformers says that the row of the first token
-    stands for a text."""
+    """Whether the folder of a sentence-transformers model selects pooling by the first token."""
     folder = path if path.is_dir() else path.parent
     settings: object = {}
     with suppress(OSError, ValueError, RecursionError):

@@ -5,9 +5,9 @@
     data: {"model_name": ..., "outputs": [{"name": "token", "datatype": "INT64", "data": [17]}]}
     data: {"model_name": ..., "outputs": [{"name": "token", "datatype": "INT64", "data": [4]}]}
     event: outputs
-    data: {"model_name": ..., "outputs": [ what the model returns ]}
+    data: {"model_name": ..., "outputs": [ the outputs of the model ]}
 
-A run that fails on the way ends with an event ``error`` in place of the last one.
+If the run fails, the last event is ``error`` instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Histograms of what a server measures: seconds, and rows of batches."""
+"""Histograms of the measurements of a server: seconds, and rows of batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf),
 )
-"""bounds of buckets for seconds of requests, of which small models take tenths of a millisecond"""
+"""bounds of buckets for seconds of requests; small models take tenths of a millisecond"""
 ROWS = (*(float(1 << i) for i in range(11)), math.inf)
 """bounds of buckets for rows of batches"""
 
 
 class Histogram:
-    """The number of values by bucket, and their sum. A value is in the first bucket whose bound is
-    not below it; the last bound is infinity. Callers hold a lock."""
+    """The number of values per bucket, and their sum. A value belongs to the first bucket with a
+    bound of at least the value; the last bound is infinity. Callers must hold a lock."""
 
     # prometheus_client's own histograms take a lock for each bucket of each value.
 

@@ -1,8 +1,8 @@
-"""The socket that the server listens at, and what happens when the process has no file left.
+"""The socket that the server listens on, and its behavior if the process is out of files.
 
-asyncio then tries to accept each connection that waits, 2,048 of them, reports each failure with a
-traceback, and does so again every second: the log would grow by a megabyte a second. Here the first
-failure of a second is the only one, and one in a while is logged.
+asyncio would try to accept each waiting connection, 2,048 of them, report each failure with a
+traceback, and repeat this every second: the log would grow by a megabyte per second. Here, a
+failure ends the attempts of this second, and failures are logged only from time to time.
 """
 
 from __future__ import annotations

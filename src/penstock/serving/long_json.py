@@ -47,7 +47,7 @@ class LongData:
         self._brackets = brackets
 
     def pieces(self) -> Iterator[list[Any]]:
-        """The elements, those of rows in a line, some at a time. Raises ``InvalidInput``."""
+        """Read the flattened elements, some at a time. Raises ``InvalidInput``."""
         first = 0
         for before, end in zip(self._cuts, self._cuts[1:], strict=False):
             piece = bytearray(b"[%b]" % self._text[before + 1 : end])
@@ -127,7 +127,7 @@ class _Reader:
         raise InvalidInput(f"the body is no JSON: byte {self.at}: {reason}")
 
     def object(self, read: Mapping[str, Callable[[], Any]]) -> Any:
-        """An object, of which ``read`` has functions for values that may be long, by their key."""
+        """Read an object. ``read`` has functions for values that may be long, by their key."""
         if self.byte() != b"{":
             return self.short()
         self.at += 1
@@ -239,7 +239,7 @@ class _Reader:
             self.fail(f"{byte!r} is behind {last!r}")
 
     def _check_element(self, begin: int) -> None:
-        """Refuse what has gone on since ``begin`` without a comma for too long."""
+        """Refuse an element since ``begin`` that is too long."""
         if self.at - begin > _MOST_ELEMENT:
             raise InvalidInput(
                 f"an element of a tensor has more than {_MOST_ELEMENT} bytes as JSON: send it as "

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests by model and outcome, and those that wait and run."""
+"""Metrics for Prometheus: requests by model and outcome, and queued and running requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HISTOGRAMS = {
     "compute_seconds": "Seconds of requests from the beginning of their run to its end.",
     "batch_rows": "Rows of batches that were run.",
 }
-# Of models with state, of which a step is a batch.
+# For models with state; a step counts as a batch.
 _SEQUENCE_GAUGES = {"open": "Sequences that are open."}
 _SEQUENCE_COUNTERS = {
     "begun": "Sequences that have begun.",
@@ -87,7 +87,7 @@ class Metrics:
             took.add(seconds)
 
     def collect(self) -> Iterator[Any]:
-        """Yield the counters kept here, and those of replicas, for the registry."""
+        """Yield the counters of this class and of replicas, for the registry."""
         text = "Seconds of requests, from their first byte to the response."
         with self._lock:
             took = {key: histogram.copy() for key, histogram in self._took.items()}

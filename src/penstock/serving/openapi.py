@@ -21,7 +21,7 @@ from penstock.serving.repository import ServedModel
 from penstock.serving.sequences import Sequences
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
-"""methods, a path and its handler, whose docstring says what it does"""
+"""methods, a path and its handler, whose docstring is the description"""
 
 _STRING, _OBJECT = {"type": "string"}, {"type": "object"}
 _TENSOR = {
@@ -43,7 +43,7 @@ _PORT = {
 
 
 def _record(required: str, **properties: object) -> JsonObject:
-    """The schema of an object, of whose properties some are required."""
+    """The schema of an object; some of its properties are required."""
     return {"type": "object", "properties": properties, "required": required.split()}
 
 
@@ -85,7 +85,7 @@ def openapi_document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel
     for number, model in enumerate(models):
         own_path = infer.replace("{model}", quote(model.name, safe=""))
         operation = _of_model(model, paths[infer]["post"])
-        # With a number, since names that differ in signs alone would give the same one.
+        # With a number, since names that differ only in special characters would collide.
         paths[own_path] = {"post": {**operation, "operationId": f"infer_model_{number}"}}
     return {
         "openapi": "3.1.0",
@@ -137,9 +137,9 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
 
 
 def _of_model(model: ServedModel, infer: JsonObject) -> JsonObject:
-    """The inference of one model, of which the path has no parameter."""
+    """The inference endpoint of one model; its path has no parameter."""
     content, example = _request_body(), example_request(model)
-    # One with bytes of tensors is no JSON, which alone can be an example here.
+    # Examples must be JSON, so tensors are not sent as bytes here.
     if not example.zeros:
         content["application/json"]["example"] = example.document
     names = ", ".join(f"{of['name']}: {of['datatype']}{of['shape']}" for of in model.inputs)
@@ -167,13 +167,13 @@ def _content(description: str, media_type: str, schema: JsonObject) -> JsonObjec
 
 # Of a dim that the model leaves open, other than the first.
 _OPEN = 64
-# Elements that are shown one by one: more of them are sent as bytes.
+# The most elements to show one by one: more of them are sent as bytes.
 _MOST_SHOWN = 64
 
 
 @dataclass(frozen=True)
 class ExampleRequest:
-    """The JSON object of a request, and the number of zero bytes behind it."""
+    """The JSON object of a request, and the number of zero bytes after it."""
 
     document: JsonObject
     zeros: int
@@ -218,7 +218,7 @@ def example_request(model: ServedModel) -> ExampleRequest:
 
 
 def _closed(dims: Sequence[int | str | None], sizes: dict[str, int]) -> list[int]:
-    """Dims with a size for those that are open, which ``sizes`` has by name."""
+    """Replace open dims by the ``sizes`` of their names."""
     closed = []
     for i, dim in enumerate(dims):
         size = dim if isinstance(dim, int) else _OPEN if i else 1
@@ -226,11 +226,11 @@ def _closed(dims: Sequence[int | str | None], sizes: dict[str, int]) -> list[int
     return closed
 
 
-# The page at ``/``: what the server has, and how to ask it.
+# The page at ``/``: the models of the server, and example requests.
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""what browsers may load for the page (Content-Security-Policy)"""
+"""the Content-Security-Policy of the page"""
 
 _STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; }

@@ -1,16 +1,16 @@
 """The Open Inference Protocol, version 2: requests and responses with tensors as JSON or as bytes.
 
-A body with binary tensors is a JSON object, whose length a header says, and the bytes of the
-tensors behind it, in the order in which the object names them::
+A body with binary tensors is a JSON object, with its length in a header, followed by the bytes of
+the tensors in the order of the object::
 
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2],
                  "parameters": {"binary_data_size": 8}}]}<8 bytes>
 
 Elements of BYTES are preceded by their number of bytes, in four bytes. Tensors may also be in
-shared memory, at a place that their parameters name (``serving/shared_memory.py``).
+shared memory, at an offset given in their parameters (``serving/shared_memory.py``).
 
-JSON has no numbers for NaN and infinities: they are the strings "NaN", "Infinity" and "-Infinity",
-as in the JSON of Protocol Buffers.
+JSON has no NaN or infinite numbers: they are the strings "NaN", "Infinity" and "-Infinity", as in
+the JSON of Protocol Buffers.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ class SequenceControl:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request: its id, the feeds, the outputs that it wants (None: all) and which of them as
-    bytes, the seconds that it gives the server, if it says so, where in shared memory it wants
-    outputs, and the sequence that it is part of."""
+    """A request: its id, the feeds, the wanted outputs (None: all) and which of them as bytes, its
+    timeout in seconds, if any, the places in shared memory for outputs, and its sequence."""
 
     id: str
     feeds: Mapping[str, np.ndarray]
@@ -108,7 +107,7 @@ class _Input:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The JSON object of a request. ``places``: what it says of outputs in shared memory."""
+    """The JSON object of a request. ``places``: the places of outputs in shared memory."""
 
     id: str
     inputs: tuple[_Input, ...]
@@ -129,7 +128,7 @@ def describe_port(name: str, type_: Type) -> JsonObject | None:
 
 
 def datatype_of(dtype: np.dtype) -> str:
-    """The protocol's name of a dtype, or that of NumPy if it has none."""
+    """The protocol's name of a dtype, or NumPy's name if it has none."""
     return _NAMES.get(dtype, dtype.name)
 
 
@@ -139,7 +138,7 @@ def datatypes() -> list[str]:
 
 
 def element_bytes(datatype: str) -> int:
-    """The bytes of an element; of an empty string those of its length."""
+    """The bytes of an element, or of the length of a string."""
     dtype = _DATATYPES[datatype]
     return _ITEM.size if dtype == STRING else dtype.itemsize
 
@@ -161,8 +160,8 @@ def _document(text: bytes) -> JsonObject:
 
 
 def priority_of(header: str | None) -> int | None:
-    """The priority that a header of a request asks for, as RFC 9218 has it: an urgency of 0 (the
-    highest) to 7, of which 3 stands for the priority 0. None if it asks for none."""
+    """The priority in a header of a request, by RFC 9218: an urgency of 0 (the highest) to 7, where
+    3 is priority 0. None without a priority."""
     found = None if header is None else _URGENCY.search(header)
     return None if found is None else 3 - int(found[1])
 
@@ -185,8 +184,8 @@ def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:
 def decode_request(
     body: bytes | memoryview, header_length: str | None, shared: SharedMemory | None = None
 ) -> InferenceRequest:
-    """Read the body of a request; feeds may be views of it. Raises ``InvalidInput``; of tensors in
-    shared memory, too, if the server has none."""
+    """Read the body of a request; feeds may be views of it. Raises ``InvalidInput``, also for
+    tensors in shared memory if the server does not support it."""
     end = json_bytes(body, header_length)
     text = bytes(body[:end])
     header = _header_again(text) if end <= _REMEMBERED else _header(text)
@@ -226,9 +225,9 @@ def decode_request(
 def encode_response(
     request: InferenceRequest, model: str, version: str, outputs: NamedValues
 ) -> tuple[list[bytes | memoryview], int | None]:
-    """The body of a response, in parts, which may be views of outputs, and the length of its JSON
-    object if bytes follow it. Writes outputs that are wanted in shared memory there. Raises
-    ``InvalidInput`` for those that do not fit, or have no type in the protocol."""
+    """Return the body of a response in parts, which may be views of outputs, and the length of its
+    JSON object if bytes follow it. Writes outputs to shared memory if requested. Raises
+    ``InvalidInput`` for outputs that do not fit, or have no type in the protocol."""
     texts: list[str] = []
     tails: list[bytes | memoryview] = []
     named = {"model_name": model, "model_version": version}
@@ -313,7 +312,7 @@ def _header(text: bytes) -> _Header:
     )
 
 
-# Clients send the same JSON object again, with other bytes behind it.
+# Clients often repeat a JSON object with other bytes after it.
 _header_again = lru_cache(_MOST_REMEMBERED)(_header)
 
 
@@ -376,7 +375,7 @@ def _name(entry: JsonObject) -> str:
 
 
 def _seconds(timeout: object) -> float | None:
-    """A timeout in microseconds as seconds; 0 stands for none."""
+    """Convert a timeout in microseconds to seconds; 0 means none."""
     if not timeout:
         return None
     if not _is_count(timeout):
@@ -385,7 +384,7 @@ def _seconds(timeout: object) -> float | None:
 
 
 def _sequence(parameters: JsonObject) -> SequenceControl | None:
-    """The sequence of a request; 0 and "" stand for none."""
+    """The sequence of a request; 0 and "" mean none."""
     own = parameters.get("sequence_id")
     is_text = isinstance(own, str) and len(own) <= _LONGEST_ID
     if not is_text and (own is not None and (type(own) is not int or not 0 <= own < _IDS)):
@@ -564,7 +563,7 @@ def _numbers(value: np.ndarray) -> Iterator[str]:
 
 
 def _finite(value: np.ndarray) -> list[Any]:
-    """Numbers, and the names of those that are not finite."""
+    """Numbers, with names for NaN and infinities."""
     if not _is_float(value.dtype):
         integers: list[Any] = value.tolist()
         return integers
@@ -581,7 +580,7 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _bytes(value: np.ndarray) -> bytes | memoryview:
-    """The elements as bytes; a view of them if they are next to one another."""
+    """The elements as bytes; a view if they are contiguous."""
     if value.dtype != STRING:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     parts = [x if isinstance(x, bytes) else str(x).encode() for x in value.reshape(-1)]

@@ -1,4 +1,4 @@
-"""One replica of a model: what runs a request or a batch, on threads of its own or on a worker."""
+"""One replica of a model: runs a request or a batch, on its own threads or on a worker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class ReplicaCluster(Protocol):
     workers: int
 
     def each_worker(self) -> Sequence[WorkerPool]:
-        """Each worker as a cluster of its own."""
+        """Each worker as a separate cluster."""
         ...
 
 
 class SessionReplica:
-    """Runs a session: in this process one that replicas share, which keeps no state between runs,
-    on threads of ``workers``; on a cluster one whose graphs are on one worker. ``most``: how many
-    batches it may have been given at once."""
+    """Runs a session. In this process, replicas share the session, which keeps no state between
+    runs, and run on threads of ``workers``; on a cluster, all graphs of the session are on one
+    worker. ``most``: the maximum number of batches in progress."""
 
     runs_here = True
     """whether a thread that has a request may run it itself"""
@@ -53,7 +53,7 @@ class SessionReplica:
 
 
 class LoopsReplica(SessionReplica):
-    """Runs a model whose runs share the iterations of its loops, on threads of ``workers``."""
+    """Runs a model with shared loops on threads of ``workers``."""
 
     runs_here = False
 
@@ -98,7 +98,7 @@ def worker_sessions(
 def shared_loops(model: object, max_batch: int) -> SharedLoops | None:
     """The model, if its runs share the iterations of its loops. Raises ``ValueError`` if they are
     to be joined to batches as well."""
-    # By what it has: the module of SharedLoops is imported by those who use it.
+    # By attribute: the module of SharedLoops is only imported by its users.
     if not isinstance(getattr(model, "session", None), Session):
         return None
     if max_batch > 1:

@@ -6,9 +6,9 @@
        └── QueueFull                (in this process, or an actor of a cluster)
 
 A request waits in the queue until a replica is free, and up to ``max_delay`` seconds for others to
-be joined with. Nothing here waits on a thread: replicas call back when a batch has ended, and the
-watchdog of runs when a request has waited for long enough. ``run_here`` is for a thread that has
-nothing else to do: it runs the request itself when its turn has come, so that none has to be woken.
+join its batch. No thread waits here: replicas call back when a batch has ended, and the watchdog of
+runs when a request has waited long enough. With ``run_here``, the calling thread waits and runs the
+request itself when its turn has come, so no other thread must be woken.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _close_later(workers: Workers) -> None:
 
 
 def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay: float) -> None:
-    """Raise ``ValueError`` or ``TypeError`` for what is no size of a queue or a batch. ``counts``:
-    replicas, requests that wait, and rows of a batch."""
+    """Check the sizes of a queue and a batch. ``counts``: replicas, waiting requests, and rows of a
+    batch. Raises ``ValueError`` or ``TypeError``."""
     for name, count in zip(("n", "queue", "max_batch"), counts, strict=True):
         check_count(name, count)
     if max_batch_tokens is not None:
@@ -104,8 +104,8 @@ def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
 def _tried(
     session: Session, sample: NamedValues | None, max_batch: int, max_batch_tokens: int | None
 ) -> UnequalRequests | None:
-    """Return how to batch requests of unequal lengths, or None. Raises ``ValueError`` for a model
-    whose requests cannot be batched."""
+    """Return how to batch requests of unequal lengths, or None. Raises ``ValueError`` if the model
+    does not support batches."""
     unequal = None
     if max_batch_tokens is not None:
         unequal = tried_lengths(session, sample)
@@ -117,13 +117,13 @@ def _tried(
 
 
 # One lock for queue, loads and counts, since each decision reads and changes several of them. It is
-# never held while users' code runs: futures end, and replicas begin, after it. Re-entrant, since
-# ``_waited`` may be called where it is registered, if its time is over by then, and a signal
+# never held while users' code runs: futures end, and replicas begin, after its release. It is
+# re-entrant, since registering ``_waited`` may call it at once, if its time is over, and a signal
 # handler may submit a request while its thread holds the lock.
 #
-# No thread belongs to the queue: whatever may let a request begin dispatches (``_dispatch``). A
-# thread that waited for requests would have to be woken for each of them, tens of us of a small
-# one. For the same reason ``run_here`` runs a request on the thread that has it.
+# The queue has no thread: every event that may let a request begin calls ``_dispatch``. Waking a
+# dedicated thread would add tens of us to each small request. For the same reason, ``run_here``
+# runs a request on the calling thread.
 
 
 class Replicas:
@@ -182,7 +182,7 @@ class Replicas:
             raise wrong_type("cluster", cluster, "a penstock.Cluster")
         if n is None:
             n = 1 if cluster is None else cluster.workers
-        # Before anything is compiled or started, which would have to be undone.
+        # Before anything is compiled or started that would have to be undone.
         _check_sizes([n, queue, max_batch], max_batch_tokens, max_delay)
         loops = shared_loops(model, max_batch)
         model = model if loops is None else loops.session
@@ -293,8 +293,8 @@ class Replicas:
             options: dict[str, Any] = {"cancel": cancel, "priority": priority, "timed": timed}
             return self.submit(feeds, fetches, timeout=timeout, **options).result()
         me = get_ident()
-        # It holds a replica, and may wait for ever for another one: all of them may be held by such
-        # threads.
+        # This thread holds a replica and could wait forever for another one, if such threads hold
+        # all of them.
         if me in self._here:
             raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
         # Begins here and not with the run: the time in the queue counts, too.
@@ -369,8 +369,8 @@ class Replicas:
         """The number of the replica that the calling thread may run a request on."""
         with self._lock:
             self._admit()
-            # First come, first served: a thread that comes back at once does not pass those that
-            # wait, which would starve some of them for seconds (decision 64).
+            # First come, first served: a thread that returns at once must not overtake waiting
+            # requests, which would starve some of them for seconds (decision 64).
             if not self._queue and self._free():
                 return self._replica_for([0.0])
             turn = QueueTurn()
@@ -479,7 +479,7 @@ class Replicas:
 
     @property
     def histograms(self) -> ReplicaHistograms:
-        """Times and sizes so far, of requests whose run has begun or ended."""
+        """Times and sizes so far of requests that have begun or ended."""
         of = self._histograms
         with self._lock:
             copies = [h.copy() for h in (of.queue_seconds, of.compute_seconds, of.batch_rows)]
@@ -504,7 +504,7 @@ class Replicas:
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
-        # Only now: what was queued has run on these threads and sessions.
+        # Only now: queued requests have run on these threads and sessions.
         if self._workers is not None:
             self._workers.close()
         if self._own:
@@ -523,7 +523,7 @@ class Replicas:
         """Convert the feeds of a request that may be joined with others."""
         ports = self.session.inputs
         if request.feeds.keys() != {port.name for port in ports}:
-            return  # the run says what is wrong, or takes other values of the model
+            return  # the run raises the error, or it accepts other values of the model
         feeds = {
             port.name: convert(port.name, request.feeds[port.name], port.type) for port in ports
         }
@@ -532,8 +532,8 @@ class Replicas:
             raise InvalidInput("the inputs of a request must have as many rows as one another")
         (request.rows,) = rows
         request.feeds = feeds
-        # A request that fills a batch by itself need not wait for others, and without rows there is
-        # nothing to split outputs by.
+        # A request that fills a batch need not wait for others; without rows, outputs cannot be
+        # split.
         if 0 < request.rows < self.max_batch:
             own = kind(feeds) if self._unequal is None else self._unequal.key(feeds)
             request.key = own and (request.fetches, own)
@@ -582,7 +582,7 @@ class Replicas:
         return any(load < replica.most for load, replica in loads)
 
     def _dispatch(self) -> None:
-        """Hand batches to replicas, as long as there are any."""
+        """Hand batches to free replicas."""
         # Called when a request has come or has waited long enough, and when a replica is free.
         while True:
             with self._lock:
@@ -644,7 +644,7 @@ class Replicas:
         return [r for r in self._queue if isinstance(r, QueuedRequest) and r.key == first.key]
 
     def _take(self, first: QueuedRequest) -> RequestBatch:
-        """Take from the queue what is joined with a request."""
+        """Take the requests to join with a request from the queue."""
         requests, rows, tokens = [first], first.rows, first.tokens
         if first.key is not None:
             for request in self._joinable(first):
@@ -691,15 +691,15 @@ class Replicas:
             feeds = [request.feeds for request in requests]
             parts = None if outputs is None else self._unequal.split(outputs, feeds)
             if isinstance(error, InvalidInput | RunError) and not isinstance(error, Cancelled):
-                self._unequal.rounds = False  # longer, perhaps, than what the model takes
+                self._unequal.rounds = False  # the rounded length may exceed the model's limit
         elif len(requests) > 1:
             parts = None if outputs is None else split(outputs, [r.rows for r in requests])
         seconds = monotonic() - batch.since
         with self._lock:
             self._load[number] -= 1
             self._histograms.compute_seconds.add(seconds, len(requests))
-            # Perhaps one of them is at fault, and the others are to have their outputs. Each runs
-            # alone now, at the head of the queue, since they have waited once.
+            # One request may be at fault, and the others must get their outputs. Each now runs
+            # alone, at the head of the queue, since they have already waited.
             if parts is None:
                 again = [request for request in requests if request.future is not None]
                 for request in again:
@@ -708,7 +708,7 @@ class Replicas:
                 for request in reversed(again):
                     self._queue.append(request, request.priority, front=True)
             self._idle.notify_all()
-        # Outside of the lock: futures run callbacks of users on this thread, that of the replica.
+        # Outside of the lock: futures run callbacks of users on this thread of the replica.
         if parts is not None:
             for request, part in zip(requests, parts, strict=True):
                 if request.timed is not None:

@@ -4,8 +4,8 @@ A folder of versions is a model, as in a repository of Triton's; any other path 
 version, 1::
 
     models/
-        mobilenet/1/model.penstock      versions are numbers, and each has one model: the highest is
-        mobilenet/2/model.onnx          that of requests that name none
+        mobilenet/1/model.penstock      versions are numbers, and each has one model
+        mobilenet/2/model.onnx          the highest is the default
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.serving.sequences import SequenceRun, Sequences
 PLATFORM = "penstock"
 
 Served: TypeAlias = "Replicas | Sequences"
-"""what runs the requests of a model: without state, or with it"""
+"""runs the requests of a model, without or with state"""
 
 
 class UnknownModel(PenstockError):  # noqa: N818
@@ -71,7 +71,7 @@ class ServedModel:
         self.outputs = [port for port in ports if port is not None]
         everything = len(self.outputs) == len(ports)
         self.fetches = None if everything else [port["name"] for port in self.outputs]
-        """what is fetched for requests that name no outputs (None: all that the model has)"""
+        """the fetches of requests that name no outputs (None: all outputs)"""
         self.succeeded, self.failed = Durations(), Durations()
         self.last = 0
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class ServedModel:
     def configuration(self) -> JsonObject:
         """The model as clients of Triton ask for it: its tensors, and how it is batched."""
         replicas = self.replicas
-        # Rows that are joined; dims are then those of one row, as Triton has them.
+        # Triton's maximum batch size; dims are then those of one row.
         most = replicas.max_batch if replicas.max_batch > 1 else 0
 
         def ports(of: list[JsonObject]) -> list[JsonObject]:
@@ -149,8 +149,8 @@ def _durations(of: Histogram) -> dict[str, int]:
 
 
 class ModelRepository:
-    """The models at ``paths``, by name; ``make`` compiles the one at a path, or what ``own`` has
-    for its name. All are loaded at once; a model that cannot be raises what ``make`` raises."""
+    """The models at ``paths``, by name. ``make`` compiles the model at a path; ``own`` has other
+    functions for some names. All are loaded at once; errors of ``make`` are raised."""
 
     def __init__(
         self,
@@ -205,11 +205,11 @@ class ModelRepository:
                 raise
             # In one step: ``find`` looks without the lock.
             before, self._models[name] = self._models.get(name, {}), versions
-        # Without the lock: to close waits for what runs, and other models may be loaded meanwhile.
+        # Without the lock: closing waits for runs, and other models may be loaded meanwhile.
         _close(before)
 
     def unload(self, name: str) -> None:
-        """Serve a model no longer; what has begun ends."""
+        """Stop serving a model; running requests end normally."""
         with self._lock:
             versions = self._models.pop(name, None)
         if versions is None:
@@ -217,7 +217,7 @@ class ModelRepository:
         _close(versions)
 
     def index(self) -> list[dict[str, str]]:
-        """Every model that there is a path for, and whether it is there."""
+        """Every model with a path, and whether it is loaded."""
         entries = []
         for name in self._paths:
             versions = self.versions(name)

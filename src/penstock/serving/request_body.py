@@ -32,7 +32,7 @@ async def read_body(request: Request, most: int) -> bytes:
 def _decompressed(body: bytes, most: int) -> bytes:
     decompressor = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # gzip, or zlib
     try:
-        # Bounded by what is made of it: few bytes may decompress to any number.
+        # The limit is on the output: few bytes may decompress to any number.
         content = decompressor.decompress(body, most + 1)
     except zlib.error as error:
         raise InvalidInput(f"the body is not compressed as it says: {error}") from error

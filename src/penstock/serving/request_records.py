@@ -40,8 +40,8 @@ class ReplicasClosed(PenstockError):  # noqa: N818
 @dataclass(slots=True)
 class ReplicaCounts:
     """Requests of ``Replicas``: ``queued`` and ``running`` now; ``succeeded``, ``failed`` and
-    ``refused`` so far; and the ``batches`` that were run, with ``rows`` in all,
-    of which a request has one without ``max_batch``."""
+    ``refused`` so far; and the number of ``batches`` and their ``rows`` in total. Without
+    ``max_batch``, a request counts as one row."""
 
     queued: int = 0
     running: int = 0
@@ -101,8 +101,8 @@ class QueueTurn:
     __slots__ = ("come", "error", "number", "since")
 
     def __init__(self) -> None:
-        # Not a Condition or an Event: there is one waiter, which is woken once, and these have a
-        # lock, a list and a second lock for each waiter.
+        # A single waiter is woken once; a Condition or an Event would need a lock, a list, and
+        # another lock for each waiter.
         self.come = threading.Lock()
         self.come.acquire()
         self.since = monotonic()
@@ -122,8 +122,8 @@ class RequestBatch:
         self.span: TracedSpan | None = None
 
     def begin_span(self) -> AbstractContextManager[None]:
-        """Make spans of OpenTelemetry that begin on this thread children of the batch's span, or of
-        its request's if there is only one."""
+        """Make OpenTelemetry spans that begin on this thread children of the batch's span, or of
+        the request's span if there is only one."""
         causes = [request.span for request in self.requests if request.span is not None]
         if len(causes) > 1:
             rows = sum([request.rows for request in self.requests])

@@ -37,7 +37,7 @@ class SequenceConflict(PenstockError):  # noqa: N818
 
 
 class TooManySequences(PenstockError):  # noqa: N818
-    """A request begins one sequence more than there may be."""
+    """A request begins a sequence beyond the maximum number."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,8 +52,8 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """Sequences of a model that are ``open``, that have ``begun`` so far, and of which ``idle``
-    have ended since no request came; ``refused``: those that were too many."""
+    """Sequences of a model: ``open`` now; ``begun`` so far, of which ``idle`` have ended because no
+    request came; ``refused``: sequences beyond the maximum number."""
 
     open: int = 0
     begun: int = 0
@@ -74,7 +74,7 @@ class SequenceTable:
         if not isinstance(idle, int | float) or not idle > 0:
             raise wrong_type("idle", idle, "a number of seconds above 0")
         self.most, self.idle = most, idle
-        # In the order in which they were used last, but for those that are busy.
+        # The least recently used first, except for busy ones.
         self._open: dict[Key, OpenSequence] = {}
         self._busy = self._begun = self._ended_idle = self._refused = 0
         # Never held while a sequence is closed: that takes the lock of the stepper, and tells of
@@ -96,7 +96,7 @@ class SequenceTable:
             raise ReplicasClosed("the sequences are closed")
 
     def start(self, key: Key, sequence: StepSequence) -> OpenSequence:
-        """Open a sequence for a request, in place of that of the same id if there is one. Raises
+        """Open a sequence for a request, replacing one with the same id. Raises
         ``TooManySequences``."""
         own = OpenSequence(sequence, perf_counter())
         with self._lock:
@@ -138,8 +138,8 @@ class SequenceTable:
         return own
 
     def release(self, key: Key, own: OpenSequence, *, ends: bool) -> bool:
-        """Let a sequence wait for its next request, or end. Returns False if it was ended, or begun
-        anew, meanwhile."""
+        """Let a sequence wait for its next request, or end. Returns False if it was ended or
+        restarted meanwhile."""
         with self._lock:
             is_open = self._open.get(key) is own
             if is_open:
@@ -162,7 +162,7 @@ class SequenceTable:
         own.sequence.close()
 
     def close(self) -> None:
-        """Take no more requests, wait for those there are, and forget all sequences."""
+        """Refuse further requests, wait for running ones, and drop all sequences."""
         with self._released:
             self._closed = True
             self._released.wait_for(lambda: not self._busy)

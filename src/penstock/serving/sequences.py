@@ -1,4 +1,4 @@
-"""Sequences of requests for a model with state, which a stepper keeps from request to request.
+"""Sequences of requests for a model with state; a stepper keeps the state between requests.
 
 ::
 
@@ -6,7 +6,7 @@
     {"sequence_id": "b"}                       ──> its state ───────┼─> a step ──> outputs of each
     {"sequence_id": 8, "sequence_end": true}   ──> its state, freed ┘
 
-Ids are those of Triton's sequence extension.
+The parameters are those of Triton's sequence extension.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from penstock.stepping.stepper import Stepper, StepSequence
 
 
 class Sequences:
-    """The sequences of a model with state, whose requests ``stepper`` steps together. It is what
-    ``Replicas`` are for a model without, and counts as they do: a step is a batch.
+    """The sequences of a model with state. ``stepper`` steps their requests together. This is the
+    counterpart of ``Replicas``, with the same counters: a step counts as a batch.
 
-    Raises ``ValueError`` for a model with variables that are no states of sequences.
+    Raises ``ValueError`` for a model with variables that are not states of sequences.
 
     Args:
-        stepper: Which is closed with them.
-        most: Sequences that are open at most: a further one is refused with ``TooManySequences``.
+        stepper: Runs the steps; it is closed with the sequences.
+        most: The maximum number of open sequences; further ones raise ``TooManySequences``.
         idle: Seconds without a request after which a sequence ends.
     """
 
@@ -161,7 +161,7 @@ class Sequences:
             raise failed
 
     def close(self) -> None:
-        """Take no more requests, wait for those there are, and end all sequences."""
+        """Refuse further requests, wait for running ones, and end all sequences."""
         self.table.close()
         self.stepper.close()
 
@@ -185,8 +185,8 @@ class Sequences:
 
 
 class SequenceRun:
-    """A request of a sequence: rows that are computed behind those of the requests before. It takes
-    one call. The outputs are those of all rows, or of the last that are wanted."""
+    """A request of a sequence: its rows follow those of previous requests. It may be called once.
+    Its outputs are those of all rows, or of the last wanted ones."""
 
     def __init__(self, sequences: Sequences, control: SequenceControl) -> None:
         self._sequences, self._control = sequences, control
@@ -272,7 +272,7 @@ class SequenceRun:
     def _checked(
         self, feeds: NamedValues, fetches: Sequence[str] | None
     ) -> tuple[NamedValues, NamedValues]:
-        """The rows of a request, and what its sequence begins with. Raises ``InvalidInput``."""
+        """The rows of a request and initial inputs of its sequence. Raises ``InvalidInput``."""
         have, stepper = self._stepper.outputs, self._stepper
         if unknown := [name for name in fetches or () if name not in have]:
             raise InvalidInput(f"outputs {unknown} are not there; there are {have}")

@@ -1,10 +1,9 @@
-"""System shared memory: tensors of clients on the same machine that pass by the socket.
+"""System shared memory: tensors of clients on the same machine bypass the socket.
 
-A client makes a POSIX segment, registers a region of it under a name, and names places in regions
-instead of sending or asking for bytes. Segments are never mapped: ``pread`` and ``pwrite`` copy
-between them and memory of the server. Memory of a mapping that the client cuts off behind it would
-end the server by SIGBUS, and inputs that the client changes while a kernel reads them could pass
-its checks and then be others::
+A client creates a POSIX segment, registers a region of it under a name, and refers to offsets in
+regions instead of sending or receiving bytes. Segments are never mapped: ``pread`` and ``pwrite``
+copy between them and memory of the server. If the server mapped a segment, a client could truncate
+it and end the server by SIGBUS, or change inputs after a kernel has checked them::
 
     client                         /dev/shm/KEY                    server
     writes inputs ──────────────>  [  region "a"  ]  ── pread ──>  a feed of its own
@@ -39,8 +38,8 @@ class UnknownRegion(PenstockError):  # noqa: N818
 
 
 class SharedRegion:
-    """``byte_size`` bytes of the segment ``key`` from ``offset`` on. Raises ``InvalidInput`` for
-    what is no segment, may not be read and written, or is smaller."""
+    """``byte_size`` bytes of the segment ``key`` from ``offset``. Raises ``InvalidInput`` if it is
+    not a segment, is too small, or may not be read and written."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
         self.name = name

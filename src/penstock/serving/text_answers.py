@@ -25,7 +25,7 @@ from penstock.generation.tokenizer import TextTokenizer
 
 DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
-"""stands for minus infinity, which JSON has no number for"""
+"""minus infinity, for which JSON has no number"""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -86,7 +86,7 @@ class TextAnswer:
             return chunks
         if piece.text or logprobs:
             chunks.append(self._chunk([self._choice(index, {"content": piece.text}, logprobs)]))
-        # Clients take the reason for the end from a chunk without a text of its own.
+        # Clients expect the finish reason in a chunk without text.
         if finish:
             chunks.append(self._chunk([{**self._choice(index, {}), "finish_reason": finish}]))
         return chunks
@@ -114,7 +114,7 @@ class TextAnswer:
                 own["top_logprobs"] = [self._token(*pair) for pair in token.alternatives]
                 content.append(own)
             return {"content": content, "refusal": None}
-        # Offsets count letters of what is given, also of a text whose other tokens are held back.
+        # Offsets count characters of the returned text, even while further tokens are held back.
         texts = [self._text(token.token) for token in tokens]
         offsets = [offset]
         for text in texts:
@@ -142,7 +142,7 @@ def _finite(logprob: float) -> float:
 
 
 def token_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
-    """The bytes of a token within a text; of a special one, those of its name."""
+    """The bytes of a token within a text, or of the name of a special token."""
     content = tokenizer.bytes_of(token) if tokenizer.is_of_bytes else b""
     if content:
         return content

@@ -80,7 +80,7 @@ async def texts_events(
                         yield event(chunk)
             finally:
                 await pieces.aclose()
-            # Only now all tokens are counted, those of texts that are not given included.
+            # Only now all tokens are counted, including those of texts that are not returned.
             if asked.with_usage:
                 counts = usage(run.prompt_tokens, run.generated_tokens)
                 yield event(answer.last(counts))

@@ -1,11 +1,11 @@
-"""Generators behind bounded queues, which a server asks for texts, and what they count.
+"""Generators of texts for a server, behind bounded queues, with counters.
 
 ::
 
     admit ──> queue by priority ──> as many texts as a step takes ──> pieces of each
        └── QueueFull                 (one generator, whose stepper has a thread)
 
-All of it is for one event loop; tokens are made, and steps run, on other threads.
+The objects belong to one event loop; texts are tokenized, and steps run, on other threads.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TURN = 8
 @dataclass(slots=True)
 class TextCounts:
     """Requests of a ``TextModel``: ``queued`` and ``running`` now, and ``refused`` so far; the
-    tokens of prompts and those ``generated`` so far, and those of requests that run."""
+    tokens of prompts and ``generated`` tokens so far, and the tokens of running requests."""
 
     queued: int = 0
     running: int = 0
@@ -80,8 +80,8 @@ class Admission:
         self._inside = self._turns = 0
 
     async def enter(self, texts: int, priority: int, timeout: float) -> int:
-        """Wait for the turn of a request; returns what ``leave`` takes. Raises ``QueueFull`` and
-        ``DeadlineExceeded``."""
+        """Wait for the turn of a request, and return the argument for ``leave``. Raises
+        ``QueueFull`` and ``DeadlineExceeded``."""
         texts = min(texts, self.most)
         if not self.waiting and self._inside + texts <= self.most:
             self._inside += texts
@@ -144,13 +144,13 @@ class TextRun:
 
     @property
     def generated_tokens(self) -> int:
-        """The tokens of all texts, those that are not given included."""
+        """The tokens of all texts, including texts that are not returned."""
         results = [job.result for job in self._jobs]
         return sum(result.generated_tokens for result in results if result is not None)
 
     @property
     def texts(self) -> list[GeneratedText]:
-        """All texts, once they are there: those of the first prompt first."""
+        """Wait for all texts and return them, those of the first prompt first."""
         results = [job.result for job in self._jobs]
         return [text for result in results if result is not None for text in result.texts]
 
@@ -222,7 +222,7 @@ class TextModel:
         jobs: list[TextJob] = []
         try:
             for tokens in prompts:
-                # One by one: those that were begun end if another one is refused.
+                # One by one: if one is refused, those that have begun are ended.
                 jobs.append(await self.generator.abegin(tokens, asked.options, stop, priority))  # noqa: PERF401
             run = TextRun(self, asked, jobs)
             run.begin = begin
@@ -253,8 +253,8 @@ class TextModel:
 
 
 class TextModels:
-    """The models that a server has for texts, by name: those that generate some, and those that
-    give vectors of some, whose replicas are in the repository."""
+    """The text models of a server, by name: generators, and models of embeddings, whose replicas
+    are in the repository."""
 
     def __init__(
         self,

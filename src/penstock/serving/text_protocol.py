@@ -21,7 +21,7 @@ MOST_PROMPTS = 2048
 """texts of one request for embeddings, or prompts of one for completions"""
 _MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16
-"""the most tokens of a completion whose request does not say"""
+"""the default maximum number of tokens of a completion"""
 
 # Fields that do not change a text, or state the default.
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -36,7 +36,7 @@ _GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_gramma
 
 
 class FieldError(InvalidInput):
-    """A field of a request is wrong: ``param`` is its name, ``code`` what clients may look for."""
+    """A field of a request is wrong: ``param`` is its name, ``code`` a code for clients."""
 
     def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -45,8 +45,8 @@ class FieldError(InvalidInput):
 
 @dataclass(frozen=True)
 class TextAsked:
-    """A request for texts. Of a chat, the one prompt is the list of its messages. ``variables`` are
-    those of the chat template, ``timeout`` the seconds that the client gives the server."""
+    """A request for texts. For a chat, the single prompt is its list of messages. ``variables`` are
+    variables of the chat template, ``timeout`` is in seconds."""
 
     model: str | None
     prompts: Prompts
@@ -145,7 +145,7 @@ class _Fields:
             raise FieldError(place, f"{place}={shortened(repr(value))}: {why}", "unsupported_value")
 
     def end(self) -> None:
-        """Refuse what was not taken."""
+        """Refuse unknown fields."""
         for name in self._left:
             place = f"{self._place}{name}"
             raise FieldError(
@@ -248,7 +248,7 @@ def _of_chat(
 ) -> tuple[Sequence[Mapping[str, object]] | None, Mapping[str, object]]:
     """The tools and the variables of the template of a chat."""
     most = fields.take("max_completion_tokens")
-    if most is not None:  # the older name may stand beside it
+    if most is not None:  # the older name may be given as well
         given["max_tokens"] = "max_completion_tokens", most
     top, wanted = fields.whole("top_logprobs"), fields.flag("logprobs")
     if top is not None and not wanted:

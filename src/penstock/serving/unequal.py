@@ -1,15 +1,15 @@
 """Batching of requests of unequal lengths: padded to the longest, without computing padding.
 
-An input has a row for each token, [requests, length, ...], and a mask says which rows pad::
+An input has a row for each token, [requests, length, ...], and a mask marks padding rows::
 
     ids  [1, 5]  mask [1, 5]        ids  [2, 16]    a b c d e . . . . . . . . . . .
     ids  [1, 9]  mask [1, 9]                        f g h i j k l m n . . . . . . .
 
-The plan leaves out masked rows (``compiler.padding``), so that the cost of a batch is that of its
-tokens. Numbers of requests and lengths are rounded up, so that few plans serve all batches. For the
-graph of each such plan it is proven that padding changes no answer. A trial checks that the graph
-does not depend on lengths in another way: two requests of different lengths must have the same
-results together as alone.
+The plan does not compute masked rows (``compiler.padding``), so the cost of a batch depends only on
+its tokens. Numbers of requests and lengths are rounded up, so that few plans serve all batches. The
+graph of each plan is proven not to let padding change results. A trial checks that the graph does
+not depend on lengths otherwise: two requests of different lengths must have the same results
+together as alone.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.session.session import Session
 
 _LENGTHS = 12, 5
 _HIDDEN = 1e-5
-"""how far answers may differ by what is in rows that pad, to the largest"""
+"""the largest difference between answers with different padding, relative to the largest value"""
 _STEP, _SHORT = 32, 8
-"""what lengths are multiples of, and shorter ones"""
+"""lengths are rounded up to multiples of the first, short ones to multiples of the second"""
 
 _Feeds = Mapping[str, np.ndarray]
 
@@ -44,8 +44,8 @@ class UnequalRequests:
         self._checked: dict[Hashable, str] = {}  # why batches of some shapes are not run, or ""
 
     def check(self, session: Session, batch: _Feeds) -> None:
-        """Raise ``PenstockError`` unless it is proven that a batch of these shapes has the same
-        results as its requests alone."""
+        """Raise ``PenstockError`` unless a batch of these shapes is proven to have the same results
+        as its requests alone."""
         key = tuple([x.shape for _, x in sorted(batch.items())])
         if key not in self._checked:
             reason = ""
@@ -59,15 +59,15 @@ class UnequalRequests:
 
     @staticmethod
     def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
-        """The key of requests that may be joined: the dtypes of their feeds, and dims but the
-        first two; None for one whose inputs have no length in common."""
+        """The key of requests that may be joined: the dtypes of their feeds, and all dims after the
+        first two. None if the inputs of the request have different lengths."""
         lengths = {x.shape[1] if x.ndim > 1 else 0 for x in feeds.values()}
         if len(lengths) != 1 or 0 in lengths:
             return None
         return tuple([(name, x.dtype, x.shape[2:]) for name, x in sorted(feeds.items())])
 
     def joined(self, requests: Sequence[_Feeds]) -> dict[str, np.ndarray]:
-        """The feeds of several requests as those of one."""
+        """Join the feeds of several requests."""
         sizes = [next(iter(feeds.values())).shape[:2] for feeds in requests]
         rows, longest = sum(n for n, _ in sizes), max(length for _, length in sizes)
         step = (_STEP if longest > _STEP else _SHORT) if self.rounds else 1
@@ -117,9 +117,9 @@ class UnequalRequests:
 
 
 def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalRequests:
-    """Return how to batch requests of ``session``, tried with two made of the first row of
-    ``sample``, or made up. Raises ``ValueError`` if they do not get the same together and alone, or
-    if it is not proven that others do."""
+    """Return how to batch requests of ``session``. A trial uses two requests made from the first
+    row of ``sample``, or generated ones. Raises ``ValueError`` if their results together and alone
+    differ, or if equality is not proven for all requests."""
     masks = session._masks()
     if not masks:
         raise ValueError("no input is a mask that says which rows of a request pad")
@@ -160,7 +160,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
 def _request(
     session: Session, masks: Sequence[str], sample: NamedValues | None, length: int
 ) -> dict[str, np.ndarray]:
-    """A request of one row and at most this length, of which nothing pads."""
+    """A request of one row and at most this length, without padding."""
     rng = np.random.default_rng(length)
     feeds: dict[str, np.ndarray] = {}
     for port in session.inputs:
