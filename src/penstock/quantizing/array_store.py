@@ -22,10 +22,10 @@ class _Place(NamedTuple):
 
 
 class ArrayStore(Sequence[NamedValues]):
-    """Mappings of names to arrays, of which each is read anew when it is asked for.
+    """Mappings of names to arrays, which are read from a file on each access.
 
-    Arrays of objects, such as texts, and values that are no arrays stay in memory. The file goes
-    when the store does; writing it raises ``OSError`` where the disk is full.
+    Arrays of objects, such as texts, and values that are not arrays stay in memory. The file is
+    deleted with the store; writing it raises ``OSError`` if the disk is full.
     """
 
     def __init__(self, items: Iterable[NamedValues] = (), owner: ArrayStore | None = None) -> None:

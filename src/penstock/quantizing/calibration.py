@@ -1,11 +1,11 @@
 """Ranges of values over samples, and the part of each range that codes cover.
 
-The ends of a range are rare: a range that leaves some of them out has finer steps for all others.
-``CLIPPINGS`` are the ways to choose the elements to leave out, from a sample of each value's.
+Values near the ends of a range are rare: clipping some of them allows finer steps for all others.
+``CLIPPINGS`` are the methods to choose the clipped elements, from a sample of the elements.
 
 If a range clips elements in many of the samples, the error is measured. If it clips them in
-few samples, or in none, further samples may have errors that these do not show: such an end is
-moved to where hardly any sample reaches (``reached``), by the ends of each sample::
+few samples, or in none, further samples may have larger errors: such an end is moved to a value
+that hardly any sample reaches (``reached``), estimated from the ends of each sample::
 
     the largest elements of the samples    . . :: : .  .      |
     an end of these                             ^ stays       ^ moves there
@@ -59,8 +59,9 @@ Statistics = Mapping[str, ValueStatistics]
 def observe(
     session: Session, names: Sequence[str], samples: Samples, axes: Mapping[str, int]
 ) -> Statistics:
-    """The statistics of values over samples; one sample's values are in memory at a time. ``axes``
-    are those that means are wanted along. Raises ``InvalidInput`` if a value is not finite."""
+    """The statistics of values over samples, with the values of one sample in memory at a time.
+    ``axes``: the axes along which to compute means. Raises ``InvalidInput`` if a value is not
+    finite."""
     found = {name: ValueStatistics() for name in names}
     most = max(_MOST_ELEMENTS // len(samples), _LEAST_ELEMENTS)
     for i, sample in enumerate(samples):
@@ -87,11 +88,11 @@ def observe(
 
 
 Clipping = Callable[[Range, np.ndarray], ValueRange]
-"""Chooses the range that codes cover, from that of all elements and some of these"""
+"""Chooses the range that codes cover, from the full range and a sample of the elements"""
 
 
 def min_max(range_: Range, elements: np.ndarray) -> ValueRange:
-    """All of it."""
+    """The full range."""
     if range_.min > range_.max:  # no elements
         return ValueRange(0.0, 0.0)
     return ValueRange.of(range_.min, range_.max)
@@ -108,7 +109,7 @@ def percentile(range_: Range, elements: np.ndarray, percent: float = 99.99) -> V
 
 
 def squared_error(range_: Range, elements: np.ndarray) -> ValueRange:
-    """The range whose codes have the least squared error."""
+    """The range with the least squared error of codes."""
     whole = min_max(range_, elements)
     if not elements.size:
         return whole
@@ -123,7 +124,7 @@ def squared_error(range_: Range, elements: np.ndarray) -> ValueRange:
             scale = float(tried.scale)
             codes = np.clip(np.rint(centers / scale) + tried.zero, 0, 255)
             difference = (codes - tried.zero) * scale - centers
-            # Within a step the error is that of rounding, which centers of bins do not show.
+            # Within a step, the error is the rounding error, which centers of bins do not show.
             error = float(np.dot(weights, np.maximum(difference**2, scale * scale / 12)))
             if error < least:
                 best, least = tried, error
@@ -142,8 +143,8 @@ def _shrunk(whole: ValueRange, share: float) -> list[ValueRange]:
 
 
 def entropy(range_: Range, elements: np.ndarray) -> ValueRange:
-    """The range whose codes tell most of the distribution: of the least Kullback-Leibler divergence
-    (Migacz 2017, "8-bit inference with TensorRT"), with ends as far as these of the whole."""
+    """The range with the least Kullback-Leibler divergence (Migacz 2017, "8-bit inference with
+    TensorRT"), with both ends in the same proportion to the full range."""
     whole = min_max(range_, elements)
     if not elements.size or whole.low == whole.high:
         return whole
@@ -194,9 +195,9 @@ def clipped(statistics: Statistics, clipping: str) -> dict[str, ValueRange]:
 
 
 def reached(end: float, largest: Sequence[float]) -> float:
-    """Where the end of a range goes, given the largest elements of the samples: to where one in a
-    thousand reaches, if few reach beyond ``end``. These are largest elements of many, whose
-    distribution is near Gumbel's; it has the mean and the deviation of the samples'."""
+    """Return the new end of a range from the largest elements of the samples: the value that one
+    sample in a thousand reaches, if few exceed ``end``. The largest of many elements has nearly a
+    Gumbel distribution; its mean and deviation are estimated from the samples."""
     if len(largest) < 2 or end <= 0:
         return end
     if sum(own > end for own in largest) > _MEASURED * len(largest):

@@ -31,9 +31,9 @@ class LayerCost(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Cost between two layers, given by their places: seconds with codes on both sides, seconds
-    otherwise, and seconds of the conversion to codes or back where one side alone has codes, with
-    the change of memory layout that goes with it."""
+    """Cost between two layers, given by their indices: seconds with codes on both sides, seconds
+    otherwise, and seconds of the conversion to or from codes if only one side has codes, including
+    the change of memory layout."""
 
     first: int
     second: int
@@ -61,8 +61,7 @@ class SharedWeights(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """All that a choice depends on: the costs of each layer by type, between layers, and what they
-    share."""
+    """The inputs of a choice: the costs of each layer by type, between layers, and shared costs."""
 
     layers: Sequence[QuantizableLayer]
     table: Sequence[Mapping[LayerType, LayerCost]]
@@ -120,13 +119,13 @@ class Costs:
         return math.fsum(b.conversion for b, s, t in pairs if (s == "static") != (t == "static"))
 
     def fastest_within(self, error: float, size: float = 0.0) -> Choice:
-        """The fastest choice whose errors add up to at most ``error``, as far as weighted sums can
-        find it: by bisection of the weight. Without any error it is float32 everywhere."""
+        """The fastest choice with a total error of at most ``error`` that a weighted sum can find,
+        by bisection of the weight. If no error is allowed, all layers are float32."""
         low, high = 1e-9, 1e9  # seconds for an error of one spread
         best: Choice = {layer.name: "float32" for layer in self.layers}
         if self.total(self.choose(0.0, size)).error <= error:
             return self.choose(0.0, size)
-        # In logarithms: what an error is worth in seconds may be anything.
+        # In logarithms: the weight of errors in seconds may have any magnitude.
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
             choice = self.choose(middle, size)
@@ -140,8 +139,8 @@ class Costs:
 def _descended(
     own: Sequence[Sequence[float]], pairs: Sequence[Pair], sizes: Sequence[int]
 ) -> list[int]:
-    """States of a low sum for graphs too wide to eliminate: from the best of each variable alone,
-    one variable after the other is changed as long as that helps."""
+    """States of a low sum for graphs too wide to eliminate: coordinate descent from the best state
+    of each variable alone."""
     # The best type for each layer alone is a better start than float32 for all.
     states = [list(table).index(min(table)) for table in own]
     around: list[list[Pair]] = [[] for _ in own]

@@ -32,8 +32,8 @@ class NodeSeconds(NamedTuple):
 def by_node(
     graph: Graph, layers: Iterable[QuantizableLayer], form: Rewritten | None, steps: StepSeconds
 ) -> NodeSeconds:
-    """Divide the seconds of steps: a step with a layer in it is the layer's, another the first
-    node's of the float graph, and one of conversions alone belongs to the value."""
+    """Attribute the seconds of steps: to the layer in a step, else to its first node in the float
+    graph, or to the value if the step has only conversions."""
     of_layers, of_others, conversions = (defaultdict[str, float](float) for _ in range(3))
     own = {layer.name for layer in layers}
     known: Mapping[str, str] = {node.name: node.name for node in graph.walk()}

@@ -4,9 +4,9 @@ A *layer* is a node with large constant weights: a convolution or a product, or 
 whose weights can only be stored as codes. It has one of these types:
 
 ========= =================================================================================
-float32   as it was
-static    input and weights are 8-bit codes, the range of the input is that of the samples
-dynamic   the same, and the range of the input is that of each run
+float32   unchanged
+static    input and weights are 8-bit codes; the range of the input is from the samples
+dynamic   input and weights are 8-bit codes; the range of the input is from each run
 blocks8   weights are codes of 8 bits in blocks along the inner dim, and so is the input
 blocks4   the same with weights of 4 bits
 bfloat16  input and weights are rounded to bfloat16, and products summed in float32
@@ -31,10 +31,10 @@ LayerType: TypeAlias = Literal[
     "float32", "static", "dynamic", "bfloat16", "blocks8", "blocks4", "weights8", "weights16"
 ]
 Choice: TypeAlias = Mapping[str, LayerType]
-"""The type of each layer by the name of its node; float32 for those that are not in it"""
+"""The type of each layer by the name of its node; layers that are missing are float32"""
 
 STORING: tuple[LayerType, ...] = ("weights8", "weights16")
-"""types that change how weights are stored, and nothing of what is computed in a run"""
+"""types that only change the storage of weights, not the computation in a run"""
 
 BLOCK = 32  # weights that share a scale
 _LEAST_WEIGHTS = 64  # of a layer that is worth a look
@@ -44,10 +44,10 @@ _DIRECTIONS = 2
 
 
 class Stored(NamedTuple):
-    """Constant weights that may be stored as codes: the input ``place`` of a node, its value, and
-    the axis that scales are along. ``origin`` is the first value, among those of all layers, that
-    has the same matrix, perhaps transposed, which a file needs once; ``readers`` is how many inputs
-    of layers have that."""
+    """Constant weights that may be stored as codes: the input index ``place`` of a node, the value,
+    and the axis of scales. ``origin``: the first value of any layer with the same matrix, perhaps
+    transposed, which a file contains once; ``readers``: the number of inputs of layers with that
+    matrix."""
 
     place: int
     value: Value
@@ -63,9 +63,9 @@ class Stored(NamedTuple):
 
 
 class QuantizableLayer(NamedTuple):
-    """A node with ``types`` that it can have, and its weights. Of a convolution or product ``x`` is
-    the input, whose axis ``channels`` is that of its channels, and the results have an index of
-    ``axis`` of the ``weights`` each; ``bias`` is a constant, or None."""
+    """A node with its possible ``types`` and its weights. For a convolution or product, ``x`` is
+    the input and ``channels`` its axis of channels; ``axis`` is the axis of the ``weights`` for
+    output channels; ``bias`` is a constant, or None."""
 
     node: Node
     stored: Sequence[Stored]
@@ -99,8 +99,8 @@ class QuantizableLayer(NamedTuple):
         return value
 
     def nbytes(self, type_: LayerType, alone: bool = False) -> float:
-        """Bytes of the weights as a type, with their scales; of weights that are shared, its share,
-        unless it stores them ``alone``."""
+        """Bytes of the weights as a type, with their scales. Shared weights are divided among their
+        readers, unless the layer stores them ``alone``."""
         return sum(_nbytes(own, type_) / (1 if alone else own.readers) for own in self.stored)
 
 
@@ -116,13 +116,13 @@ def _nbytes(own: Stored, type_: LayerType) -> int:
 
 
 def layers_of(graph: Graph) -> list[QuantizableLayer]:
-    """The layers among the nodes of a graph and of nested graphs, of which ranges of values are not
-    known."""
+    """The layers among the nodes of a graph and of nested graphs. Ranges of values in nested graphs
+    are unknown."""
     outer = set(graph.nodes)
     layers = []
     for node in graph.walk():
         layer = None if node.control_inputs else _layer(node)
-        # Fetches name values of the outermost graph alone.
+        # Fetches can only name values of the outermost graph.
         if layer is not None and node not in outer:
             layer = layer._replace(types=[t for t in layer.types if t != "static"])
         layers += [layer] if layer is not None else []
@@ -145,7 +145,7 @@ def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
         if own.value in origins:
             continue
         shape = own.weights.shape
-        # Scales are along the same dim of it, so that codes are the same ones transposed.
+        # Scales are along the same dim of the matrix, so codes are equal but transposed.
         before = by_shape.get(shape[::-1], []) if len(shape) == 2 else []
         same = [
             o.value for o in before if o.axis != own.axis and are_transposed(o.value, own.value)
@@ -156,7 +156,7 @@ def _origins(every: Sequence[Stored]) -> dict[Value, Value]:
 
 
 def are_transposed(one: Value, other: Value) -> bool:
-    """Whether the matrix of a constant is that of another, transposed."""
+    """Whether the matrix of a constant is the transpose of another."""
     a, b = one.const, other.const
     # A column is enough to tell most apart.
     if a is None or b is None or not np.array_equal(a[:, 0], b[0]):
@@ -193,14 +193,14 @@ def _layer(node: Node) -> QuantizableLayer | None:
 
 
 def _stored_types(stored: Sequence[Stored]) -> tuple[LayerType, ...]:
-    """The types of layers that store weights alone."""
+    """The types of layers that only store weights."""
     if all(_fits_float16(own.weights) for own in stored):
         return STORING
     return ("weights8",)
 
 
 def _fits_float16(weights: np.ndarray) -> bool:
-    """Whether float16 has no infinities for weights, and enough bits for most of them."""
+    """Whether weights do not overflow in float16, and most have enough bits."""
     if weights.max() > _MOST_HALF or weights.min() < -_MOST_HALF:
         return False
     # Denormal numbers are off by 2**-25 at most: 2**-11 of a mean weight that is a normal number.
@@ -264,14 +264,14 @@ def moves_elements(node: Node) -> bool:
 
 
 def moved_inputs(node: Node) -> list[Value]:
-    """The inputs of a node that ``moves_elements`` whose elements it moves."""
+    """The inputs whose elements a node with ``moves_elements`` moves."""
     count = len(node.inputs) if node.op.name == "Concat" else 1
     return [value for value in node.inputs[:count] if value is not None]
 
 
 def works_on_codes(node: Node) -> bool:
-    """Whether a node may stand between codes: it moves elements, or computes each of its results
-    from one element of each input, in float32 while these are in registers."""
+    """Whether a node may read and write codes: it moves elements, or is elementwise, computed in
+    float32 in registers."""
     if node.op.domain or len(node.outputs) != 1 or node.control_inputs:
         return False
     return moves_elements(node) or node.op.elementwise
@@ -344,7 +344,7 @@ class _CodeSearch:
 
 
 def _continues(value: Value, readers: Mapping[Value, Sequence[object]]) -> bool:
-    """Whether an elementwise node, which one node alone reads, produces a value."""
+    """Whether a value has a single reader and is produced by an elementwise node."""
     node = value.producer
     if node is None or not works_on_codes(node) or moves_elements(node):
         return False
@@ -356,13 +356,13 @@ def _operands(node: Node) -> list[Value]:
 
 
 def _ends_chain(value: Value, static: set[Node], readers: Mapping[Value, Sequence[object]]) -> bool:
-    """Whether a static layer produces a value for one reader alone."""
+    """Whether a static layer produces a value with a single reader."""
     return value.producer in static and len(readers.get(value, ())) == 1
 
 
 def _is_codable(value: Value, static: set[Node]) -> bool:
-    """Whether a value could be codes without a step that makes them: a static layer produces it,
-    perhaps with operations behind it that can write codes."""
+    """Whether a value can be codes without a conversion step: a static layer produces it, perhaps
+    followed by operations that can write codes."""
     # Long chains of operations before a layer are rare, and most of them end at its input.
     for _ in range(8):
         node = value.producer

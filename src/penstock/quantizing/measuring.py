@@ -41,8 +41,8 @@ class FloatReference:
 
     @classmethod
     def of(cls, session: Session, samples: Samples, metric: Metric | None = None) -> FloatReference:
-        """Run the float model. Raises ``InvalidInput`` for a sample that it cannot run with, or if
-        there is no output to compare, nor a metric."""
+        """Run the float model. Raises ``InvalidInput`` if it does not run on a sample, or if there
+        is neither an output to compare nor a metric."""
         outputs = ArrayStore()
         for i, sample in enumerate(samples):
             checkpoint()
@@ -89,9 +89,8 @@ class FloatReference:
         return [max(own.rms for own in errors.values()) for errors in self.errors(session)]
 
     def mean_square(self, session: Session) -> float:
-        """The mean over samples of squared errors, of the outputs together: unlike the errors of
-        the worst sample, those of layers nearly add up. Without real outputs it is the square of
-        the metric."""
+        """The mean of squared errors over samples and outputs. Unlike errors of the worst sample,
+        these nearly add up over layers. Without real outputs, it is the square of the metric."""
         if not self.spreads:
             return self.measured(session) ** 2
         return sum(own**2 for own in self.rms(session)) / len(self.outputs)
@@ -113,13 +112,13 @@ class FloatReference:
 
 
 def error_limit(errors: Sequence[float], exceeding: float = EXCEEDING) -> float:
-    """The error that a further sample exceeds with a probability of at most ``exceeding``, by the
-    errors of samples from the same distribution; at least the largest of them.
+    """Estimate the error that a further sample exceeds with a probability of at most ``exceeding``,
+    from the errors of samples of the same distribution; at least the largest of them.
 
-    The ``k`` largest errors, a quarter of all, lie above a threshold by some excess each. That of
-    a further one above it is taken to have an exponential distribution, as the excess over a high
-    threshold nearly has unless tails are heavy. Its mean is known by these alone, so that the ratio
-    of a further excess to their mean has the F distribution with 2 and 2k degrees of freedom."""
+    The ``k`` largest errors, a quarter of all, exceed a threshold. The excess of a further error is
+    assumed to be exponentially distributed, which holds approximately for a high threshold unless
+    tails are heavy. Its mean is estimated from the k excesses, so the ratio of a further excess to
+    their mean has the F distribution with 2 and 2k degrees of freedom."""
     ordered = sorted(errors)
     count, largest = len(ordered), ordered[-1]
     k = count // _TAIL
@@ -134,9 +133,9 @@ def error_limit(errors: Sequence[float], exceeding: float = EXCEEDING) -> float:
 def seconds_in_turns(
     sessions: Sequence[Session], sample: Sample, seconds: float = 1.5
 ) -> list[float]:
-    """The seconds of a run of each of several sessions, which take turns, so that what slows the
-    machine down slows all of them down: those of the fastest, since other processes only add. No
-    turn begins after as many ``seconds``."""
+    """Measure the seconds of a run of several sessions. They run in turn, so that other load on the
+    machine affects all of them. Returns the minimum for each, since other processes only add time.
+    No turn begins after ``seconds``."""
     taken: list[list[float]] = [[] for _ in sessions]
     for session in sessions:
         # The number of threads of kernels is chosen in the first runs.
@@ -161,7 +160,7 @@ def step_seconds_of(
     """The seconds of each step of a session, by the names of the nodes in it: of the fastest of a
     few runs."""
     profile = Profile()
-    # The first observed run compiles a program of its own.
+    # The first observed run compiles a separate program.
     session.run(sample, observers=[Profile()])
     for _ in range(runs):
         session.run(sample, observers=[profile])

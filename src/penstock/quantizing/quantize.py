@@ -1,4 +1,4 @@
-"""``penstock.quantize``: a smaller and faster model whose error is bounded."""
+"""``penstock.quantize``: a smaller and faster model with a bounded error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ERROR = 0.01
 """the bound on the error where no goal is stated: one percent of the spread of an output"""
-_LAYERS_SHARE = 0.6  # of a deadline, after which no more layers are measured alone
+_LAYERS_SHARE = 0.6  # part of the time to a deadline in which layers are measured one by one
 ModelLike: TypeAlias = "Model | str | os.PathLike[str] | bytes"
 _SESSION, _TFLITE = ".penstock", ".tflite"
 
@@ -273,7 +273,7 @@ def _tflite_source(model: ModelLike) -> bytes:
 
 
 def _found(search: Search, timeout: float | None) -> Point:
-    """The best point; if time is over, the best of those that were tried."""
+    """The best point; if time is over, the best one so far."""
     if timeout is not None:
         search.layers_until = perf_counter() + _LAYERS_SHARE * timeout
     point: Point | None = None
@@ -285,7 +285,7 @@ def _found(search: Search, timeout: float | None) -> Point:
             raise
     if point is not None and search.meets(point):
         return point
-    # Each point was measured on all samples, so that any of them may be the answer.
+    # Each point was measured on all samples, so any of them may be chosen.
     points = [p for p in search.record.points if search.meets(p)]
     if not points:
         assert point is not None
@@ -312,7 +312,7 @@ def _possible(search: Search, point: Point) -> str:
 
 
 def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
-    """Return a digest of what measurements depend on; ``source`` is the float model."""
+    """Return a digest of the inputs of measurements; ``source`` is the float model."""
     digest = hashlib.blake2b(source, digest_size=16)
     for sample in samples:
         checkpoint()
@@ -328,7 +328,7 @@ def _key(source: bytes, samples: Samples, options: QuantizeOptions) -> str:
 
 
 def _result(search: Search, point: Point, options: QuantizeOptions) -> Quantized:
-    """The model of a point, read again as it is written, and what is measured of it."""
+    """The model of a point, written and read again, with its measurements."""
     while True:
         form = search.form(point.choice)
         written = search.with_graph(form)

@@ -44,7 +44,7 @@ FLOAT = Point({}, 1.0, 0.0, 0.0, 0.0, 1.0, "float32")
 
 
 class ChosenRanges(NamedTuple):
-    """Ranges of values, and what belongs to them, as a record has it."""
+    """Ranges of values and related measurements, as stored in a record."""
 
     ranges: dict[str, tuple[float, float]]
     sizes: dict[str, int]
@@ -114,7 +114,7 @@ class Record:
         self.ranges, self.sizes, self.clipping, self.biases = chosen
 
     def changed(self) -> None:
-        """Write the file, if there is one."""
+        """Write the file, if any."""
         if self.path is None:
             return
         content: JsonObject = {"format": _FORMAT, "key": self.key}

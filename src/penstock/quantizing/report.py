@@ -26,9 +26,9 @@ def describe_search(
     errors: Mapping[str, OutputError],
     seconds: Sequence[float],
 ) -> JsonObject:
-    """The report of a search that has chosen ``point``. ``session`` runs the model as it is
-    written; ``errors`` are those of its outputs on the samples held out, ``seconds`` those of a run
-    of it and of the original."""
+    """The report of a search that has chosen ``point``. ``session`` runs the written model;
+    ``errors`` are the errors of its outputs on the held-out samples, ``seconds`` the times of a run
+    of this model and of the original."""
     form = search.form(point.choice)
     after = by_node(search.graph, search.layers, form, step_seconds_of(session, search.sample))
     before = search.seconds["float32"].layers if search.seconds else {}
@@ -87,7 +87,7 @@ def _point(point: Point, chosen: bool) -> JsonObject:
 
 
 def _error(search: Search, layer: QuantizableLayer, point: Point) -> float | None:
-    """The error of the outputs with this layer alone as its type, if it was measured."""
+    """The error of the outputs if only this layer has its type, if it was measured."""
     squared = search.record.errors.get(layer.name, {}).get(point.choice.get(layer.name, "float32"))
     return None if squared is None else _finite(squared**0.5)
 
@@ -223,7 +223,7 @@ _WIDTH, _HEIGHT, _EDGE = 520, 260, 40
 def curve(document: JsonObject) -> str:
     """The points that were tried, as a picture: time to the right, the limit of errors up, and the
     bound as a line."""
-    # A choice whose outputs are NaN has no place in the picture.
+    # Choices with NaN outputs are not drawn.
     placed = [p for p in document["points"] if p["error_limit"] is not None]
     points = [(p["time"], p["error_limit"], p) for p in placed]
     bound = document["goal"]["max_error"]

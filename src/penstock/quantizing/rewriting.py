@@ -1,6 +1,6 @@
-"""From a choice of types for layers to the graph that has them, of standard operations.
+"""Rewrites a graph for a choice of types of layers, with standard operations.
 
-A value that is codes gets a QuantizeLinear and a DequantizeLinear behind it, which all of its
+A value in codes is followed by a QuantizeLinear and a DequantizeLinear, whose result all of its
 readers read::
 
     x -> Conv -> Relu -> y -> Conv      becomes
@@ -100,10 +100,10 @@ class Rewriter(Protocol):
         """The layers of its float graph."""
 
     def coded(self, choice: Choice) -> Sequence[str]:
-        """The names of values whose ranges a choice needs."""
+        """The names of values for which a choice needs ranges."""
 
     def rewritten(self, choice: Choice, ranges: ValueRanges, biases: Biases) -> Rewritten:
-        """The form whose layers have the types of a choice."""
+        """Return the graph with the types of a choice."""
 
     def learn(self, layer: QuantizableLayer, type_: LayerType, codes: StoredCodes) -> None:
         """Take these codes for a layer's weights as a type."""
@@ -135,8 +135,8 @@ def rewritten(
     biases: Biases | None = None,
     cache: CodeCache | None = None,
 ) -> Rewritten:
-    """A copy of ``graph`` whose layers have the types of ``choice``. ``ranges`` has those of all
-    values that become codes; ``biases`` what is added to the biases of layers, by name."""
+    """Return a copy of ``graph`` with the types of ``choice``. ``ranges`` has the ranges of all
+    values that become codes; ``biases`` is added to the biases of layers, by name."""
     cache = {} if cache is None else cache
     return _Rewriting(clone(graph), choice, ranges, biases or {}, cache).run()
 
@@ -174,7 +174,7 @@ class _Rewriting:
             own = self.ranges[value.name]
             self.scale_of[group] = own | self.scale_of.get(group, own)
         self.scale_of = {v: self.scale_of[group] for v, group in codes.group_of.items()}
-        # Outer graphs come first, so that nested ones read what is dequantized there.
+        # Outer graphs come first, so that nested ones read their dequantized values.
         for inner in graph.graphs():
             self.rewrite(inner)
         _share_transposed(graph)
@@ -423,7 +423,7 @@ class _Rewriting:
         # By codes: the input becomes int8 over the range of each block.
         attrs = {"K": inner, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": 4}
         x = layer.node.inputs[0]
-        # A bias of its own is an input that older versions of the operation lack.
+        # Older versions of the operation have no input for a bias.
         self.add("MatMulNBits", [x, stored, scale], product, attrs, MICROSOFT)
         if bias is not None:
             value = Value(f"{name}/bias", const=bias.reshape(-1))

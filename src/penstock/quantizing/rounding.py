@@ -1,14 +1,14 @@
 """Codes of weights with the least error in the results of a layer.
 
-The nearest codes have the least error in the weights. What counts is the error of products with the
-inputs ``x`` of samples: the sum of squared errors ``|(w - q) x|^2`` is ``(w - q) G (w - q)'`` with
-the Gram matrix ``G = x' x``. With a triangular ``L L' = G`` it is a sum of squares, one for each
-weight, each of which depends only on the weights behind it::
+The nearest codes minimize the error of the weights, but the error of products with the inputs ``x``
+of samples matters: the sum of squared errors ``|(w - q) x|^2`` is ``(w - q) G (w - q)'`` with the
+Gram matrix ``G = x' x``. With a triangular ``L L' = G``, it is a sum of squares, one for each
+weight, each of which depends only on this and later weights::
 
     sum over i of ((w[i] - q[i]) L[i, i] + sum over j > i of (w[j] - q[j]) L[j, i]) ^ 2
 
-So weights are rounded from the last to the first, each to compensate for those behind it
-(Frantar et al. 2022, "GPTQ"; Chen et al. 2025 have it in this form, that of Babai's nearest plane).
+So weights are rounded from the last to the first, each to compensate for the later ones
+(Frantar et al. 2022, "GPTQ"; Chen et al. 2025 for this form, Babai's nearest plane algorithm).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _TOGETHER = 64  # weights of a row between which errors are carried at once
 
 def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, most: int) -> np.ndarray:
     """Codes of weights [groups, count, inner] between ``-most`` and ``most``, as real numbers.
-    ``scales`` are those of each weight, ``gram`` [groups, inner, inner] is that of the inputs. No
-    row's error over these inputs is larger than that of the nearest codes, and rows without
-    negative or without positive weights stay so: filters of powers may have logarithms behind them.
+    ``scales`` has a scale for each weight, ``gram`` [groups, inner, inner] is the Gram matrix of
+    the inputs. For these inputs, no row has a larger error than with the nearest codes. Rows
+    without negative or without positive weights stay so: a logarithm may follow filters of powers.
     """
     nearest = np.rint(rows / scales).clip(-most, most)
     size = np.einsum("gii->gi", gram)
@@ -59,7 +59,7 @@ def learned_codes(rows: np.ndarray, scales: np.ndarray, gram: np.ndarray, most: 
     rounded = _rounded(wanted, steps, factor, (least, largest))
     codes = np.empty_like(rows)
     np.put_along_axis(codes, order[:, None, :], rounded, 2)
-    # On samples alone, that is without the damping, it may be worse.
+    # For the samples, i.e. without the damping, the result may be worse.
     better = _errors(rows, codes * scales, gram) < _errors(rows, nearest * scales, gram)
     return np.where(better[..., None], codes, nearest)
 
@@ -68,7 +68,7 @@ def _rounded(
     rows: np.ndarray, scales: np.ndarray, factor: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
     """Codes between the ``ends`` of each row, from its last to its first."""
-    # Rows last: each step is of one weight of all rows, which then lie side by side.
+    # Rows last: each step processes one weight of all rows, which are then contiguous.
     wanted, steps = (np.ascontiguousarray(own.swapaxes(1, 2)) for own in (rows, scales))
     codes, errors = np.empty_like(wanted), np.zeros_like(wanted)
     diagonal = np.einsum("gii->gi", factor)

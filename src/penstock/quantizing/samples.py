@@ -31,13 +31,13 @@ Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | Callable[[], Itera
 _SUFFIXES = (".npz", ".npy")
 _HELD_OUT = 4  # every fourth sample is held out
 _ERRORS = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
-_STACKED = " stacked"  # what the array of an .npy file is called, which has no name
+_STACKED = " stacked"  # the name of the array in an .npy file
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples for inputs of these names. ``read(i)`` returns the one of an index, ``where(i)`` what
-    messages call it."""
+    """Samples for inputs of these names. ``read(i)`` returns the sample with index i, ``where(i)``
+    its name in messages."""
 
     names: Sequence[str]
     read: Callable[[int], Sample]
@@ -78,11 +78,11 @@ def samples_of(source: Source, names: Sequence[str]) -> Samples:
 
     Args:
         source: The path of a folder, in which each ``.npz`` file is a sample with its arrays by
-            name, and each ``.npy`` file one of a model with one input; or of one such file, whose
-            arrays have the samples along an axis in front, of one more than the model takes; or an
-            iterable of mappings, or of arrays for a model with one input; or a function that
-            returns such an iterator, anew each time.
-        names: Of the model's inputs.
+            name, and each ``.npy`` file a sample for a model with one input; or the path of one
+            such file, whose arrays have an additional leading axis of samples; or an iterable of
+            mappings, or of arrays for a model with one input; or a function that returns a new
+            iterator of these at each call.
+        names: The names of the model's inputs.
     """
     if isinstance(source, Samples):
         return source
@@ -120,7 +120,7 @@ def _of_path(path: Path, names: Sequence[str]) -> Samples:
 
 
 class _ArrayFile(NamedTuple):
-    """An array in a file, behind its header: rows along its first axis follow one another."""
+    """An array in a file, after its header, with contiguous rows along its first axis."""
 
     file: IO[bytes]
     dtype: np.dtype
@@ -139,7 +139,7 @@ class _ArrayFile(NamedTuple):
         shape, is_fortran, dtype = read(file)
         if dtype.hasobject:
             raise ValueError("it has an array of Python objects; write numbers or texts (str)")
-        if is_fortran:  # rows are spread over all of it
+        if is_fortran:  # rows are not contiguous
             whole = np.frombuffer(file.read(), dtype).reshape(shape, order="F")
             file = BytesIO(whole.tobytes())
         return cls(file, dtype, shape)
@@ -168,7 +168,7 @@ def _arrays_of(path: Path, stack: ExitStack) -> dict[str, _ArrayFile]:
 def _rows(arrays: dict[str, _ArrayFile], names: Sequence[str], path: Path) -> Iterator[Sample]:
     """The samples that are stacked in the arrays of a file."""
     whole = _by_input(arrays.get(_STACKED, arrays), names, str(path))
-    # The axis in front is that of samples: what is left is what the model takes.
+    # The leading axis is the axis of samples; the others are those of the model's input.
     counts = {own.shape[0] if own.shape else 0 for own in whole.values()}
     if len(counts) != 1:
         raise InvalidInput(
@@ -198,7 +198,7 @@ def _sample(item: object, names: Sequence[str], where: str) -> Sample:
 
 
 def _by_input(item: T | Mapping[str, T], names: Sequence[str], where: str) -> dict[str, T]:
-    """The values of a mapping, or the one value that there is, by the names of inputs."""
+    """The values of a mapping, or a single value, by the names of inputs."""
     if not isinstance(item, Mapping):
         if len(names) != 1:
             raise InvalidInput(

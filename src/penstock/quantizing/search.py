@@ -2,20 +2,19 @@
 
 ::
 
-    ranges of values        observed in the samples to choose by
-    clipping                that with the least error where all layers are static
-    smoothing               between activations and weights, if all of that has less error then
-    seconds of each layer   with each type, in runs of the model with this type wherever it can be
-    the fastest choice      by a minimal sum over these; taken if its error is within the bound
-    errors of each layer    of the outputs, with this layer alone as codes
+    ranges of values        observed in the calibration samples
+    clipping                the method with the least error if all layers are static
+    smoothing               between activations and weights, if that reduces the error
+    seconds of each layer   with each type, in runs of the model with this type wherever possible
+    the fastest choice      by a minimal sum of seconds; taken if its error is within the bound
+    errors of each layer    of the outputs, with only this layer as codes
     choices in between      by minimal sums of seconds and weighted errors, bisected
-    stored weights          of layers that are float32: in 8 bits if the error allows it, else in 16
+    stored weights          of float32 layers: in 8 bits if the error allows it, else in 16
 
-Each choice that is tried is measured on the samples to choose by and on those held out, and the
-limit for a further sample's error, by the errors of all of these, must be within the bound.
+Each choice is measured on the calibration samples and on the held-out samples. The limit for the
+error of a further sample, estimated from the errors of all of these, must be within the bound.
 
-Measurements are kept in a ``Record``, which can be saved and loaded: a search that was stopped
-resumes from there.
+Measurements are kept in a ``Record``, which can be saved and loaded to resume a stopped search.
 """
 
 from __future__ import annotations
@@ -58,25 +57,25 @@ from penstock.session.session import Session
 
 UNIFORM: tuple[LayerType, ...] = ("static", "dynamic", "bfloat16", "blocks8", "weights8")
 """types that are tried everywhere, at first"""
-# Samples for the error of one layer, at least, of one way to clip, and of a choice, beside those
-# held out. Fast models have more of them for layers and ways to clip, as fit into _BRIEF seconds.
+# Samples for the error of one layer (at least), of one clipping method, and of a choice, besides
+# the held-out ones. For layers and clipping, fast models use more: as many as fit into _BRIEF.
 _FEW, _SOME, _MANY = 4, 12, 24
 _BRIEF = 0.05
 _BISECTIONS = 8
 _SIZE_WEIGHT = (
-    1e-13  # what a byte of weights counts, in seconds: where all else is equal, less is better
+    1e-13  # the cost of a byte of weights in seconds: all else equal, fewer bytes are better
 )
 _CLOSE = 1.3  # budgets of errors between which nothing more is tried
 _DOUBLINGS = 40
 # Rounds in which the seconds of conversions are learned, and by how much each may change them.
 _ROUNDS, _MOST_SCALE = 4, 8.0
 _TIME_SHARE = 1e-6  # errors that a second counts, where time hardly matters
-_SAME = 1.05  # times as long as another may take what is as fast
-_NEARLY = 1.02  # the same, of two choices of which either may be taken
+_SAME = 1.05  # the ratio of times up to which a choice counts as equally fast
+_NEARLY = 1.02  # the ratio of times up to which either of two choices may be taken
 _REAL = ("float32", "weights16")  # types that may become smaller at the same speed
 _STORED = "with stored weights"
-_LEARNING = 0.5  # of the time that there is for layers may go into learning roundings
-_MATTERING = 0.98  # of the bytes of layers whose weights are worth measuring alone
+_LEARNING = 0.5  # part of the time for layers that may be used to learn roundings
+_MATTERING = 0.98  # part of the bytes of weights in layers that are worth measuring alone
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ Compile = Callable[[Model], Session]
 
 @dataclass(eq=False)
 class Search:
-    """A search for one model. ``original`` is its session; ``model`` has the folded graph, of which
-    ``rewriter`` makes the forms that are tried: by default those of ONNX."""
+    """A search for one model. ``original`` is its session; ``model`` has the folded graph;
+    ``rewriter`` rewrites it for each choice, by default to ONNX."""
 
     original: Session
     model: Model
@@ -116,14 +115,14 @@ class Search:
         self.ranges: ValueRanges = {}
         self.biases: Biases = {}
         self.has_learned = False
-        # Sizes are those of all constants, of which the weights of layers are most. The file that
-        # was read may have less than the folded graph: halves, or one matrix for several uses.
+        # Sizes include all constants, mostly weights of layers. The original file may be smaller
+        # than the folded graph: float16, or one matrix for several uses.
         self.base = constant_bytes(self.original.model.graph)
         floats = sum(layer.nbytes("float32") for layer in self.layers)
         self.others = constant_bytes(self.form({}).graph) - floats
         self.seconds: dict[LayerType, NodeSeconds] = {}
-        # The time until which layers are measured one by one. The rest of what a deadline leaves
-        # is for choices among those that were.
+        # The time until which layers are measured one by one. The rest of the time to a deadline is
+        # for choices among measured layers.
         self.layers_until = math.inf
 
     def leave_out(self, type_: LayerType) -> None:
@@ -157,14 +156,14 @@ class Search:
     @cached_property
     def folded(self) -> Session:
         """The session of the folded graph."""
-        # Values of the original may have other names than those of the graph that is rewritten.
+        # Values of the original and of the rewritten graph may have different names.
         return self.compile(self.model)
 
     # Roundings that are learned.
 
     def learn(self, layers: Sequence[QuantizableLayer], types: Sequence[LayerType]) -> None:
-        """Learn the codes of layers' weights from samples, for some types, as far as a deadline
-        leaves time for it: from then on layers of these types have them."""
+        """Learn the codes of weights from samples, for layers of some types, if a deadline leaves
+        time for it. From then on, layers of these types use the learned codes."""
         wanted = [(own.name, t) for own in layers for t in types if t in own.types]
         if not wanted or self.record.learned:
             return
@@ -174,14 +173,14 @@ class Search:
         self.record.changed()
 
     def learn_again(self) -> None:
-        """Learn what the record says, unless that was done: codes are in no file."""
+        """Learn codes as in the record, unless done already: the file does not contain codes."""
         if not self.has_learned:
             self.learned_of(self.record.learned, math.inf)
 
     def learned_of(
         self, wanted: Sequence[tuple[str, LayerType]], until: float
     ) -> list[tuple[str, LayerType]]:
-        """Learn the codes of layers as types, until some time; those that were learned."""
+        """Learn the codes of layers as types, until some time. Returns the learned ones."""
         begin = perf_counter()
         types: dict[str, list[LayerType]] = {}
         for name, type_ in wanted:
@@ -201,7 +200,7 @@ class Search:
     # The steps of the search.
 
     def run(self) -> Point:
-        """The best choice that meets the goal, as far as any does."""
+        """The best choice that meets the goal, if any does."""
         checkpoint()
         report_progress("run the float model", 0, 1)
         every = FloatReference.of(self.original, self.samples, self.metric)
@@ -264,12 +263,12 @@ class Search:
             for layer in self.layers
             if layer.name in static and layer.x is not None
         }
-        # Of all samples: the ends of a range may be in any of them.
+        # From all samples: any of them may have the extreme values.
         statistics = observe(self.folded, self.forms.coded(static), self.chosen_by, axes)
         corrections = self.corrections(statistics)
         ways = [(f"{prefix}{name}", clipped(statistics, name)) for name in CLIPPINGS]
         errors = [self.static_error(way, ranges, {}) for way, ranges in ways]
-        # Biases are corrected with the best ranges alone: the two hardly depend on each other.
+        # Biases are only corrected for the best ranges: the two hardly depend on each other.
         best, ranges = ways[errors.index(min(errors))]
         corrected = f"{best}, biases corrected"
         biases = {}
@@ -316,7 +315,7 @@ class Search:
             choice = self.uniform(type_)
             if type_ not in known and (choice or type_ == "float32"):
                 form = self.form({} if type_ == "float32" else choice)
-                # Not another session with float32: each has weights of its own.
+                # Do not create another float32 session: each has its own weights.
                 is_float = type_ == "float32" and self.rewriter is None
                 session = self.folded if is_float else self.compile(self.with_graph(form))
                 steps = step_seconds_of(session, self.sample)
@@ -325,7 +324,7 @@ class Search:
         self.seconds = {t: NodeSeconds(*own) for t, own in known.items()}
 
     def costs(self, conversion_scale: float | None = None) -> Costs:
-        """The costs of all types; of storing weights alone only where their size is wanted."""
+        """The costs of all types; types that only store weights are included if size matters."""
         scale = self.record.conversion_scale if conversion_scale is None else conversion_scale
         seconds = dict(self.seconds)
         if self.goal.size is None:
@@ -350,7 +349,7 @@ class Search:
         # Most choices that fail do so on a few samples; those that do not must hold on all.
         if bound is not None and limit <= bound and len(self.whole.samples) > _MANY:
             error, held_out, limit = self.errors(session, self.whole)
-        # In turn with the original each time: its own time drifts with what else the machine does.
+        # In turn with the original each time, since the load of the machine varies.
         own, original = seconds_in_turns([session, self.original], self.sample)
         size = constant_bytes(session.model.graph)
         ratio = size / self.base if self.base else 1.0
@@ -371,7 +370,7 @@ class Search:
         return max(chosen_by), max(held), error_limit(every)
 
     def measure_errors(self) -> None:
-        """The error of the outputs with each layer alone as codes."""
+        """For each layer, the error of the outputs if only this layer is codes."""
         gains = [
             (cost.seconds - own["float32"].seconds, layer.name, type_)
             for layer, own in zip(self.layers, self.costs().table, strict=True)
@@ -395,7 +394,7 @@ class Search:
         return replace(costs, table=table)
 
     def measure_each(self, wanted: Sequence[tuple[str, LayerType]]) -> None:
-        """The error of the outputs with one layer alone as a type, for each of several."""
+        """For each of several layers, the error of the outputs if only this layer has a type."""
         errors = self.record.errors
         wanted = [(name, type_) for name, type_ in wanted if type_ not in errors.get(name, {})]
         for i, (name, type_) in enumerate(wanted):
@@ -418,7 +417,7 @@ class Search:
     # The choice.
 
     def choose(self) -> Point:
-        """The best choice that meets the goal; of several points near it those that were tried."""
+        """The best choice that meets the goal, among the points near it that were tried."""
         if self.goal.max_error is not None:
             return self.fastest_within(self.goal.max_error)
         if self.goal.time is None:
@@ -444,15 +443,15 @@ class Search:
             static, dynamic = self.uniform("static"), self.uniform("dynamic")
             if dynamic:
                 self.point({**static, **dynamic}, "codes over the range of each run")
-            # Before errors of layers: what there is if the deadline comes while they are measured.
+            # Before errors of layers: a result in case the deadline passes while measuring them.
             halves = self.uniform("weights16")
             self.point(halves, "weights in 16 bits")
             if "bfloat16" in self.seconds:
                 rounded = self.uniform("bfloat16")
                 self.point({**halves, **rounded}, "operands in bfloat16")
             self.measure_errors()
-            # The error of the model is not the sum of those of its layers, but it grows with it:
-            # the budget for the sum is bisected until the error that is measured fits.
+            # The error of the model is not the sum of the errors of layers, but grows with it:
+            # bisect the budget for the sum until the measured error fits.
             costs = self.measured(self.costs())
             low, high = 0.0, max(self.costs().total(fastest.choice).error, bound * bound)
             budget = min(bound * bound if self.metric is None else high / 4, high / 2)
@@ -485,7 +484,7 @@ class Search:
             if point in tried:
                 break
             tried.append(point)
-            # In seconds of the costs, of which all are off by about the same factor.
+            # In seconds of the costs, which are all off by about the same factor.
             unit = costs.total(codes.choice).seconds / codes.time
             conversions = costs.conversions(point.choice)
             missing = point.time * unit - costs.total(point.choice).seconds
@@ -509,9 +508,9 @@ class Search:
         return point.time <= 1 or {*point.choice.values()} <= {*_REAL}
 
     def instead(self, point: Point, time: float) -> Point | None:
-        """Return a point to use in place of one that a second measurement showed to be slower than
-        the original, or None. Of many measured points the fastest may have been lucky; points that
-        store weights alone compute what the original does.
+        """Return a replacement for a point that was slower than the original in a second
+        measurement, or None. The fastest of many measurements may have been lucky; points that only
+        store weights compute the same as the original.
         """
         codes = {*point.choice.values()} - {"float32", *STORING}
         if time <= 1 or not codes or self.goal.max_error is None:
@@ -527,7 +526,7 @@ class Search:
         return next((p for p in self.record.points if not p.choice), FLOAT)
 
     def smaller(self, point: Point, bound: float) -> Point:
-        """The point, with the weights of its float32 layers stored in 16 bits, or in 8, as far as
+        """Return the point with the weights of its float32 layers stored in 16 bits, or in 8, if
         the error allows it."""
         rest = [own for own in self.layers if point.choice.get(own.name, "float32") in _REAL]
         coded = [own for own in rest if self.stores_codes(own)]
@@ -536,7 +535,7 @@ class Search:
         def fits(tried: Point) -> bool:
             return tried.limit <= bound and tried.time <= max(_SAME * point.time, 1.0)
 
-        # Before roundings are learned: what there is if the deadline comes meanwhile.
+        # Before roundings are learned: a result in case the deadline passes meanwhile.
         best = self.stored(point, halved, "weights16", fits)
         self.learn([own for own in coded if own.learns], ["weights8"])
         return self.stored(best, coded, "weights8", fits)
@@ -627,10 +626,10 @@ class Search:
         return min(meeting, key=lambda point: point.limit) if meeting else fastest
 
     def least_error_of_size(self, share: float) -> Point:
-        """The choice of least error whose weights have at most ``share`` of the bytes."""
+        """The choice of least error with at most ``share`` of the bytes of weights."""
         costs = self.measured(self.costs())
         low, high = 1e-20, 1.0  # squared error for a byte
-        # The size is known without a run, so that only the last choice has to be measured.
+        # The size is known without a run, so only the last choice must be measured.
         choice = costs.choose(1.0, high, _TIME_SHARE)
         for _ in range(_DOUBLINGS):
             weight = math.sqrt(low * high)
@@ -643,6 +642,6 @@ class Search:
 
 
 def fastest_of(points: Sequence[Point]) -> Point:
-    """The fastest of some points; of those that are nearly as fast the one with least bytes."""
+    """The smallest of the points that are nearly as fast as the fastest one."""
     least = min(point.time for point in points)
     return min((p for p in points if p.time <= _NEARLY * least), key=lambda p: p.size)

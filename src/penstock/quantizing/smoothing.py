@@ -29,11 +29,11 @@ _NORMALIZATIONS = ("LayerNormalization", "RMSNormalization")
 _LEAST = 1e-5  # of the largest elements of a channel
 
 Factors = Mapping[str, np.ndarray]
-"""what each channel of a value is divided by, by the names of values"""
+"""the divisor of each channel of a value, by the names of values"""
 
 
 def _readers(graph: Graph) -> dict[Node, list[QuantizableLayer]]:
-    """The normalizations whose results products with constant weights alone read, with these."""
+    """The normalizations that are read only by products with constant weights, and these."""
     by_input: dict[Value, list[QuantizableLayer]] = {}
     for layer in layers_of(graph):
         if layer.x is not None and layer.learns and layer.node.op.name in ("MatMul", "Gemm"):

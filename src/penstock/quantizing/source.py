@@ -1,5 +1,5 @@
-"""The graph that is quantized: a copy of the model's, with constants folded and normalizations in
-the weights before them, and a name of its own for each node and value."""
+"""The graph to quantize: a copy of the model's graph, with constants folded, normalizations folded
+into the weights before them, and a unique name for each node and value."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FLATTENING = 12  # the last version of Softmax and its like that flattens its i
 
 
 def float_model(model: Model) -> Model:
-    """A model whose graph is that of ``model``, folded; weights that are quantized already stay
-    so. Raises ``Unsupported`` for graphs that only frames can run."""
+    """Return a model with the folded graph of ``model``; weights that are already quantized stay
+    so. Raises ``Unsupported`` for graphs that only the frames executor can run."""
     if model.functions:
         nodes = [
             (name, "quantize takes no functions that nodes call", name) for name in model.functions
@@ -93,8 +93,8 @@ def _spread_later(graph: Graph) -> None:
 
 
 def constant_bytes(graph: Graph) -> float:
-    """The bytes of the constants of a graph, as a file has them, each of which counts once however
-    many nodes read it."""
+    """The bytes of the constants of a graph in a file; each counts once, even if several nodes read
+    it."""
     read = [value for node in graph.walk() for value in node.inputs]
     constants = {v for v in [*read, *graph.outputs] if v is not None and v.is_constant}
     return sum(_nbytes(value) for value in constants)
@@ -109,7 +109,7 @@ def _nbytes(value: Value) -> float:
 
 
 def _spelled_out(node: Node) -> list[Node]:
-    """The nodes of ONNX that an operation of Penstock's own stands for."""
+    """The ONNX nodes that are equivalent to an operation of Penstock."""
     if node.op is not ZERO_NAN:
         return [node]
     x, output = node.inputs[0], node.outputs[0]
@@ -125,15 +125,14 @@ def _spelled_out(node: Node) -> list[Node]:
 
 
 def _merge_equal(graph: Graph) -> None:
-    """Let nodes read one constant where there are several equal ones, such as what was folded for
-    each use of the same weights."""
+    """Merge equal constants, such as those folded separately for each use of the same weights."""
     by_form: dict[object, list[Value]] = {}
     for node in graph.walk():
         for i, value in enumerate(node.inputs):
             array = None if value is None else value.const
             if value is None or array is None or array.size < _LEAST_MERGED:
                 continue
-            # Not all of it is hashed: most differ in the first elements.
+            # Hash only a part: most constants differ in the first elements.
             form = array.dtype, array.shape, array.reshape(-1)[:16].tobytes()
             known = by_form.setdefault(form, [])
             same = [v for v in known if v is value or np.array_equal(v.const, array)]  # type: ignore[arg-type]

@@ -31,9 +31,9 @@ def channel_codes(weights: np.ndarray, axis: int) -> StoredCodes:
 
 
 def _least_error(rows: np.ndarray, most: int) -> np.ndarray:
-    """For each row the scale, among a few, whose codes up to ``most`` have the least error."""
+    """For each row, the one of a few scales for which codes up to ``most`` have the least error."""
     top = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(most)
-    # Rows of zeros, and of denormal numbers, whose quotients are no numbers.
+    # Rows of zeros and of subnormal numbers, whose quotients may not be finite.
     top = np.where(top > np.float32(1e-30), top, np.float32(1))
     best, least = top, np.full(top.shape, np.inf, np.float32)
     # A scale that leaves out the largest weights has smaller steps for all others.
@@ -66,8 +66,8 @@ def bias_correction(
 
 
 def block_codes(rows: np.ndarray, bits: int) -> StoredCodes:
-    """Weights [columns, inner] as unsigned codes of ``bits`` bits, whose middle stands for 0, with
-    a scale for each ``BLOCK`` of the inner dim."""
+    """Quantize weights [columns, inner] to unsigned codes of ``bits`` bits, with a scale for each
+    ``BLOCK`` of the inner dim. The middle code represents 0."""
     columns, inner = rows.shape
     blocks = rows.reshape(columns, inner // BLOCK, BLOCK)
     # As many codes on either side of the middle: zero points would be one more array to read.
