@@ -8,15 +8,15 @@ schema version that means the same, its ``infer`` function, its traits and its N
         return elementwise(np.negative)
 
 ``infer(types, attrs, consts) -> types`` computes output types from input types. ``types[i]`` is
-``None`` if optional input i is left out and ``ANY`` if its type is unknown; ``consts[i]`` is the
+``None`` if optional input i is omitted and ``ANY`` if its type is unknown; ``consts[i]`` is the
 array if input i is a constant. It may return fewer types than the node has outputs (the others are
 unknown), and raises ``ShapeError`` for a node that cannot run.
 
-The file is imported when the operation is first looked up: ``families.py`` says which it is.
+The file is imported when the operation is first looked up; ``families.py`` has its name.
 
 The decorated function *compiles* a node: from its attributes, constant inputs
-(``node.inputs[i].const``) and input types, as far as known, it makes a ``Kernel``, whose function
-runs many times.
+(``node.inputs[i].const``) and known input types, it creates a ``Kernel``, whose function runs many
+times.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ArrayFunction: TypeAlias = Callable[..., RunValue]
 Function = TypeVar("Function", bound=ArrayFunction)
 
 FORGET: list[Callable[[], None]] = []
-"""what clears caches of looked up operations, when users register others"""
+"""functions that clear caches of operations, called when users register others"""
 
 USER_OPERATIONS: set[str] = set()
 """the names of operations that users have registered"""
@@ -132,7 +132,7 @@ def _unchecked(function: ArrayFunction) -> ArrayFunction:
 
 
 def _giving_types(name: str, infer: Infer) -> Infer:
-    """The ``infer`` of a user's operation, whose results are checked."""
+    """The ``infer`` of a user's operation, with checked results."""
 
     @wraps(infer)
     def checked(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -172,19 +172,19 @@ def operator(
     **properties: Unpack[_Properties],
 ) -> Callable[[Compile], Compile]:
     """Register a compile function as an operation; stackable, for operations that share one. Raises
-    ``ValueError`` if there is an operation of this name, domain and version already.
+    ``ValueError`` if an operation of this name, domain and version exists.
 
     Args:
-        name: The operation, as models name it.
+        name: The name of the operation in models.
         domain: Its domain; "" is ONNX's own.
         since: The first schema version with this meaning.
         version: The last one, by default the newest.
-        infer: The types of outputs, from those of inputs, the attributes, and constant inputs; by
-            default they are unknown before the run.
-        pure: Whether a node may be folded, merged with equal ones and left out; a field of ``Op``.
-        strings: Whether it takes tensors of strings; the kernels of others never see one.
-        replace: Whether this one replaces what is registered; models that were loaded before keep
-            the other.
+        infer: Computes the types of outputs from the types of inputs, the attributes, and constant
+            inputs; by default they are unknown before the run.
+        pure: Whether a node may be folded, merged with equal ones and removed; a field of ``Op``.
+        strings: Whether it accepts tensors of strings; otherwise its kernels never get one.
+        replace: Whether to replace a registered operation; models that were loaded before keep the
+            old one.
         properties: Other fields of ``Op``.
     """
 
@@ -266,8 +266,8 @@ def array_kernel(
 
 
 def _with_attributes(function: ArrayFunction, attrs: Attrs) -> ArrayFunction:
-    """A copy of ``function`` whose keyword-only parameters have attributes as their defaults. A
-    call of the copy takes no longer than one of ``function``; one of a ``partial`` would."""
+    """Copy ``function``, with attributes as the defaults of its keyword-only parameters. A call of
+    the copy is as fast as a call of ``function``; a call of a ``partial`` would be slower."""
     if not isinstance(function, FunctionType):
         return function
     code, defaults = function.__code__, function.__kwdefaults__ or {}
@@ -305,8 +305,8 @@ def find(name: str, domain: str = "", version: int | None = None) -> Op | None:
 
 
 def adopt_operations(operations: Iterable[Op]) -> None:
-    """Register operations that users registered in another process, in place of those of the same
-    name, domain and versions."""
+    """Register operations that users registered in another process; they replace operations of the
+    same name, domain and versions."""
     for op in operations:
         entries = _REGISTRY.setdefault((op.domain, op.name), [])
         if op not in entries:

@@ -1,11 +1,10 @@
-"""Kernels whose results count against the budget of a run, since their size follows from data.
+"""Counts results with data-dependent sizes against the budget of a run.
 
-``counted`` wraps the function of such a kernel. Before a call it compares a bound of the result's
-size, from the sizes and whole numbers in inputs and attributes, with what is left; only if that is
-not enough does it infer the size from the node's types and the contents of its inputs. Results that
-nothing bounds in advance, such as those of NonZero, count when they are there. Results of at most
-1 KiB do not count: a plan has as many of them as it has values, and what is stored in lists counts
-there.
+``counted`` wraps the function of such a kernel. Before a call, it computes an upper bound of the
+result's size from the sizes and integers in inputs and attributes. Only if this exceeds the rest of
+the budget, it infers the size from the node's types and the contents of its inputs. Results without
+such a bound, such as those of NonZero, are counted after the call. Results of at most 1 KiB do not
+count: their number is at most the number of values in a plan, and lists count their elements.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ITEM = 16
 # Numbers in one input or attribute that may be dims, paddings, repetitions and the like.
 _MOST_DIMS = 16
 
-# Operations whose inputs have whole numbers that make no result larger.
+# Operations with integer inputs that do not make the result larger.
 _PLACES = frozenset(
     {
         *("Compress", "Gather", "GatherElements", "GatherND", "GatherNd", "GatherV2", "Reshape"),
@@ -54,7 +53,7 @@ def counted(
     by_value = not (node.op.elementwise or node.op.view or node.op.name in _PLACES)
     kinds = "iuf" if node.op.name in _SCALES else "iu"
     squares = "Diag" in node.op.name
-    # Text counts where it is made.
+    # Text is counted when it is created.
     text = not node.op.moves and not all(map(_is_number, node.outputs))
 
     def call(*inputs: RunValue) -> RunValue:
@@ -114,10 +113,10 @@ def _count(budget: Budget, result: np.ndarray, inputs: RunValues, text: bool) ->
 
 
 def result_bytes(node: Node, inputs: RunValues) -> int:
-    """Bytes of the outputs of ``node`` for these inputs, as far as types and contents say; 0 if the
+    """Bytes of the outputs of ``node`` for these inputs, inferred from types and contents; 0 if the
     kernel will refuse the inputs."""
     if any(x.__class__ is list for x in inputs):
-        return 0  # lists ask for what they need
+        return 0  # lists count their elements themselves
     types = [None if x is None else type_of(x) for x in inputs]
     arrays = [x if x.__class__ is _ndarray else None for x in inputs]
     try:

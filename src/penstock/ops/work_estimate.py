@@ -1,13 +1,13 @@
 """Work of a node and its expected time: one formula, with rates as data.
 
-Work is floating-point operations and bytes, from types alone. The estimate is the sum of a fixed
-time and of the time of each resource, as in a roofline without overlap::
+Work is floating-point operations and bytes, computed from types. The estimate is the sum of a fixed
+time and the time of each resource, like a roofline model without overlap::
 
     seconds = calls x call_s + items x item_s + elements x element_s
             + bytes / bytes_per_s + weights / weights_per_s + flops / flops_per_s
 
-A backend has a table of ``Rates`` by family of operations; ``""`` stands for all others. Which
-``Workload`` a node is in these units, and of which family, the backend says.
+A backend has a table of ``Rates`` by family of operations; ``""`` is for all others. The backend
+computes the ``Workload`` of a node in these units, and its family.
 
 >>> rates = {"product": Rates(call_s=1e-6, bytes_per_s=5e9, flops_per_s=20e9)}
 >>> f"{estimate(rates, Workload('product', nbytes=5_000, flops=20_000)):.1e}"
@@ -87,7 +87,7 @@ class Workload(NamedTuple):
     """The work of a call, or of a part of one, in the units of ``Rates``."""
 
     family: str = ""
-    """whose rates it takes"""
+    """the key of its rates"""
     nbytes: float = 0.0
     flops: float = 0.0
     weights: float = 0.0
@@ -131,17 +131,17 @@ def part_seconds(rates: RateTable, work: Workload) -> float:
 
 # Of no backend in particular: a core of a server of 2020, rounded down.
 HOST_RATES: RateTable = {"": Rates(1e-6, 5e9, 20e9)}
-# Of copies with channels innermost, or behind, for images of several channels and of few: measured
-# with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of the generation of 2023.
+# Rates of copies to or from channels-last layout, for images of several and of few channels:
+# measured with oneDNN's reorders on images of 1 KiB to 4 MiB, on an Intel Xeon of 2023.
 _COPIES: RateTable = {"": Rates(0.25e-6, 16e9), "few channels": Rates(0.25e-6, 12e9)}
 _FEW_CHANNELS = 16
 
-# Operations whose results have their dims in their own order in memory.
+# Operations with results in the default memory order.
 _OWN_ORDER = frozenset({"Gemm", "MatMul", "Reshape", "Unsqueeze"})
 
 
 def moved_bytes(node: Node) -> int:
-    """The bytes of a node's inputs and outputs but for constants, as far as they are known."""
+    """The bytes of a node's inputs and outputs without constants; unknown sizes count as 0."""
     moved = 0
     for value in (*node.inputs, *node.outputs):
         if value is not None and not value.is_constant:
@@ -162,13 +162,13 @@ def host_seconds(node: Node) -> float:
 
 
 def layout_seconds(node: Node) -> tuple[float, float]:
-    """Estimate the time to bring the images of a convolution into the order of dims that a kernel
-    wants: with their channels innermost, and in their own order.
+    """Estimate the time to convert the images of a convolution to the layout of a kernel: channels
+    last, and the default memory order.
 
-    Images that enter the graph, and results of products, are in their own order; those of other
-    nodes are as fast convolutions have them, channels innermost. What reads the result is
-    not known; mostly another convolution: a quarter of the copy is charged to the first order, and
-    the rest to the second.
+    Inputs of the graph and results of products have the default order; images of other nodes are
+    assumed to be channels last, as fast convolutions write them. The reader of the result is
+    unknown, but mostly another convolution: a quarter of the copy is charged to channels last, and
+    the rest to the default order.
     """
     x, y = node.inputs[0], node.outputs[0]
     of_x = 0.0 if x is None else _copy_time(x.type)
@@ -180,7 +180,7 @@ def layout_seconds(node: Node) -> tuple[float, float]:
 
 
 def _copy_time(image: Type) -> float:
-    """The seconds of a copy; 0 of what is no tensor of numbers of static shape."""
+    """The seconds of a copy; 0 unless the image is a tensor of numbers with a static shape."""
     if not isinstance(image, TensorType) or not image.static or image.dtype is STRING:
         return 0.0
     few = len(image.dims) > 1 and image.dims[1] < _FEW_CHANNELS

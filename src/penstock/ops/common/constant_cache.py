@@ -77,7 +77,7 @@ _SAVED: WeakValueDictionary[tuple[str, int], SavedCopies] = WeakValueDictionary(
 def saved_copies(owner: str, constant: np.ndarray) -> Mapping[str, np.ndarray]:
     """The copies of a constant that were saved, by name."""
     saved = _SAVED.get((owner, id(constant)))
-    # The id may have been that of an array that is gone.
+    # The id may have belonged to a deleted array.
     return saved.copies if saved is not None and saved.constant is constant else {}
 
 
@@ -85,8 +85,8 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class Reordered:
-    """``arrays`` that have the elements of a constant in another order, from which ``back``, if
-    there is such a function, makes an equal array. After ``release`` only these are held."""
+    """``arrays`` with the elements of a constant in another order. ``back``, if given, converts
+    them back to an equal array. After ``release``, only ``arrays`` are held."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Reordered:
         self.origin = origin_of(constant)
 
     def array(self) -> np.ndarray:
-        """The constant, in memory of its own if it was let go."""
+        """The constant, converted back to new memory if it was released."""
         with _LOCK:
             array = self.constant()
             if array is None:
@@ -124,14 +124,14 @@ class Reordered:
         return self._held is None
 
     def release(self) -> Callable[[], np.ndarray]:
-        """Stop holding the constant; returns what gives it back."""
+        """Stop holding the constant. Returns a function that converts it back."""
         self._held = None
         return self.array
 
 
 class ConstantRef(NamedTuple):
-    """The type of a constant that a kernel reads in an order of its own. Its contents, which other
-    kernels may hold in that order alone, are read where they are not in it yet."""
+    """The type of a constant that a kernel reads in another order. Its contents, which other
+    kernels may hold only in that order, are read only if no copy in it exists yet."""
 
     value: Value
     shape: tuple[int, ...]
@@ -217,8 +217,8 @@ REORDERED = "reordered"
 
 
 def copies_of(constants: Iterable[Value]) -> list[dict[str, np.ndarray]]:
-    """The arrays that ``reordered`` has made of each constant, by name; of one that is not held,
-    those that it is given back from."""
+    """The arrays that ``reordered`` has created from each constant, by name. For a released
+    constant, the arrays from which it is converted back."""
     of_array: dict[int, dict[str, np.ndarray]] = {}
     # References: whatever thread drops the last reference to an entry takes it out, without a lock.
     for reference in _REORDERED.valuerefs():

@@ -183,7 +183,7 @@ def in_blocks(
 ) -> None:
     """Run ``body`` on one-dimensional blocks of ``dtype``. NumPy's iterator broadcasts, follows
     strides, and converts dtypes block by block."""
-    # Scratch memory is shared by all blocks, of which only the last is shorter.
+    # Scratch memory is shared by all blocks; only the last one is shorter.
     rows = _rows(scratch, (min(out.size, BLOCK),), dtype, work) if scratch else ()
     access: Any = [["readonly"]] * len(values) + [["writeonly"]]
     with np.nditer(

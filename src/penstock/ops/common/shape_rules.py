@@ -53,7 +53,7 @@ def constants(node: Node, count: int = 0) -> list[np.ndarray | None]:
 
 
 def all_constant(node: Node, indices: Iterable[int]) -> bool:
-    """Whether those of a node's inputs that are given are constants."""
+    """Whether all given inputs of a node are constants."""
     values = [node.inputs[i] for i in indices if i < len(node.inputs)]
     return all(value is None or value.is_constant for value in values)
 
@@ -61,7 +61,7 @@ def all_constant(node: Node, indices: Iterable[int]) -> bool:
 def ints(
     types: Types, consts: Consts, index: int, most_dims: int | None = 1
 ) -> tuple[Dim, ...] | None:
-    """The contents of an integer input, as far as known from a constant or shape arithmetic.
+    """The contents of an integer input, if known from a constant or shape arithmetic.
     Raises ``ShapeError`` if it is known to have more than ``most_dims`` dims, which None allows."""
     const = consts[index] if index < len(consts) else None
     type_ = types[index] if index < len(types) else None
@@ -77,7 +77,7 @@ def ints(
 
 
 def one_integer(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
-    """The one element of an integer input, at least ``low``, as far as known."""
+    """The single element of an integer input, at least ``low``, if known."""
     contents = ints(types, consts, index)
     if contents is None:
         return None
@@ -179,7 +179,7 @@ def normalize_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def reduced_shape(dims: Shape, axes: Iterable[int], keepdims: bool) -> Shape:
-    """``dims`` without those of ``axes``, or with 1 in their place."""
+    """``dims`` without ``axes``, or with 1 at these axes."""
     taken = normalize_axes(axes, len(dims))
     if keepdims:
         return tuple([1 if i in taken else dim for i, dim in enumerate(dims)])
@@ -187,7 +187,7 @@ def reduced_shape(dims: Shape, axes: Iterable[int], keepdims: bool) -> Shape:
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    """The dim that ``a`` and ``b`` broadcast to, as far as known."""
+    """The dim that ``a`` and ``b`` broadcast to, if known."""
     if a == b or b == 1:
         return a
     if a == 1:
@@ -222,14 +222,14 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def same_dim(a: Dim, b: Dim, what: str) -> Dim:
-    """The dim that ``a`` and ``b`` must both be, as far as known."""
+    """The common dim of ``a`` and ``b``, which must be equal, if known."""
     if isinstance(a, int) and isinstance(b, int) and a != b:
         raise ShapeError(f"{what} differ: {a} and {b}")
     return a if isinstance(a, int) or b is None else b
 
 
 def fits(shape: Shape | None, wanted: Shape | None) -> bool:
-    """Whether ``shape`` fits the expected one, as far as both are known."""
+    """Whether ``shape`` matches the expected one; unknown dims match any dim."""
     if shape is None or wanted is None or shape == wanted:
         return True
     return len(shape) == len(wanted) and False not in [

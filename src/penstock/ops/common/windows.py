@@ -184,7 +184,7 @@ def _window(axis: Axis, auto_pad: str, kernel: int, size: int, ceil: bool) -> Wi
 
 
 def window_counts(attrs: Attrs, kernel: Sequence[Dim], sizes: Shape, ceil: bool = False) -> Shape:
-    """The number of windows along each axis, as far as sizes and kernel are known."""
+    """The number of windows along each axis, if sizes and kernel are known."""
     axes, auto_pad = parse_axes(attrs, len(kernel))
     counts: list[Dim] = []
     for axis, k, size in zip(axes, kernel, sizes, strict=True):
