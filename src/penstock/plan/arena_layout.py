@@ -60,12 +60,15 @@ class ArenaPlan:
 
 def plan_arena(plan: Plan, planner: str = "quick") -> ArenaPlan:
     """Choose order and offsets: the given order or a memory-aware one, for the smaller arena."""
-    # The memory-aware order is a heuristic, and may need more memory than the given one.
+    # The given order is always a candidate: the memory-aware one is a heuristic, and may need more
+    # memory.
     given = range(len(plan.steps))
     best = plan_arena_in_order(plan, given, planner)
-    # A function, since only reports compare planners, and a search takes up to a second.
+    # A function instead of the arena plans of all planners: only reports compare planners, and a
+    # search takes up to a second.
     best = replace(best, by=partial(plan_arena, plan))
-    # Most plans are chains, or have a single step that determines the peak.
+    # Most plans are chains, or have a single step that needs as many bytes as the lower bound: no
+    # other order can need less.
     if len(given) <= 2 or best.lower_bound <= _largest_step(plan):
         return best
     dag = plan.dag
@@ -286,7 +289,8 @@ class Intervals:
             self._touch(block.outputs)
         self._now += 1
         roots = self._loops.pop()
-        # The next iteration reads outer values again; a branch has no next iteration.
+        # The next iteration reads outer values again, so they are live until the loop ends; a
+        # branch has no next iteration.
         if step.node.op.name != "If":
             for root in roots:
                 if self.first[root] <= begin:

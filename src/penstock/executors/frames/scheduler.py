@@ -47,7 +47,8 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.ir.graph import Value
 
-# Sentinels, compared by identity: values may be arrays, whose ``==`` is elementwise.
+# Sentinels. They must be compared by identity: values may be arrays, and ``==`` of an array is
+# elementwise.
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
 """A dead value: none will arrive."""
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
