@@ -215,6 +215,7 @@ class Replicas:
         self.max_delay = max_delay
         self._replicas = replicas_of(self._sessions, loops, n, most, workers)
         self._workers = workers
+        # Batches that each replica has been given and has not ended; a worker may have several.
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
