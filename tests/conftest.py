@@ -127,10 +127,10 @@ def _is_left_out(node: pytest.Item | pytest.Function, name: str, cases: int) -> 
     around = getattr(node, "cls", None), getattr(node, "module", None)
     alike = any(getattr(part, "sampled", False) for part in around)
     long = cases >= LONG and node.path.relative_to(TESTS).parts[0] in SWEPT
-    costly = node.get_closest_marker("costly") is not None
+    costly = node.get_closest_marker("costly")
     if not alike and not costly and (not long or node.get_closest_marker("whole")):
         return False
-    share = SHARE if alike or long else COSTLY_SHARE
+    share = SHARE if alike or long or costly is None else costly.kwargs.get("share", COSTLY_SHARE)
     return random.Random(f"{os.environ[DAY]} {name}").random() >= share
 
 
@@ -156,14 +156,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None]:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave most cases of long sweeps, most tests of sampled classes and modules, and most costly tests, to
-    ``make test-full``, by the day (tests/support/sweeps.py), and run the tests that trace allocations
-    last, since tracing slows all that come after."""
+    ``make test-full``, by the day (tests/support/sweeps.py). Run costly tests first, which would else let
+    workers wait for one at the end, and tests that trace allocations last, since tracing slows all that
+    come after."""
     run = [item for item in items if not item.get_closest_marker("full")]
     cases = Counter(item.nodeid.partition("[")[0] for item in run)
     for item in run:
         if _is_left_out(item, item.nodeid, cases[item.nodeid.partition("[")[0]]):
             item.add_marker(pytest.mark.full)
-    items.sort(key=lambda item: "most_bytes" in getattr(item, "fixturenames", ()))
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        traces = "most_bytes" in getattr(item, "fixturenames", ())
+        return traces, item.get_closest_marker("costly") is None
+
+    items.sort(key=place)
 
 
 def pytest_collection(session: pytest.Session) -> None:

@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 
 from tools.requirements import requirements
 
+pytestmark = pytest.mark.costly(share=1)
+
 ROOT = Path(__file__).parents[1]
 MODEL = """
 <ir_version: 10, opset_import: ["": 21]> g (float[2, 3] x) => (float[2, 3] y, float[2, 2] z) {

@@ -62,6 +62,7 @@ def code(kind: str, text: str) -> str:
     return text
 
 
+@pytest.mark.costly(share=1)
 @pytest.mark.parametrize("paths", programs(), ids=lambda paths: name(paths[0]))
 def test_documented_blocks_run_in_order(paths, tmp_path):
     """In a process and a folder of their own. A text block after Python is what that prints, a

@@ -20,6 +20,8 @@ import pytest
 from penstock import Observer
 from penstock.cli.commands import COMMANDS
 
+pytestmark = pytest.mark.costly(share=1)
+
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 
 ROOT = Path(__file__).parent.parent

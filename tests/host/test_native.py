@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from collections import Counter
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +24,20 @@ def test_library_compiled_from_other_sources_says_how_to_compile_it_again(monkey
     monkeypatch.setattr(library, "_newest", lambda: 2**63)
     with pytest.raises(PenstockError, match=r"another version of Penstock: run 'make kernels'"):
         library.load_level.__wrapped__(level)
+
+
+def test_functions_of_all_tables_have_names_of_their_own():
+    """One attribute has them all: of two functions of one name, one would be lost."""
+    root = Path(__file__).parents[2] / "src" / "penstock"
+    text = "".join(path.read_text() for path in sorted(root.rglob("*.c")))
+    tables = re.findall(
+        r"^PyMethodDef \w+_functions\[\] = \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL
+    )
+    names = Counter(
+        name for table in tables for name in re.findall(r'^    \{"(\w+)",', table, re.MULTILINE)
+    )
+    assert len(names) > 100
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_library_newer_than_its_sources_is_not_compared_with_them(monkeypatch):

@@ -88,7 +88,10 @@ def test_layers_with_outliers_are_static_within_the_error(monkeypatch):
     assert report["clippings"][report["clipping"]] < least / 5
     (codes,) = [p for p in report["points"] if p["note"] == "codes everywhere"]
     assert codes["error_limit"] <= 0.02
-    theirs = onnxruntime.InferenceSession(quantized.onnx).run(None, {"x": DATA[0]})[0]
+    # Its optimizer makes products of codes of those with weights of 8 bits, with errors of their own.
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    theirs = onnxruntime.InferenceSession(quantized.onnx, options).run(None, {"x": DATA[0]})[0]
     np.testing.assert_allclose(theirs, ps.compile(quantized.model)(DATA[0]), atol=1e-3)
 
 

@@ -585,5 +585,5 @@ def test_search_for_joined_requests_leaves_out_layers_in_which_rows_act_on_one_a
 def test_sessions_that_quantize_themselves_join_no_requests() -> None:
     with compiled(feed_forward()) as session:
         session.quantize_after()
-        with pytest.raises(ps.PenstockError, match="act on one another"):
+        with pytest.raises(ps.PenstockError, match="affect one another"):
             Replicas(session, 1, max_batch=4)

@@ -4,8 +4,8 @@ A sample is fixed (``sweep``) where each case costs much or covers what no other
 each day (``drawn``) where the cases are many and alike: in the course of time ``make test`` runs all
 of these. Of any other test of ten or more cases in the folders of kernels, operations, front ends and the
 like, an eighth of the cases is drawn (``tests/conftest.py``), and so of all tests of a class or a module
-with ``sampled = True``. A third is drawn of the tests that are marked ``costly``, which take seconds. All cases
-of a test that is marked ``whole`` are run: each is of its own kind. The
+with ``sampled = True``. A third, or another ``share``, is drawn of the tests that are marked ``costly``,
+which take seconds. All cases of a test that is marked ``whole`` are run: each is of its own kind. The
 environment variable ``PENSTOCK_TESTS_DAY``, which is in the header of a test run, repeats the draws of a
 day.
 """

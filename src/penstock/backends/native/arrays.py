@@ -111,7 +111,7 @@ def _split(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> 
     sizes = [shape[axis] for shape in parts]
     if len(sizes) < len(outputs) or not all(isinstance(size, int) for size in sizes):
         return None
-    function = partial(library.functions.parts, axis % len(x.shape), tuple(sizes))
+    function = partial(library.functions.views, axis % len(x.shape), tuple(sizes))
     return replace(node.op.compile(node, types), function=function)
 
 
@@ -123,7 +123,7 @@ def _unpack(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
         return None
     if shape[axis] != len(node.outputs):  # unknown, or a fault that NumPy's kernel tells
         return None
-    function = partial(library.functions.parts, axis % len(shape), None)
+    function = partial(library.functions.views, axis % len(shape), None)
     return replace(node.op.compile(node, types), function=function)
 
 

@@ -293,11 +293,11 @@ static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ss
 }
 
 /* Views of parts that follow each other along an axis, or, without sizes, of its single elements, without the axis. */
-static PyObject *array_parts(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+static PyObject *array_views(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
     if (count < 3 || !PyArray_Check(arguments[2]) || (arguments[1] != Py_None && !PyTuple_Check(arguments[1])))
-        return PyErr_Format(PyExc_TypeError, "parts() takes an axis, a tuple of sizes or None, and an array");
+        return PyErr_Format(PyExc_TypeError, "views() takes an axis, a tuple of sizes or None, and an array");
     PyArrayObject *x = (PyArrayObject *)arguments[2];
     const long axis = PyLong_AsLong(arguments[0]), rank = PyArray_NDIM(x);
     if (axis == -1 && PyErr_Occurred())
@@ -419,8 +419,8 @@ PyMethodDef arrays_functions[] = {
     {"appended", FAST(array_appended),
      "appended(axis, x, added): both joined along an axis, x where it lies if it has room behind it."},
     {"tiled", FAST(array_tiled), "tiled(x, *repeats): x repeated along each axis."},
-    {"parts", FAST(array_parts),
-     "parts(axis, sizes, x): views of parts of x of these sizes along an axis; of its elements, if sizes are None."},
+    {"views", FAST(array_views),
+     "views(axis, sizes, x): views of parts of x of these sizes along an axis; of its elements, if sizes are None."},
     {"variable_read", FAST(variable_read),
      "variable_read(variable, handle, y): copy the value of a variable into y."},
     {"variable_assign", FAST(variable_assign),
