@@ -36,7 +36,7 @@ def test_functions_of_all_tables_have_names_of_their_own():
     names = Counter(
         name for table in tables for name in re.findall(r'^    \{"(\w+)",', table, re.MULTILINE)
     )
-    assert len(names) > 100
+    assert len(names) > 30
     assert [name for name, count in names.items() if count > 1] == []
 
 
