@@ -62,12 +62,12 @@ def test_parts_are_views_of_numpys_slices(axis):
         for x in layouts(numbers((4, 5, 6), "float32"))[:8]:
             x = x.reshape(x.shape) if x.ndim == 3 else x[:, 0]
             sizes = (1, 0, x.shape[axis] - 1)
-            parts = library.functions.parts(axis, sizes, x)
+            parts = library.functions.views(axis, sizes, x)
             for part, wanted in zip(parts, np.split(x, [1, 1], axis), strict=True):
                 np.testing.assert_array_equal(part, wanted, library.level)
                 assert part.strides == wanted.strides or not part.size
                 assert np.shares_memory(part, x) or not part.size
-            elements = library.functions.parts(axis, None, x)
+            elements = library.functions.views(axis, None, x)
             assert len(elements) == x.shape[axis]
             for i, element in enumerate(elements):
                 np.testing.assert_array_equal(element, x.take(i, axis), library.level)
@@ -76,7 +76,7 @@ def test_parts_are_views_of_numpys_slices(axis):
 def test_parts_keep_strings():
     for library in LIBRARIES:
         x = np.array([["a", "b"], ["c", "d"]], object)
-        first, second = library.functions.parts(1, (1, 1), x)
+        first, second = library.functions.views(1, (1, 1), x)
         del x
         assert first.tolist() == [["a"], ["c"]] and second.tolist() == [["b"], ["d"]]
 
@@ -85,7 +85,7 @@ def test_parts_keep_strings():
 def test_parts_of_sizes_that_do_not_fit_are_refused(axis, sizes):
     for library in LIBRARIES:
         with pytest.raises(ValueError, match=r"out of range|do not fit"):
-            library.functions.parts(axis, sizes, np.zeros((4, 3), np.int8))
+            library.functions.views(axis, sizes, np.zeros((4, 3), np.int8))
 
 
 def test_array_is_refilled_from_memory_that_it_shares():
