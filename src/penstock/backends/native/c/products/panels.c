@@ -498,8 +498,10 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const int by_tiles = x.pairs && x.depth >= LEAST_DEPTH && has_tiles();
     const int64_t end = x.begin + x.depth;
     const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1};
-    /* Several parts of the rows, or a piece of one. */
-    const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1;
+    /* Several parts of the rows, or a piece of one. Pieces are of about equal depth, since each fetches as much as
+       it has of the next one. */
+    const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1, pieces = (x.depth + DEPTH - 1) / DEPTH;
+    const int64_t piece = ((x.depth + pieces - 1) / pieces + GRAIN - 1) / GRAIN * GRAIN;
     const float *before = NULL;
     /* Where taps are far apart, most of them see no image from any row. */
     while (x.parts > 1 && is_outside(&x, x.parts - 1, rows))
@@ -511,7 +513,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         }
         operands some = x;
         some.parts = smaller(most_parts < x.taps ? most_parts : most_parts / x.taps * x.taps, x.parts);
-        some.depth = smaller(DEPTH, end - x.begin);
+        some.depth = smaller(piece, end - x.begin);
         depth = some.parts * some.depth;
         const int last = some.parts == x.parts && x.begin + some.depth == end;
         const int64_t lines = 4 * width * 4 / LINE;
