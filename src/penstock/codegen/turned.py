@@ -1,8 +1,8 @@
 """Transposes of inputs that kernels read through, so that a run makes no views.
 
-Formats whose images have their channels last begin with a Transpose, whose result lies in memory as
-the input does. A kernel that is bound to these strides needs the address alone, and is given the
-input itself::
+Models with channels-last images begin with a Transpose whose result is a view of the input. A
+kernel that is bound to the strides of that view needs only the address, so it is given the input
+itself::
 
     v1 = transpose_0(v0)
     sequence_0(v1)                  sequence_0(v0)
@@ -20,8 +20,8 @@ from penstock.plan.plan import Plan, SlotKind, Step
 
 
 def turned_inputs(plan: Plan) -> Mapping[int, int]:
-    """The slots of transposed inputs that only such kernels read, and the input of each. The
-    program must be one function that has no observers, which see each value."""
+    """Return the slots of transposed inputs that only such kernels read, with the input of each.
+    The program must be a single function without observers, which would see each value."""
     turned = {step.outputs[0]: step.inputs[0] for step in plan.steps if _turns_input(plan, step)}
     if not turned:
         return turned
@@ -36,7 +36,7 @@ def turned_inputs(plan: Plan) -> Mapping[int, int]:
 
 
 def _turns_input(plan: Plan, step: Step) -> bool:
-    """Whether a step is the Transpose of an input to a value that lies as the input does."""
+    """Whether a step is a Transpose whose result is a view of an input."""
     if step.node.op.name != "Transpose" or step.kernel is None or step.contract is not None:
         return False
     source, target = step.inputs[0], step.outputs[0]

@@ -112,7 +112,7 @@ class CostModel:
         if self._own:
             return among
         measured, operation = self._table.measured, node.op.full_name
-        if not measured:  # as where nobody has asked to measure
+        if not measured:  # no costs were ever measured here
             return ()
         return [backend for backend in among if (backend.name, operation) in measured]
 

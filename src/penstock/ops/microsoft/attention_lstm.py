@@ -27,7 +27,7 @@ from penstock.ops.onnx import recurrent
 from penstock.ops.onnx.recurrent import CellWeights, Layer, Step
 from penstock.ops.registry import MICROSOFT, operator
 
-# Inputs behind those of an LSTM, of whose W the last columns are of what is attended to.
+# Inputs after those of an LSTM. The last columns of W multiply the attention context.
 _QUERY, _KEY, _V, _MEMORY, _LENGTHS, _LAYER = range(8, 14)
 _WEIGHTS = (1, 2, 3, 7, _QUERY, _KEY, _V, _LAYER)
 

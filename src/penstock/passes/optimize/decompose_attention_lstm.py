@@ -5,10 +5,10 @@
     scores = Tanh(keys + h Q) v + behind        keys = memory K
     mean = Softmax(scores) memory               what the gates of the next step read
 
-Of the weights of an attention layer, which has [h, mean], the part of h is added to R, and S is
-that of the mean; the first step has neither. Layers with other activations, with peepholes or with
-sequences of their own lengths keep the kernel of NumPy, and so do those of so many steps that their
-nodes would take long to compile.
+An attention layer reads [h, mean]: its weights for h are added to R, and those for the mean are S.
+The first step has no mean and uses R alone. Nodes with other activations, peepholes or
+sequence_lens run on the NumPy kernel, as do those with more than 64 steps, which would take long to
+compile.
 """
 
 from __future__ import annotations
