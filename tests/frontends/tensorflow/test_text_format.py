@@ -75,7 +75,7 @@ def test_text_is_read_as_protobuf_reads_it(text: str) -> None:
         (TENSOR % f"float_val: {'x' * 500}", r"'x{20}\.\.\.\[460 characters\]"),
         ("node { [a.b]: 1 }", "column 8: write the file without the extension"),
         ("node { [a.b] { c: 1 } }", "column 8: write the file without the extension"),
-        ("zz [{}]", "column 1: a colon must stand"),
+        ("zz [{}]", "column 1: a colon must precede the list"),
         ("node { >", "column 8: '>' is no field or '}'"),
         ("node [{} {}]", "a comma and a message, or ']', must follow"),
         ("node {\n", "line 2, column 1: the text ends, but '}' must follow"),
