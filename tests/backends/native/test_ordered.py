@@ -92,6 +92,21 @@ def test_windows(channels, filters, sizes, stride):
         check(lambda b, x, p=pool: b.op(p, x, kernel_shape=[3] * n, strides=steps), image)
 
 
+@pytest.mark.parametrize("sizes", [(7,), (24, 24)], ids=str)
+def test_narrow_groups_have_the_same_bits_in_any_layout(sizes):
+    n = len(sizes)
+    x = numbers(2, 8, *sizes)
+    for kernel in (1, 3):
+        b = GraphBuilder()
+        image = b.input("x", "float32", ["N", 8, *sizes])
+        b.output("y", b.op("Conv", image, numbers(16, 2, *[kernel] * n), numbers(16), group=4))
+        # Of these, some copy the image with its channels innermost, and others read it as it is.
+        model, executors = b.model(), ("linear", "dataflow", "parallel", "streams")
+        sessions = [ps.compile(model, executor=e, reproducible=True) for e in executors]
+        rows = [session(x[i:])[-1].tobytes() for session in sessions for i in range(2)]
+        assert len({*rows}) == 1, kernel
+
+
 @pytest.mark.parametrize(("dims", "axis"), [((24, 64), 1), ((24, 64), 2), ((3, 1000), 2)], ids=str)
 def test_sums_along_an_axis(dims, axis):
     axes = np.array([axis])

@@ -596,9 +596,10 @@ def _copied_lines(
 def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int) -> int:
     """The groups that an item of the kernel for narrow groups has; 0 where a product takes less
     time. The filters of a group are a vector at most, and there are single taps, or three that are
-    multiplied at once, of few filters and in whole tiles."""
+    multiplied at once, of few filters and in whole tiles. Its order of sums depends on the lines of
+    an item, and differs from that of the kernel for copies of images."""
     lanes = LANES.get(site.library.level, 0)
-    if packing.groups == 1 or packing.pairs == "rounded" or filters > lanes:
+    if site.ordered or packing.groups == 1 or packing.pairs == "rounded" or filters > lanes:
         return 0
     if columns.most_taps > 1:
         is_slow = lanes == GRAIN and not packing.pairs
