@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.host.native import library
-from tests.support.onnx_text import compile_text
+from tests.support.onnx_text import compile_text, model_from_text
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there are no compiled kernels")
 
@@ -50,3 +50,19 @@ def test_transposed_input_that_others_read_is_made(other) -> None:
     turned = IMAGE.transpose(0, 3, 1, 2)
     np.testing.assert_array_equal(y, turned)
     np.testing.assert_allclose(z, turned if other[0] == "I" else np.cos(turned), rtol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transposed_weights_of_a_run_give_what_onnxruntime_gives(channels) -> None:
+    """A dim of 1 has the stride of another: the order of dims cannot be told from strides."""
+    ort = pytest.importorskip("onnxruntime")
+    model = model_from_text(
+        f"""g (float[1,{channels},6,6] x, float[2,3,{channels},4] w) => (float[1,4,5,4] y) {{
+            t = Transpose<perm = [3, 2, 0, 1]>(w) y = Conv(x, t) }}"""
+    )
+    x = RNG.normal(size=(1, channels, 6, 6)).astype(np.float32)
+    w = RNG.normal(size=(2, 3, channels, 4)).astype(np.float32)
+    session = ps.compile(model, executor="linear", shapes={})
+    assert "transpose" not in session.source
+    (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": w})
+    np.testing.assert_allclose(session(x, w), wanted, rtol=1e-5, atol=1e-6)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,9 @@ MOST_AHEAD = 256
 _MOST_NAMED = 4
 # Results of at most this size are quick to read.
 _SMALL_BYTES = 1 << 16
+
+TurnedInputs: TypeAlias = "Mapping[int, tuple[int, tuple[int, ...]]]"
+"""as ``codegen.turned`` finds them"""
 
 
 class Call(NamedTuple):
@@ -81,13 +84,14 @@ class Call(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
     """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
-    ``turned`` has the slots for which kernels are given an input (``codegen.turned``).
+    ``turned`` has the slots for which kernels are given an input (``codegen.turned``), with that
+    and the axes by which it is transposed.
     ``views`` has the places in arenas that have names (``_view_key``). ``calls`` has the call of
     each step with a kernel; the results of the steps in ``counted`` count against the budget of a
     run."""
 
     slots: tuple[str, ...]
-    turned: Mapping[int, int]
+    turned: TurnedInputs
     views: Mapping[tuple[Any, ...], str]
     calls: Mapping[Step, Call]
     counted: frozenset[Step]
@@ -98,7 +102,7 @@ def program_names(
     arena_plan: ArenaPlan,
     shared: frozenset[int] = frozenset(),
     counted: frozenset[Step] = frozenset(),
-    turned: Mapping[int, int] = MappingProxyType({}),
+    turned: TurnedInputs = MappingProxyType({}),
 ) -> ProgramNames:
     """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch;
     ``counted``: the steps whose results are counted during a run; ``turned``: as
@@ -114,7 +118,7 @@ def program_names(
             key = _view_key(plan, arena_plan, slot, index)
             name = first_name.setdefault(key, f"b{index}")
         slots.append(name)
-    for index, source in turned.items():
+    for index, (source, _) in turned.items():
         slots[index] = slots[source]
     # At index -1, which stands for a value that is left out.
     slots.append("None")
@@ -274,7 +278,8 @@ def _bind_slots(
                 assert slot.constant is not None
                 namespace[name] = slot.constant.peek
         elif slot.kind is SlotKind.DYNAMIC:
-            values.append(RuntimeArray(slot.strides, index in names.turned))
+            axes = names.turned[index][1] if index in names.turned else ()
+            values.append(RuntimeArray(slot.strides, axes))
         else:
             values.append(namespace[name])
     values.append(None)  # for slots left out, whose index is -1

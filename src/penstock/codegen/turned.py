@@ -11,18 +11,26 @@ itself::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ir.layout import is_plannable, packed_strides
 from penstock.plan.plan import Plan, SlotKind, Step
 
+if TYPE_CHECKING:
+    from penstock.codegen.names import TurnedInputs
 
-def turned_inputs(plan: Plan) -> Mapping[int, int]:
-    """Return the slots of transposed inputs that only such kernels read, with the input of each.
+
+def turned_inputs(plan: Plan) -> TurnedInputs:
+    """Return the slots of transposed inputs that only such kernels read, with the input of each and
+    the axes by which it is transposed.
     The program must be a single function without observers, which would see each value."""
-    turned = {step.outputs[0]: step.inputs[0] for step in plan.steps if _turns_input(plan, step)}
+    turned = {
+        step.outputs[0]: (step.inputs[0], tuple(step.node.attrs["perm"]))
+        for step in plan.steps
+        if _turns_input(plan, step)
+    }
     if not turned:
         return turned
     kept = {*plan.outputs, *[slot.base for slot in plan.slots]}

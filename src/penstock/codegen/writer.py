@@ -38,7 +38,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codegen.lifetimes import Allocations, Lifetimes, allocations
-from penstock.codegen.names import ProgramMemory, ProgramNames, bind_names, program_names
+from penstock.codegen.names import (
+    ProgramMemory,
+    ProgramNames,
+    TurnedInputs,
+    bind_names,
+    program_names,
+)
 from penstock.codegen.sequences import CallSequence
 from penstock.codegen.steps import ProgramForm, StepWriter, printable
 from penstock.core.checkpoints import checkpoint, with_checkpoints
@@ -234,7 +240,7 @@ def write_program(
     return program
 
 
-def _turned(plan: Plan, tasks: Tasks | None, form: ProgramForm) -> Mapping[int, int]:
+def _turned(plan: Plan, tasks: Tasks | None, form: ProgramForm) -> TurnedInputs:
     """Find the transposed inputs that kernels read through (``codegen.turned``)."""
     alone = tasks is None and not form.observed and not plan.captures
     if not alone or all(step.node.op.name != "Transpose" for step in plan.steps):

@@ -51,8 +51,9 @@ class RuntimeArray:
     """
 
     strides: tuple[int, ...] = ()
-    turned: bool = False
-    """what is given has the dims in their order in memory: it is not yet transposed"""
+    turned: tuple[int, ...] = ()
+    """the axes by which what is given is still to be transposed, empty if it is not; ``strides`` do
+    not tell them, since dims of 1 may have those of others"""
 
     @property
     def order(self) -> tuple[int, ...] | None:

@@ -436,10 +436,9 @@ class _CallBinder(Binder):
 
 def _turn(array: RunValue) -> Callable[[RunValue], RunValue]:
     """Return what turns the array that a run gives into the one that a kernel reads."""
-    if not isinstance(array, RuntimeArray) or not array.turned or array.order is None:
+    if not isinstance(array, RuntimeArray) or not array.turned:
         return _itself
-    axes = sorted(range(len(array.order)), key=array.order.__getitem__)
-    return methodcaller("transpose", axes)
+    return methodcaller("transpose", array.turned)
 
 
 def _itself(x: RunValue) -> RunValue:
