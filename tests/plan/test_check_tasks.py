@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from penstock.core.records import replace as changed
+from penstock.plan import check_tasks
 from penstock.plan.check import check_schedule
+from penstock.plan.check_tasks import TaskOrder
+from penstock.plan.plan import Step
 from penstock.plan.tasks import Signals
 from tests.support.changed_plans import (
     CHAIN,
@@ -43,6 +46,28 @@ def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
     check_schedule(plan, arena, tasks)
     b, c = slot(plan, "b"), slot(plan, "c")
     refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
+
+
+def test_check_of_deep_plans_asks_for_orders_in_proportion_to_steps(monkeypatch) -> None:
+    asked: list[object] = []
+
+    class Counted(TaskOrder):
+        def precedes(self, a: Step, b: Step) -> bool:
+            asked.append(a)
+            return super().precedes(a, b)
+
+    monkeypatch.setattr(check_tasks, "TaskOrder", Counted)
+    counts = []
+    for depth in (50, 100):
+        body = " ".join(f"v{i + 1} = MatMul(v{i}, v{i})" for i in range(depth))
+        text = f"g (float[8, 8] v0) => (float[8, 8] v{depth}) {{ {body} }}"
+        plan, arena, tasks = as_tasks(text)
+        check_schedule(plan, arena, tasks)
+        counts.append(len(asked))
+        asked.clear()
+        first, last = slot(plan, "v2"), slot(plan, f"v{depth - 2}")
+        assert arena.offsets[first] == arena.offsets[last]
+    assert 0 < counts[1] < 2.5 * counts[0]
 
 
 def test_tasks_that_say_other_than_they_do_are_refused() -> None:

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from penstock.core.checkpoints import with_checkpoints
 from penstock.plan.check_places import SlotPlaces, require
@@ -16,13 +19,17 @@ if TYPE_CHECKING:
     from penstock.plan.tasks import Tasks
 
 _ALIAS, _DYNAMIC = SlotKind.ALIAS, SlotKind.DYNAMIC
+_Touched: TypeAlias = "dict[int, list[tuple[Step, bool]]]"
+"""the steps that access each slot, and whether they write it"""
+_Writers: TypeAlias = "dict[int, Step]"
+"""the first step that writes each slot"""
 
 
 def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) -> None:
     """Check that accesses to shared values have an order that is certain before the run, and that
     values are released after their last reader."""
-    touched: dict[int, list[tuple[Step, bool]]] = {}
-    writers: dict[int, Step] = {}
+    touched: _Touched = {}
+    writers: _Writers = {}
     for task in with_checkpoints(tasks.tasks):
         for step in task.steps:
             for i, writes in _accesses(step, inside=step not in tasks.expanded):
@@ -42,18 +49,35 @@ def check_tasks(plan: Plan, places: SlotPlaces, tasks: Tasks, order: TaskOrder) 
         for step, _ in accesses if writer is not None else ():
             sure = step is writer or order.precedes(writer, step)  # type: ignore[arg-type]
             require(sure, "{} may run before {} is written", step, plan.slots[i])
-    among = sorted((places.begin[i], i) for i in places.end if i in touched and i in writers)
-    for number, (_, a) in enumerate(with_checkpoints(among)):
+    _check_memory(plan, places, order, touched, writers)
+
+
+def _check_memory(
+    plan: Plan, places: SlotPlaces, order: TaskOrder, touched: _Touched, writers: _Writers
+) -> None:
+    """Check that of two slots that share memory, one is used no more when the other is written."""
+    among = [i for i in places.end if i in touched and i in writers]
+    text, slots = "{} and {} share memory at the same time", plan.slots
+    # Arenas are reused hundreds of times in deep plans: most pairs are of slots that only steps of
+    # the outermost block access, and are checked by many at once.
+    outer = [i for i in among if all(len(order.path[step]) == 1 for step, _ in touched[i])]
+    for a, b in order.unordered(outer, places, touched, writers):
+        require(False, text, slots[a], slots[b])
+    writes = Counter(writers[i] for i in outer)
+    rest = among if len(outer) < len(among) else [i for i in outer if writes[writers[i]] > 1]
+    among, known = sorted(rest, key=places.begin.__getitem__), {*outer}
+    for number, a in enumerate(with_checkpoints(among)):
         # They are sorted by their begin: no later slot overlaps this one.
-        for at, b in among[number + 1 :]:
-            if at >= places.end[a]:
+        for b in among[number + 1 :]:
+            if places.begin[b] >= places.end[a]:
                 break
+            if a in known and b in known and writers[a] is not writers[b]:
+                continue
             if places.overlaps(a, b):
                 apart = order.all_before(touched[a], writers[b]) or order.all_before(
                     touched[b], writers[a]
                 )
-                text = "{} and {} share memory at the same time"
-                require(apart, text, plan.slots[a], plan.slots[b])
+                require(apart, text, slots[a], slots[b])
 
 
 def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
@@ -192,3 +216,29 @@ class TaskOrder:
 
     def all_before(self, accesses: Iterable[tuple[Step, bool]], writer: Step) -> bool:
         return all(step is writer or self.precedes(step, writer) for step, _ in accesses)
+
+    def unordered(
+        self, slots: Sequence[int], places: SlotPlaces, touched: _Touched, writers: _Writers
+    ) -> Iterator[tuple[int, int]]:
+        """Pairs of ``slots`` with writers of their own that share memory without an order. All of
+        their accesses are by steps of the outermost block."""
+        steps = self.sorted[0]
+        position = {step: i for i, step in enumerate(steps)}
+        written = np.array([position[writers[i]] for i in slots])
+        number = np.array([self.number[writers[i]] for i in slots])
+        # Indices of addresses, which in a damaged file may be of more than 64 bits.
+        marks = sorted({places.begin[i] for i in slots} | {places.end[i] for i in slots})
+        index = {mark: i for i, mark in enumerate(marks)}
+        begin = np.array([index[places.begin[i]] for i in slots])
+        end = np.array([index[places.end[i]] for i in slots])
+        for k, i in enumerate(with_checkpoints(slots)):
+            # A slot that is written later cannot be used before one that is written earlier.
+            later = (begin < end[k]) & (end > begin[k]) & (written > written[k])
+            if not later.any():
+                continue
+            after = -1
+            for step, _ in touched[i]:
+                after &= self.after[step] | 1 << self.number[step]
+            bits = np.frombuffer(after.to_bytes(len(steps) // 8 + 1, "little"), np.uint8)
+            ordered = np.unpackbits(bits, bitorder="little")[number] == 1
+            yield from [(i, slots[b]) for b in np.flatnonzero(later & ~ordered)]
