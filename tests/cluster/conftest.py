@@ -17,6 +17,9 @@ def ray_started():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     import ray
 
+    if ray.is_initialized():  # by this fixture, which tests of other folders import
+        yield
+        return
     ray.init(
         num_cpus=8,
         include_dashboard=False,
