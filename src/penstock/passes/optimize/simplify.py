@@ -114,7 +114,10 @@ def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
         if rank is not None:
             backwards = list(range(rank))[::-1]
             first, second = first or backwards, second or backwards
-            node.attrs["perm"] = [first[axis] for axis in second]
+            merged = [first[axis] for axis in second]
+            if merged == backwards[::-1]:  # else it would take all passes another round
+                return (before.inputs[0],)
+            node.attrs["perm"] = merged
             node.inputs[0] = before.inputs[0]
             return True
     return (value,) if perm is not None and list(perm) == list(range(rank or 0)) else None
