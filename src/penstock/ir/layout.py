@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -34,9 +35,15 @@ def line_aligned(array: np.ndarray) -> np.ndarray:
     as fast: the given one, or a copy."""
     if array.flags.c_contiguous and not address(array) % ALIGNMENT:
         return array
-    copy: np.ndarray = weight_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy = new_lines(array.shape, array.dtype)
     copy[...] = array
     return copy
+
+
+def new_lines(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array as ``line_aligned`` gives, to be written."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return weight_bytes(nbytes).view(dtype).reshape(shape)
 
 
 def is_plannable(type_: Type) -> TypeGuard[TensorType]:

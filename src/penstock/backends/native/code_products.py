@@ -20,7 +20,7 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Node, Value
-from penstock.ir.layout import line_aligned
+from penstock.ir.layout import line_aligned, new_lines
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 from penstock.ops.common.fixed_point import Multiplier
@@ -75,11 +75,17 @@ class Rescaling(NamedTuple):
         view[-1] = numbers.size if (self.exact.shifts > 0).all() else -numbers.size
         factors = np.ldexp(_ONE * numbers, -31 - shifts)
         # The amount that the first rounding, to an integer, adds to a tie of the second one.
-        offsets = np.where(numbers > 0, np.ldexp(_ONE / 2, -shifts), 0)
+        offsets = np.ldexp(_ONE / 2, -shifts) * (numbers > 0)
         offsets += _ONE / 2 + _SLACK if low == zero else 0
-        one = np.concatenate([factors.astype(FLOAT32), numbers.view(FLOAT32)])
-        two = np.concatenate([offsets.astype(FLOAT32), shifts.view(FLOAT32)])
-        return line_aligned(one), line_aligned(two), bounds
+        return _behind_each_other(factors, numbers), _behind_each_other(offsets, shifts), bounds
+
+
+def _behind_each_other(reals: np.ndarray, integers: np.ndarray) -> np.ndarray:
+    """Numbers in float32, and integers of 32 bits behind them."""
+    joined = new_lines((2, reals.size), FLOAT32)
+    joined[0] = reals
+    joined[1].view(INT32)[:] = integers
+    return joined.reshape(-1)
 
 
 def of_each(numbers: np.ndarray, count: int) -> np.ndarray:
@@ -342,6 +348,8 @@ def _products(
 
 def _rows_of(array: np.ndarray, groups: int, size: int) -> np.ndarray:
     """Numbers by filter, those of each group filled with zeros to ``size``."""
+    if array.size == groups * size:
+        return array.reshape(groups, size)
     result = np.zeros((groups, size), array.dtype)
     own = array.reshape(groups, -1)
     result[:, : own.shape[1]] = own

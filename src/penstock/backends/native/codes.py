@@ -10,7 +10,7 @@ import numpy as np
 from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.formulas import BLOCK, Term
 from penstock.backends.native.kernel import NativeCall, Site, Tensor, UnsupportedError, Word
-from penstock.core.records import NamedTuple
+from penstock.core.records import dataclass, field
 from penstock.ir.graph import Node
 from penstock.ir.layout import packed_strides
 from penstock.ops.common.fixed_point import TERM_BITS, Multiplier, pair_multipliers, rescaled
@@ -49,7 +49,8 @@ def code_table_call(site: Site) -> NativeCall | None:
     return restrided([None, None])
 
 
-class CodePair(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CodePair:
     """A sum, difference or product of two tensors of codes, as codes of the same type: the compiled
     kernel, scales and zero points of both and of the result, its least code and its largest."""
 
@@ -58,10 +59,18 @@ class CodePair(NamedTuple):
     scales: Sequence[float]
     zeros: Sequence[int]
     limits: Sequence[int]
+    known: dict[bool, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
+    """the numbers of tensors in their order, and in the other"""
 
     def numbers(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
         """The factors and the numbers that the kernel takes, of tensors in this ``order``; None
         where integers of 32 bits overflow."""
+        turned = order[0] == 1
+        if turned not in self.known:
+            self.known[turned] = self._numbers(order)
+        return self.known[turned]
+
+    def _numbers(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
         a, b, y = np.array([self.scales[i] for i in order], np.float32).astype(np.float64).tolist()
         zeros, shift, factor = [self.zeros[i] for i in order], 0, a * b / y
         factors, added, signs = [factor, -zeros[0] * factor], float(zeros[2]), [1, 1]

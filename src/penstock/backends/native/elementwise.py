@@ -13,7 +13,7 @@ from copy import copy
 from functools import cache, partial
 from itertools import repeat
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from penstock.ir.layout import packed_strides
 from penstock.ops.internal.fused import FUSED, is_fused, parts
 from penstock.ops.registry import MICROSOFT
 from penstock.ops.work_estimate import Workload
+
+if TYPE_CHECKING:
+    from penstock.backends.native.codes import CodePair
 
 # As in c/core/elementwise.c.
 _REGISTERS, _REGISTER_BYTES, _MOST_RANK, _MOST_INPUTS = 32, 2048, 8, 17
@@ -121,7 +124,10 @@ def elementwise_call(site: Site) -> NativeCall | None:
         return None
     program = _Program(site)
     if site.node.op.full_name == "tflite.IntegerArithmetic" and len(program.inputs) == 2:
-        return program.of_integers(output)
+        from penstock.backends.native.codes import integer_pair
+
+        pair = integer_pair(site.node, QUANTIZED_KINDS[_name(output)])
+        return program.of_integers(output, pair)
     return program.call(program.finished(program.result(), output), output)
 
 
@@ -448,21 +454,25 @@ class _Program:
         return replace(made, inplace=call.inplace, restrided=call.restrided) if made else call
 
     def of_integers(
-        self, output: TensorType, strides: Sequence[tuple[int, ...] | None] | None = None
+        self,
+        output: TensorType,
+        pair: CodePair,
+        strides: Sequence[tuple[int, ...] | None] | None = None,
     ) -> NativeCall:
         """The call of an IntegerArithmetic of two tensors; of a program, where no kernel reads the
         codes where they are."""
-        from penstock.backends.native.codes import integer_pair, pair_call
+        from penstock.backends.native.codes import pair_call
 
         dims, steps = merged = self._coalesced([0, 1], output, strides)
-        pair = integer_pair(self.site.node, QUANTIZED_KINDS[_name(output)])
         made = pair_call(self.site, pair, (0, 1), merged)
         if made is None:
             return self.call(self.finished(self.result(), output), output, strides)
         return replace(
             made,
             inplace=tuple([i for i in (0, 1) if math.prod(dims) > 1 and steps[i] == _dense(dims)]),
-            restrided=partial(_Program.of_integers, self, output) if strides is None else None,
+            restrided=partial(_Program.of_integers, self, output, pair)
+            if strides is None
+            else None,
         )
 
     def settings(self, result: Term, output: TensorType) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
-from penstock.ir.layout import line_aligned
+from penstock.ir.layout import line_aligned, new_lines
 from penstock.ops.common.constant_cache import ConstantRef, Reordered, reordered
 from penstock.ops.common.dtypes import INT8, INT32, UINT8
 
@@ -32,20 +32,21 @@ def integer_panels(
     """Pack a matrix [k, n] of codes with a zero point for each column. ``parts``: the size of the
     parts of k, and the multiple of 4 to which each is padded with zeros."""
     k, n = weights.shape
-    shift = 128 if weights.dtype == UINT8 else 0
-    zeros = zero.astype(INT32) - shift
-    # int8 would overflow before the shift is taken off.
-    signed = weights.astype(np.int16) - shift
+    zeros = zero.astype(INT32)
+    signed = weights
+    if weights.dtype == UINT8:
+        # Less 128, as int8: without the highest bit, or with it.
+        signed, zeros = (weights ^ 128).view(INT8), zeros - 128
     part, size = parts or (k, math.ceil(k / _QUAD) * _QUAD)
     quads, panels = k // part * size // _QUAD, math.ceil(n / _PANEL)
     padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
     padded.reshape(k // part, size, -1)[:, :part, :n] = signed.reshape(-1, part, n)
-    packed = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
     # Whole tiles are loaded, also where K ends within one.
-    tail = np.zeros(_TILE * _PANEL * _QUAD, INT8)
-    sums = signed.sum(axis=0, dtype=np.int64) - k * zeros.astype(np.int64)
-    codes = line_aligned(np.concatenate([packed.reshape(-1), tail]))
-    return IntegerPanels(codes, sums.astype(INT32), zeros)
+    codes = new_lines((padded.size + _TILE * _PANEL * _QUAD,), INT8)
+    codes[padded.size :] = 0
+    packed = codes[: padded.size].reshape(panels, quads, _PANEL, _QUAD)
+    packed[...] = padded.reshape(quads, _QUAD, panels, _PANEL).transpose(2, 0, 3, 1)
+    return IntegerPanels(codes, signed.sum(axis=0, dtype=INT32) - k * zeros, zeros)
 
 
 def panel_types(k: int, n: int) -> list[TensorType]:

@@ -315,7 +315,7 @@ def _chain_of(
     columns = w_type.dims[-1] if filters is None else filters.shape[0]
     factors, offsets = [each.astype(FLOAT32) for each in scaling]
     # float64 may hold what float32 cannot, and infinity times a sum of 0 would be NaN.
-    if not (np.isfinite(factors).all() and np.isfinite(offsets).all()):
+    if not math.isfinite(sum([each.sum(dtype=np.float64) for each in (factors, offsets)])):
         return None
     terms, factors, offsets = [of_each(part, columns) for part in (terms, factors, offsets)]
     if dtype == FLOAT32:
@@ -371,10 +371,10 @@ def _quantized(site: Site, tensor: int, scale: int, zero: int) -> _Quantized | N
         return None
     if zeros.dtype not in (INT8, UINT8, INT32) or max(scales.ndim, zeros.ndim) > 1:
         return None
-    if not ((scales > _LEAST) & (scales < _MOST)).all():
+    numbers = scales.reshape(-1).tolist()
+    if False in [_LEAST < number < _MOST for number in numbers]:
         return None
-    numbers = scales.reshape(-1).astype(np.float64)
-    return _Quantized(tensor, numbers, zeros.reshape(-1).astype(INT32))
+    return _Quantized(tensor, np.array(numbers), zeros.reshape(-1).astype(INT32))
 
 
 def _bias(

@@ -31,9 +31,9 @@ def multiplier(scale: np.ndarray | float) -> Multiplier:
     of what is above 2**30, which gives no codes but the ends, that."""
     fractions, exponents = np.frexp(np.minimum(np.asarray(scale, np.float64), 2.0**30))
     numbers = np.floor(fractions * 2.0**31 + 0.5).astype(np.int64)
-    is_whole = numbers == 1 << 31
-    numbers, shifts = np.where(is_whole, numbers // 2, numbers), -(exponents + is_whole)
-    return Multiplier(np.where(shifts > 31, 0, numbers), np.minimum(shifts, 31).astype(np.int64))
+    carry = numbers >> 31  # 1 for what was rounded to 2**31
+    shifts = -(exponents + carry)
+    return Multiplier((numbers >> carry) * (shifts <= 31), np.minimum(shifts, 31))
 
 
 def of_products(x: np.ndarray, w: np.ndarray, y: np.ndarray, *, rounded: bool) -> Multiplier:
@@ -88,7 +88,8 @@ def pair_multipliers(operation: str, scales: Sequence[float]) -> list[Multiplier
     if operation == "Mul":
         return [multiplier(a * b / y)]  # in float32, as in TFLite
     most = 2 * np.float64(max(a, b))
-    return [multiplier(number) for number in (a / most, b / most, most / (2.0**TERM_BITS * y))]
+    both = multiplier(np.array([a / most, b / most, most / (2.0**TERM_BITS * y)]))
+    return [*map(Multiplier, *both)]
 
 
 def rescaled(x: np.ndarray, by: Multiplier) -> np.ndarray:
