@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.frontends.common import weight_file as weight_files
 from penstock.frontends.common.model_files import open_inside
 from penstock.frontends.common.weight_file import WeightFile
 
@@ -16,7 +17,8 @@ BYTES = np.arange(100, dtype=np.uint8)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(weight_files, "_SMALL", 0)  # read in ranges, as large files are
     path = tmp_path / "w.bin"
     path.write_bytes(BYTES.tobytes())
     return path
@@ -33,6 +35,14 @@ def test_range_has_its_bytes_and_is_read_only(path: Path, mapped: bool) -> None:
         data = file.read(offset, size)
         assert np.array_equal(data, BYTES[offset : offset + size])
         assert not data.flags.writeable
+
+
+def test_small_file_is_read_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    file = weight_file(path)
+    path.unlink()
+    assert np.array_equal(file.read(3, 7), BYTES[3:10])
+    assert np.shares_memory(file.read(0, 50), file.read(40, 50))
 
 
 def test_range_that_is_read_again_is_the_same_memory(path: Path) -> None:

@@ -20,14 +20,16 @@ from penstock.frontends.common.model_files import HEAD_BYTES, is_pointer
 from penstock.host.malloc import new_bytes
 
 MAX_OVERLAP = 16
+_SMALL = 2**18  # bytes of a file that is read at once
 
 
 class WeightFile:
     """The bytes that are given, or the file that ``source`` opens, each time it is read. Raises
     ``ValueError`` with a reason, also if the file has changed since it was opened first.
 
-    A range that is in use is not read again, however many tensors name it, and once ranges overlap
-    so much that they would take more than the file, they are views of the whole. What reads them
+    A small file is read at once. Of others, a range that is in use is not read again, however many
+    tensors name it, and once ranges overlap so much that they would take more than the file, they
+    are views of the whole. What reads them
     may have to copy them, as where they are not aligned: together, different ranges have at most
     ``MAX_OVERLAP`` times the bytes of the file, so that memory is linear in it.
 
@@ -59,6 +61,13 @@ class WeightFile:
                 mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
                 self._whole = np.frombuffer(mapping, np.uint8)
                 note_origin(self._whole, self._path, 0)
+            elif self.size <= _SMALL:
+                self._whole = self._read(0, self.size)
+
+    @property
+    def whole(self) -> memoryview | None:
+        """All bytes, if they are held or mapped."""
+        return None if self._whole is None else memoryview(self._whole)
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """``size`` bytes from ``offset``, which lie within the file; read-only."""

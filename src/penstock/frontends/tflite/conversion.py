@@ -204,8 +204,11 @@ class OperatorConversion(NodeBuilder):
         if number == 1:
             return "Relu", [value]
         if number in (2, 3):
-            low, high = (-1, 1) if number == 2 else (0, 6)
-            return "Clip", [value, self.like(low, value), self.like(high, value)]
+            # The result has the type that the file declares, or Clip refuses its bounds.
+            bounds, dtype = BOUNDS[number], self.output_dtypes[0]
+            if dtype is None:
+                raise InexpressibleError("its output is a handle")
+            return "Clip", [value, *[self.constant(bound, dtype) for bound in bounds]]
         if number == 4:
             return "Tanh", [value]
         raise InexpressibleError(f"it has the activation number {number}, which no kernel computes")
@@ -275,21 +278,20 @@ class OperatorConversion(NodeBuilder):
         """Apply a rule to the operator, whose tensors may be quantized."""
         if entry.outputs not in (None, len(self.outputs)):
             raise NodeError(f"has {len(self.outputs)} outputs, but {self.op} has {entry.outputs}")
-        if not any((*self.quantizations, *self.output_quantizations)):
-            entry.convert(self)
-            return
-        self.codes = entry.codes(self) if entry.codes else None
-        integers = self.codes is not None or (entry.moves and self.moved_as_integers)
+        quantized = any((*self.quantizations, *self.output_quantizations))
+        self.codes = entry.codes(self) if quantized and entry.codes else None
+        integers = not quantized or self.codes is not None
+        integers = integers or (entry.moves and self.moved_as_integers)
         if not integers:
             integers = entry.integers(self) if callable(entry.integers) else entry.integers
         if not integers:
             self.apply_to_reals(entry.convert)
             return
         entry.convert(self)
-        # Rules of what reads these codes ask for their type, which need not be inferred then.
-        given = [v.dtype for v, q in zip(self.inputs, self.quantizations, strict=True) if v and q]
-        for value, (q, dtype) in zip(self.outputs, self._output_types(), strict=True):
-            if value and q and (self.codes is not None or dtype in given):
+        # Rules of what reads these ask for their type, which need not be inferred then.
+        given = [value.dtype for value in self.inputs if value]
+        for value, dtype in zip(self.outputs, self.output_dtypes, strict=True):
+            if value and dtype and (self.codes is not None or dtype in given):
                 value.type = _type_of_codes(dtype)
 
     def apply_to_reals(self, convert: Rule) -> None:

@@ -26,14 +26,14 @@ def opened_model(
     """The ``Model`` table of a file, whose fields can be read while the context is open, and its
     weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and what
     opening it raises."""
-    if isinstance(source, bytes):
-        data = memoryview(source)
-        yield _model(name, len(data), lambda at, n: data[at : at + n], wanted), WeightFile(source)
-        return
-    with source() as file:
-        weights = WeightFile(lambda: nullcontext(file), map_weights)
+    with nullcontext() if isinstance(source, bytes) else source() as file:
+        given = source if isinstance(source, bytes) else lambda: nullcontext(file)
+        weights = WeightFile(given, map_weights)
+        whole = weights.whole
 
-        def read(offset: int, size: int) -> bytes:
+        def read(offset: int, size: int) -> bytes | memoryview:
+            if whole is not None:
+                return whole[offset : offset + size]
             file.seek(offset)
             return file.read(size)
 

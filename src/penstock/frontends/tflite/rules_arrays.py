@@ -179,11 +179,13 @@ def split(c: OperatorConversion) -> None:
 def split_v(c: OperatorConversion) -> None:
     """Of the sizes one may be -1: it takes what the others leave."""
     x, sizes, axis = c.take(3)
-    places, known, shape = c.integers(2), c.integers(1), c.shape(0)
-    whole = None if places is None or shape is None else shape[places[0]]
-    if known and -1 in known and isinstance(whole, int):
-        known[known.index(-1)] = whole - sum(known) - 1
-    if places is None or known is None or shape is None or -1 in known:
+    places, known = c.integers(2), c.integers(1)
+    if places and known and -1 in known:
+        shape = c.shape(0)
+        whole = None if shape is None else shape[places[0]]
+        if isinstance(whole, int):
+            known[known.index(-1)] = whole - sum(known) - 1
+    if places is None or known is None or -1 in known:
         c.emit_tensorflow("SplitV", [x, sizes, axis])
     else:
         c.emit_final("Split", [x, known], {"axis": places[0]})
