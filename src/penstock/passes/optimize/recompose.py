@@ -121,11 +121,11 @@ def _activation(node: Node) -> Match | None:
         return None
     for x, gate in (values, values[::-1]):
         # Where the gate broadcasts x, the product has another shape than a function of x.
-        if gate.producer is not None and _same_shape(x, node.outputs[0]):
-            for rule in (_gelu, _swish, _hard_swish, _mish):
-                match = rule(x, gate, number)
-                if match is not None:
-                    return match
+        last = gate.producer
+        rule = None if last is None else _GATES.get(last.op.full_name)
+        match = rule(x, gate, number) if rule and _same_shape(x, node.outputs[0]) else None
+        if match is not None:
+            return match
     return None
 
 
@@ -191,6 +191,13 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     return Match(standard("Mish"), [x], {})
 
 
+_GATES = {
+    **dict.fromkeys(("Clip", "HardSigmoid"), _hard_swish),
+    **{"Add": _gelu, "Sigmoid": _swish, "Tanh": _mish},
+}
+"""by the operation that a gate ends with"""
+
+
 def _hard_sigmoid(node: Node) -> Match | None:
     """max(0, min(6, x + 3)) / 6."""
     if _near(number_of(node.inputs[1]), 6):
@@ -202,13 +209,15 @@ def _hard_sigmoid(node: Node) -> Match | None:
 
 def _quotient(node: Node) -> Match | None:
     """A Div by a root, as a normalization."""
-    return _normalization(node.inputs[0], argument(node.inputs[1], "Sqrt"))
+    radicand = argument(node.inputs[1], "Sqrt")
+    return None if radicand is None else _normalization(node.inputs[0], radicand)
 
 
 def _factor(node: Node) -> Match | None:
     """A Mul by the reciprocal of a root, as a normalization."""
     for top, factor in swapped(node):
-        match = _normalization(top, _radicand(factor))
+        radicand = _radicand(factor)
+        match = None if radicand is None else _normalization(top, radicand)
         if match is not None:
             return match
     return None
@@ -216,7 +225,10 @@ def _factor(node: Node) -> Match | None:
 
 def _radicand(value: Value | None) -> Value | None:
     """x, if ``value`` is 1 / sqrt(x)."""
-    return argument(argument(value, "Reciprocal"), "Sqrt") or argument(value, "tensorflow.Rsqrt")
+    node = produced_by(value, "Reciprocal", "tensorflow.Rsqrt")
+    if node is None:
+        return None
+    return argument(node.inputs[0], "Sqrt") if node.op.name == "Reciprocal" else node.inputs[0]
 
 
 class _Squares(NamedTuple):
