@@ -206,6 +206,9 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
     for shape in shapes:
         if shape is None:
             return None
+        if not result:
+            result = [*shape]
+            continue
         missing = len(shape) - len(result)
         if missing > 0:
             result[:0] = [1] * missing

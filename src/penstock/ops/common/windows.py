@@ -111,8 +111,20 @@ class Axis(NamedTuple):
     end: int
 
 
-def parse_axes(attrs: Attrs, rank: int) -> tuple[list[Axis], str]:
+_OF_AXES = ("strides", "dilations", "pads")
+
+
+def parse_axes(attrs: Attrs, rank: int) -> tuple[Sequence[Axis], str]:
     """``strides``, ``dilations`` and ``pads`` of each of ``rank`` axes, and ``auto_pad``."""
+    given = [tuple(value or ()) for value in map(attrs.get, _OF_AXES)]
+    return _parsed_axes(rank, attrs.get("auto_pad"), *given)
+
+
+@lru_cache(maxsize=1024)
+def _parsed_axes(
+    rank: int, auto_pad: str | None, *given: tuple[int, ...]
+) -> tuple[Sequence[Axis], str]:
+    attrs: Attrs = {"auto_pad": auto_pad, **dict(zip(_OF_AXES, given, strict=True))}
     modes = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")  # empty in some exports
     auto_pad = choice(attrs, "auto_pad", "NOTSET", modes) or "NOTSET"
     strides = ints_of(attrs, "strides", rank, 1)
@@ -122,7 +134,7 @@ def parse_axes(attrs: Attrs, rank: int) -> tuple[list[Axis], str]:
     if auto_pad != "NOTSET":
         pads = [0] * (2 * rank)
     rows = zip(strides, dilations, pads[:rank], pads[rank:], strict=True)
-    return [Axis(*row) for row in rows], auto_pad
+    return tuple([Axis(*row) for row in rows]), auto_pad
 
 
 def ints_of(attrs: Attrs, name: str, count: int, default: int, low: int = 1) -> list[int]:
