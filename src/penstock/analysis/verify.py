@@ -459,7 +459,8 @@ def _check_types(index: _Index) -> Iterator[str]:
             type_ = value.type
             if id(type_) in sound:
                 continue
-            fault = _type_fault(type_, index.limits)
+            is_tensor = type_.__class__ is TensorType  # as most
+            fault = (_tensor_fault if is_tensor else _type_fault)(type_, index.limits)
             if fault is None:
                 sound.add(id(type_))
             else:

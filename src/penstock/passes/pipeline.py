@@ -60,7 +60,10 @@ class LazyPass(Pass):
     has one of them, and only ``where`` that says so. Other models are compiled without it."""
 
     def __init__(
-        self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where
+        self,
+        load: Callable[[], type[Pass]],
+        operations: frozenset[str | Role],
+        where: Where | None,
     ) -> None:
         self.load = load
         self.name = load.__name__  # type: ignore[misc]
@@ -76,11 +79,13 @@ class LazyPass(Pass):
     invalidates = property(lambda step: step.implementation.invalidates)
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        return self.where(graph, context) and self.implementation.run(graph, context)
+        if self.where is not None and not self.where(graph, context):
+            return False
+        return self.implementation.run(graph, context)
 
 
 def lazy_pass(
-    *operations: str | Role, where: Where = lambda graph, context: True
+    *operations: str | Role, where: Where | None = None
 ) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
     """The pass of a function that imports its class, for graphs with one of ``operations`` and
     ``where`` it has work that no operation tells of."""

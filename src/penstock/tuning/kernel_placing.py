@@ -12,10 +12,10 @@ from penstock.ops.internal.transfer import (
     HOST,
     NO_OTHER_PLACES,
     REORDER,
+    TRANSFER,
     OtherPlaces,
     Place,
     Ports,
-    is_transfer,
 )
 from penstock.passes.context import Placing
 
@@ -35,15 +35,16 @@ class KernelPlacing(Placing):
     ) -> None:
         super().__init__(placement, ports)
         self.backends, self.kernels = backends, kernels
+        self._of_name = {backend.name: (backend,) for backend in backends}
 
     def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
         """As ``Placing.compiled``; for a copy between layouts without a place, the kernel of the
         backend in the host's memory that should be the fastest."""
         place, among = self.placement.get(node), self.backends
-        if is_transfer(node):
+        if node.op is TRANSFER:
             return None
         if place is not None:
-            among = [backend for backend in among if backend.name == place.backend]
+            among = self._of_name.get(place.backend, ())
         elif node.op is REORDER:
             hosts = [backend for backend in among if backend.memory == HOST]
             among = sorted(hosts, key=lambda backend: backend.seconds(node))

@@ -339,7 +339,13 @@ class _CallBinder(Binder):
         orders: dict[int, int] = {}
         # Others are arguments of each call, which looks at them, and copies inputs that it cannot
         # read.
-        fixed = list(map(_is_dense, arrays))
+        fixed = [
+            isinstance(x, np.ndarray)
+            and x.flags.c_contiguous
+            and x.flags.aligned
+            and x.dtype.isnative
+            for x in arrays
+        ]
         strides: list[tuple[int, ...] | None] = [None] * len(arrays)
         if native.restrided is not None:
             for i, is_fixed in enumerate(fixed):
@@ -465,25 +471,15 @@ def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
     if isinstance(x, RuntimeArray):
         size = 0 if type_ is None or type_.dtype is None else type_.dtype.itemsize
         return tuple([stride // size for stride in x.strides]) if size and x.strides else None
-    if not _is_aligned(x):
+    if not isinstance(x, np.ndarray) or not (x.flags.aligned and x.dtype.isnative):
         return None
-    size = x.itemsize
-    return tuple([stride // size for stride in x.strides])
-
-
-def _is_aligned(x: object) -> bool:
-    """Whether compiled code that knows the strides can read an array where it is."""
-    if not isinstance(x, np.ndarray):
-        return False
-    whole = x.itemsize == 1 or True not in [stride % x.itemsize != 0 for stride in x.strides]
-    return whole and x.flags.aligned and x.dtype.isnative
-
-
-def _is_dense(x: object) -> bool:
-    """Whether compiled code can read an array where it is."""
-    if not isinstance(x, np.ndarray):
-        return False
-    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+    size, remainders = x.itemsize, False
+    strides = []
+    for stride in x.strides:
+        whole, rest = divmod(stride, size)
+        strides.append(whole)
+        remainders |= rest != 0
+    return None if remainders else tuple(strides)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,8 @@ class AssignLayouts(Pass):
             return False
         kernels: dict[Node, Kernel] = {}
         for node in graph.walk():
-            answer = None if is_control(node) else context.placing.compiled(node)
+            is_run = node.nests and is_control(node)
+            answer = None if is_run else context.placing.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
         # Where no kernel asks for a layout, those of all values need not be followed.
