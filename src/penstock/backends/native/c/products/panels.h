@@ -126,12 +126,19 @@ INLINED void put_rows(vector *sums, const target *to, float *y, const float *add
     const activation *const f = &to->activation;
     const vector none = {0};
 #define COUNT (j + 1 < vectors ? LANES : rest)
+#if defined(__AVX512F__)
+    /* One form for whole vectors and for parts of them: compilers take long to read each. */
+    const __mmask16 some = (__mmask16)(rest < LANES ? (1u << rest) - 1 : 0xffff);
+#define LOADED_OF(from) (j + 1 < vectors ? loaded(from) : (vector)_mm512_maskz_loadu_ps(some, from))
+#else
+#define LOADED_OF(from) load_some(from, COUNT)
+#endif
 #define OWN sums[r * vectors + j]
     if (addend)
-        EACH(rows, vectors) OWN += load_some(addend + r * addend_step + j * LANES, COUNT);
+        EACH(rows, vectors) OWN += LOADED_OF(addend + r * addend_step + j * LANES);
     if (f->slopes)
         UNROLLED(j, vectors) {
-            const vector slopes = load_some(f->slopes + column + j * LANES, COUNT);
+            const vector slopes = LOADED_OF(f->slopes + column + j * LANES);
             UNROLLED(r, rows)
                 OWN = LARGER(none, OWN) + LESSER(none, OWN) * slopes;
         }
@@ -147,6 +154,7 @@ INLINED void put_rows(vector *sums, const target *to, float *y, const float *add
     else
         EACH(rows, vectors) store_some(y + r * step + j * LANES, OWN, COUNT);
 #undef COUNT
+#undef LOADED_OF
 #undef OWN
 }
 

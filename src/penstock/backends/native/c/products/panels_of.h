@@ -21,6 +21,9 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2 };
     enum { HAS_ENDS = BY_WIDTH(VECTORS != 3 && KIND == FLOATS, 0, 0) };
     const int twice = VECTORS == 1 && rows < FEW;
+    /* Rows of the panel in a pass of the innermost loop. Two are enough where one has 9 to 16
+       products, and compile faster; of two vectors, which have up to 28, four are faster by 3 %. */
+    enum { AT_ONCE = IS_TALL && VECTORS == 1 ? 2 : 4 };
     const int64_t depth = x.depth, ready = x.parts * depth >= LONG && !to->unfinished;
     const int64_t y_step = to->step;
     const activation *const active = &to->activation;
@@ -102,16 +105,17 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
         for (int64_t k = begin; k < limit;) {                                                      \
             const int64_t stop = smaller(k + ahead, limit);                                        \
             FETCH(AHEAD > 4)                                                                       \
-            for (; k + 4 <= stop; k += 4) {                                                        \
+            for (; k + AT_ONCE <= stop; k += AT_ONCE) {                                            \
                 FETCH(AHEAD == 4)                                                                  \
                 STEP(0, without, even)                                                             \
                 if (!TWO)                                                                          \
                     STEP(1, without, even)                                                         \
-                STEP(2, without, even)                                                             \
-                if (!TWO)                                                                          \
+                if (AT_ONCE > 2)                                                                   \
+                    STEP(2, without, even)                                                         \
+                if (AT_ONCE > 2 && !TWO)                                                           \
                     STEP(3, without, even)                                                         \
             }                                                                                      \
-            for (; k < stop; k += 1 + TWO)                                                         \
+            for (; AT_ONCE > 1 + TWO && k < stop; k += 1 + TWO)                                    \
                 STEP(0, without, even)                                                             \
         }                                                                                          \
     }
@@ -141,9 +145,11 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                     w += depth * width;
                     continue;
                 }
-                /* At the edges of an image, the first or the last row of a tile is often outside. */
-#define EVEN(bits) if (outside == (bits)) PART(bits, 1) else
-                EVEN(0) EVEN(1) EVEN(1 << (rows - 1)) EVEN(1 | 1 << group) EVEN(1 << (group - 1) | 1 << (rows - 1))
+                /* At the edges of an image, the first or the last row of a tile is often outside, or of both lines. */
+                const int both = rows % 2 == 0;
+#define EVEN(possible, bits) if ((possible) && outside == (bits)) PART(bits, 1) else
+                EVEN(1, 0) EVEN(1, 1) EVEN(1, 1 << (rows - 1))
+                EVEN(both, 1 | 1 << group) EVEN(both, 1 << (group - 1) | 1 << (rows - 1))
                 {
                     const float *const from = w;
                     if (x.step ? ~outside & upper : !all_at(x.zeros, of_part, group))
