@@ -170,6 +170,23 @@ SHAPES = {
         "<dilations = [17, 1], pads = [51, 0, 51, 0]>",
     ),
     "lines without padding": ((2, 4, 9, 61), (70, 4, 3, 3), "<strides = [2, 2]>"),
+    "lines of few elements": (
+        (2, 3, 8, 131),
+        (70, 3, 3, 3),
+        "<strides = [2, 2], pads = [1, 1, 1, 1]>",
+    ),
+    "lines of one element": ((1, 5, 6, 43), (40, 5, 1, 1), "<strides = [1, 2]>"),
+    "lines of elements far apart": (
+        (2, 6, 9, 82),
+        (22, 6, 3, 2),
+        "<dilations = [3, 5], pads = [3, 1, 6, 2]>",
+    ),
+    "lines of elements of slices": (
+        (2, 2, 4, 5, 62),
+        (32, 2, 3, 3, 3),
+        "<pads = [1, 1, 0, 1, 1, 1]>",
+    ),
+    "lines of elements of groups": ((2, 10, 4, 61), (52, 5, 2, 2), "<group = 2, strides = [1, 2]>"),
     "lines of slices": ((2, 1, 4, 5, 33), (32, 1, 3, 3, 3), "<pads = [1, 1, 1, 1, 1, 1]>"),
     "lines of groups": ((2, 24, 7, 40), (24, 3, 3, 3), "<group = 8, pads = [1, 1, 1, 1]>"),
     "lines of a vector of filters": ((1, 16, 7, 45), (16, 16, 3, 3), "<pads = [1, 1, 1, 1]>"),
@@ -371,6 +388,10 @@ def cases(draw: st.DrawFn) -> tuple[str, tuple[int, ...], tuple[int, ...], dict[
 @example(("Conv", (1, 36, 3, 4), (20, 36, 3, 3), {"pads": [1, 9, 1, 12]}), 23, [1, 2])
 @example(("Conv", (1, 48, 2100), (40, 48, 9), {"pads": [4, 4]}), 24, [1, 2])
 @example(("ConvTranspose", (1, 36, 5, 25), (36, 40, 3, 5), {"strides": [2, 2]}), 25, [1, 2])
+# Each element has an address, in tiles of all numbers of vectors and rows.
+@example(("Conv", (1, 3, 7, 141), (16, 3, 3, 3), {"pads": [1] * 4, "strides": [2, 2]}), 26, [1, 2])
+@example(("Conv", (2, 4, 5, 60), (90, 4, 3, 3), {"pads": [1, 0, 1, 0]}), 27, [1, 2])
+@example(("Conv", (1, 7, 50), (45, 7, 1), {}), 28, [])
 # Two channels of few filters at once, of phases of unlike numbers of taps.
 @example(("ConvTranspose", (1, 6, 9, 14), (6, 5, 3, 3), {"strides": [2, 2]}), 14, [1, 2])
 def test_sums_of_convolutions_are_within_the_bound_of_float32(case, seed, constants):

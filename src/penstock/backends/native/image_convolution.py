@@ -62,6 +62,10 @@ _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
 # Positions of a line that are enough for a product of their own; with vectors of 16 lanes, those of
 # a tile are.
 _LEAST_LINE, _LEAST_WIDE = 24, 9
+# Elements of a row of taps, and of all, that get an address each at most; and positions of a line
+# for each that sees padding.
+_MOST_OF_ROW, _MOST_ELEMENTS, _PER_END = 24, 192, 16
+_ELEMENTS = np.array([0, 0, 1], np.int64)  # even_lines, of elements that have addresses
 # Channels up to which rows of images are copied with zeros around them, and positions of an item
 # for which copies into another order of dims take less time than a step of their own.
 _MOST_COPIED, _LEAST_OF_COPIES = 16, 96
@@ -159,6 +163,13 @@ class SeenAxis(NamedTuple):
     def adjacent(self) -> bool:
         """Whether the taps of each phase see elements next to one another."""
         return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
+
+    @property
+    def ends(self) -> int:
+        """The positions of a single phase that see padding."""
+        (seen,) = self.seen
+        before = math.ceil(max(-seen[0], 0) / self.stride)
+        return before + max(self.results - (self.size - 1 - seen[-1]) // self.stride - 1, 0)
 
     @property
     def inside(self) -> bool:
@@ -523,6 +534,9 @@ def _of_all_channels(
     most, any_order = _ADDRESSES // addresses, False
     if joined:  # its kernel finds the lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
+    if not pairs and phases == 1 and _has_elements(columns, channels, filters, k, site):
+        any_order = True
+        return of_block(most_rows, 0, _ELEMENTS)
     room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
     # Each part that a position sees is inside of the image, or outside of it. Tiles that end with
     # a line have fewer positions, which costs most with narrow vectors.
@@ -532,7 +546,7 @@ def _of_all_channels(
     lines = None if rounds else _even_lines(has_lines, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
-        return of_block(min(lines[0], most), 0, np.array(lines[1:], np.int64))
+        return of_block(min(lines[0], most), 0, np.array([*lines[1:], 0], np.int64))
     has_copies = copies and not rounds  # to images with their channels innermost
     return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
@@ -556,6 +570,19 @@ def _even_lines(
     if has_lines:
         return BLOCK * PANEL, 0, 0
     return room if copies or channels <= _MOST_COPIED else None
+
+
+def _has_elements(columns: SeenAxis, channels: int, filters: int, k: int, site: Site) -> bool:
+    """Whether each of the ``k`` elements that a position sees gets an address, and images in any
+    order are read without copies. That pays where rows of taps have few elements and few positions
+    of a line see padding, as in the first convolution of most networks."""
+    if channels * columns.most_taps > _MOST_OF_ROW or k > _MOST_ELEMENTS:
+        return False
+    if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
+        return False
+    # Taps of a row that see the same elements of adjacent positions take less time together.
+    is_wide = filters > LANES.get(site.library.level, 0)
+    return is_wide or columns.most_taps == 1 or columns.stride > 1
 
 
 def _copied_positions(

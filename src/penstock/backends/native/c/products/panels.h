@@ -189,6 +189,11 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
    columns, 8 if it has those of two rows in turn; `next` is what is read after it, or NULL if all of the matrix is near. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count);
+
+/* The same, where each of `depth` elements of the first row of x has an address, or NULL if those of all rows are 0;
+   the next rows are `step` elements behind. */
+void multiply_elements(const float *const *elements, int64_t depth, int64_t step, int64_t rows, const float *w,
+                       int64_t width, const target *y, int64_t count);
 #pragma GCC visibility pop
 
 #endif

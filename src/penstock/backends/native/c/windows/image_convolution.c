@@ -6,7 +6,8 @@
 
    What the positions of a line see is equally far apart, but for those at its ends that see nothing of the image, unless
    a part is a row of taps that is partly outside; and in copies of the image's rows with zeros around them. The table
-   then has the first position of each line alone.
+   then has the first position of each line alone. Where rows of taps are so short that a part would have few elements,
+   each element of the first position has an address (elements.c).
 
    Compiled with contraction to fused multiply-add. */
 
@@ -159,6 +160,46 @@ static void find_lines(const struct image_convolution *a, const phase *f, int64_
     }
 }
 
+/* Find the address of each element that position `at` of a line sees, with the channels of a tap in order: `zeros` for
+   columns outside of the image, NULL for rows outside of it. */
+static void find_elements(const struct image_convolution *a, const phase *f, const line *l, const view *seen, int64_t at,
+                          const float **elements)
+{
+    const int64_t column_step = a->x_steps->column, channel_step = a->x_steps->channel, *const taps = f->taps[2];
+    const int64_t start = at * a->axes[2]->stride;
+    for (int64_t slice = 0; slice < f->n_taps[0]; slice++)
+        for (int64_t row = 0; row < f->n_taps[1]; row++) {
+            const float *const from = seen_row(a, f, l, seen, slice, row);
+            for (int64_t i = 0; i < f->n_taps[2]; i++, elements += a->channels) {
+                const int64_t column = start + taps[i];
+                const int inside = column >= 0 && column < a->axes[2]->size;
+                const float *const of_tap = !from || inside ? from : zeros;
+                const int64_t place = inside ? column * column_step : 0, step = inside ? channel_step : 0;
+                for (int64_t c = 0; c < a->channels; c++)
+                    elements[c] = from ? of_tap + place + c * step : NULL;
+            }
+        }
+}
+
+/* Multiply what positions of a line see by a panel of weights, where elements have addresses, for which there is room in
+   `elements`. The few positions that see columns outside of the image are products of their own. */
+static void multiply_line(const struct image_convolution *a, const phase *f, const line *l, const view *seen,
+                          const float **elements, const float *w, int64_t width, const target *y, int64_t count)
+{
+    const int64_t stride = a->axes[2]->stride, size = a->axes[2]->size, *const taps = f->taps[2], at = l->at[2];
+    const int64_t reach = size - 1 - taps[f->n_taps[2] - 1], end = at + l->some;
+    const int64_t before = taps[0] < 0 ? strides_in(stride - 1 - taps[0], stride) : 0;
+    const int64_t behind = reach < 0 ? 0 : strides_in(reach, stride) + 1;
+    const int64_t low = before < at ? at : smaller(before, end), high = behind < low ? low : smaller(behind, end);
+    for (int64_t p = at, some; p < end; p += some) {
+        some = p == low && low < high ? high - low : 1;
+        find_elements(a, f, l, seen, p, elements);
+        const target to = part_of(y, p - at, 0);
+        multiply_elements(elements, f->n_taps[0] * f->n_taps[1] * f->n_taps[2] * a->channels, stride * a->x_steps->column,
+                          some, w, width, &to, count);
+    }
+}
+
 /* Find which positions of a line see an element of each part that is a tap; returns whether some of them do not. */
 static int find_ends(const struct image_convolution *a, const phase *f, line_ends *ends)
 {
@@ -178,7 +219,8 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
 {
     const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
-    const int is_copied = a->even && a->even->copies, dense = a->x_steps->channel == 1 && !is_copied;
+    const int is_copied = a->even && a->even->copies, has_elements = a->even && a->even->elements;
+    const int dense = a->x_steps->channel == 1 && !is_copied;
     /* Results whose channels are apart are written to nearby memory, and copied. */
     const int direct = is_direct(a), is_turned = a->y_steps->channel != 1 && !a->addend;
     const activation none = NO_ACTIVATION;
@@ -206,13 +248,14 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const float *w = f.weights + (a->twos ? group * width : group * padded + column) * k;
         /* Copies are of one group, addresses are those of the first one. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
-        const view images = {dense ? 0 : channel, a->channels, a->block, rows, copy};
-        const int own = !a->pairs && !is_copied && is_product(a, &f), even = own || a->even;
-        if (of != known && even)
+        const view images = {dense && !has_elements ? 0 : channel, a->channels, a->block, rows, copy};
+        const int own = !a->pairs && !is_copied && !has_elements && is_product(a, &f), even = own || a->even;
+        const int is_new = of != known && !has_elements;
+        if (is_new && even)
             find_lines(a, &f, first, own ? 1 : count, images, is_copied ? &copies : NULL, item + 1);
-        else if (of != known)
+        else if (is_new)
             find_rows(a, &f, first, count, images);
-        if (of != known)
+        if (is_new)
             has_ends = even && !own && !is_copied && find_ends(a, &f, ends);
         known = of;
         const int has_lines = a->block % f.counts[2] == 0; /* else parts of lines */
@@ -224,7 +267,8 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             x.ahead = rows[0] + x.begin + MOST_TILE * step, x.ahead_step = step;
         const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
         /* Where the positions of several lines are not equally far apart, each line is a product. */
-        const int by_line = (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
+        const int by_line =
+            has_elements || (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
         line l = line_of(&f, first, count);
         const target all = target_of(a, &f, &l, filter, group * padded + column);
         const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0};
@@ -239,7 +283,9 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             of_line.rows += own ? 0 : even ? number : r;
             of_line.line = even || parts > 1 ? l.some : x.line;
             of_line.first = l.at[2];
-            if (by_line)
+            if (has_elements)
+                multiply_line(a, &f, &l, &images, rows, w, width, direct ? &to : &part, some);
+            else if (by_line)
                 multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
             /* Few channels at a time: it takes longer to write to many pages in turn. */
             for (int64_t e = 0; e < some && is_turned; e += GRAIN)

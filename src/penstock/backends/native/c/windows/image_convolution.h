@@ -30,9 +30,9 @@ typedef struct {
 } source;
 
 /* Lines whose positions see of each part what is equally far apart: in the image, or if there are `copies`, in so many
-   copies of `columns` of the image's rows each. */
+   copies of `columns` of the image's rows each. `elements`: each element of what a position sees has an address. */
 typedef struct {
-    int64_t copies, columns;
+    int64_t copies, columns, elements;
 } even_lines;
 
 /* Of all kernels here. */
