@@ -575,8 +575,9 @@ def _even_lines(
 def _has_elements(columns: SeenAxis, channels: int, filters: int, k: int, site: Site) -> bool:
     """Whether each of the ``k`` elements that a position sees gets an address, and images in any
     order are read without copies. That pays where rows of taps have few elements and few positions
-    of a line see padding, as in the first convolution of most networks."""
-    if channels * columns.most_taps > _MOST_OF_ROW or k > _MOST_ELEMENTS:
+    of a line see padding, as in the first convolution of most networks. The order of sums depends
+    on the positions of an item."""
+    if channels * columns.most_taps > _MOST_OF_ROW or k > _MOST_ELEMENTS or site.ordered:
         return False
     if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
         return False
