@@ -81,6 +81,17 @@ def generated_tables() -> str:
     )
 
 
+def files_read(source: Path) -> set[Path]:
+    """A C file and the headers of Penstock that it includes, and these in turn."""
+    found, left = {source}, [source]
+    while left:
+        names = re.findall(r'^ *# *include "(\w+\.h)"', left.pop().read_text(), re.MULTILINE)
+        new = {path for path in HEADERS if path.name in names} - found
+        found |= new
+        left += new
+    return found
+
+
 def own_options(source: Path, clang: bool) -> list[str]:
     """The compiler's options that a C file asks for. Products, whose order of sums is not NumPy's
     anyway, use fused multiply-add. Clang refuses some that GCC's optimizer needs."""
@@ -152,15 +163,15 @@ class BuildKernels(build_ext):
         folder = Path("build", f"{name}-{tag}", ext.name + last)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "generated_tables.h").write_text(generated_tables())
-        headers = [Path(__file__), *HEADERS]
         version = subprocess.run([*self.compiler.compiler, "--version"], stdout=subprocess.PIPE)
         clang = b"clang" in version.stdout
         options = [*OPTIONS, *STRIPPED, *([] if clang else GCC_OPTIONS)]
 
         def compiled(source: str) -> str:
             (target,) = self.compiler.object_filenames([source], output_dir=str(folder))
-            read = SOURCES if Path(source) == BASELINE else [Path(source)]
-            newest = max(path.stat().st_mtime for path in [*headers, *read])
+            # The checksum of all files is in one of them.
+            read = [*SOURCES, *HEADERS] if Path(source) == BASELINE else files_read(Path(source))
+            newest = max(path.stat().st_mtime for path in [Path(__file__), *read])
             if not os.path.exists(target) or os.path.getmtime(target) < newest:
                 chosen = [] if Path(source) == BASELINE else ext.extra_compile_args
                 chosen = [*chosen, *own_options(Path(source), clang)]

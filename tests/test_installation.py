@@ -6,6 +6,7 @@ import ast
 import fcntl
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,16 @@ def test_sdist_has_all_files_of_the_repository(sdist):
     untracked = ["git", "ls-files", "--others", "--exclude-standard"]
     new = subprocess.run(untracked, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     assert sorted(files - kept - {*new}) == []
+
+
+def test_c_files_are_compiled_again_if_a_header_that_they_read_has_changed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    setup = runpy.run_path("setup.py", run_name="setup")
+    read = {path.name: {p.name for p in setup["files_read"](path)} for path in setup["SOURCES"]}
+    # Some of these are included by headers alone.
+    assert {path.name for path in setup["HEADERS"]} <= set().union(*read.values())
+    assert {"panels.c", "panels_of.h", "floats.h", "compilers.h"} <= read["panels.c"]
+    assert "panels_of.h" not in read["trees.c"]
 
 
 def _installed(sdist: Path, folder: Path, *, objects: bool, **environment: str) -> str:
