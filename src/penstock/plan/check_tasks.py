@@ -241,4 +241,4 @@ class TaskOrder:
                 after &= self.after[step] | 1 << self.number[step]
             bits = np.frombuffer(after.to_bytes(len(steps) // 8 + 1, "little"), np.uint8)
             ordered = np.unpackbits(bits, bitorder="little")[number] == 1
-            yield from [(i, slots[b]) for b in np.flatnonzero(later & ~ordered)]
+            yield from [(i, slots[b]) for b in np.flatnonzero(later & ~ordered).tolist()]
