@@ -459,8 +459,10 @@ def _check_types(index: _Index) -> Iterator[str]:
             type_ = value.type
             if id(type_) in sound:
                 continue
-            is_tensor = type_.__class__ is TensorType  # as most
-            fault = (_tensor_fault if is_tensor else _type_fault)(type_, index.limits)
+            if isinstance(type_, TensorType):  # as most
+                fault = _tensor_fault(type_, index.limits)
+            else:
+                fault = _type_fault(type_, index.limits)
             if fault is None:
                 sound.add(id(type_))
             else:

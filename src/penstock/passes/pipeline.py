@@ -60,10 +60,7 @@ class LazyPass(Pass):
     has one of them, and only ``where`` that says so. Other models are compiled without it."""
 
     def __init__(
-        self,
-        load: Callable[[], type[Pass]],
-        operations: frozenset[str | Role],
-        where: Where | None,
+        self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where | None
     ) -> None:
         self.load = load
         self.name = load.__name__  # type: ignore[misc]

@@ -67,7 +67,7 @@ class WeightFile:
     @property
     def whole(self) -> memoryview | None:
         """All bytes, if they are held or mapped."""
-        return None if self._whole is None else memoryview(self._whole)
+        return None if self._whole is None else self._whole.data
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """``size`` bytes from ``offset``, which lie within the file; read-only."""

@@ -289,7 +289,7 @@ class OperatorConversion(NodeBuilder):
             return
         entry.convert(self)
         # Rules of what reads these ask for their type, which need not be inferred then.
-        given = [value.dtype for value in self.inputs if value]
+        given = [v.type.dtype for v in self.inputs if v and isinstance(v.type, TensorType)]
         for value, dtype in zip(self.outputs, self.output_dtypes, strict=True):
             if value and dtype and (self.codes is not None or dtype in given):
                 value.type = _type_of_codes(dtype)

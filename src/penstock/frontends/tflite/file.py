@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from penstock.core.errors import InvalidModel
 from penstock.frontends.common.weight_file import WeightFile
@@ -26,7 +26,8 @@ def opened_model(
     """The ``Model`` table of a file, whose fields can be read while the context is open, and its
     weights. Raises ``InvalidModel``, also if the file is not of the ``wanted`` format, and what
     opening it raises."""
-    with nullcontext() if isinstance(source, bytes) else source() as file:
+    opened: Any = nullcontext() if isinstance(source, bytes) else source()
+    with opened as file:
         given = source if isinstance(source, bytes) else lambda: nullcontext(file)
         weights = WeightFile(given, map_weights)
         whole = weights.whole

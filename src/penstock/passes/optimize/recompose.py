@@ -122,10 +122,21 @@ def _activation(node: Node) -> Match | None:
     for x, gate in (values, values[::-1]):
         # Where the gate broadcasts x, the product has another shape than a function of x.
         last = gate.producer
-        rule = None if last is None else _GATES.get(last.op.full_name)
-        match = rule(x, gate, number) if rule and _same_shape(x, node.outputs[0]) else None
-        if match is not None:
-            return match
+        if last is None or not _same_shape(x, node.outputs[0]):
+            continue
+        match last.op.full_name:
+            case "Add":
+                composite = _gelu(x, gate, number)
+            case "Clip" | "HardSigmoid":
+                composite = _hard_swish(x, gate, number)
+            case "Sigmoid":
+                composite = _swish(x, gate, number)
+            case "Tanh":
+                composite = _mish(x, gate, number)
+            case _:
+                continue
+        if composite is not None:
+            return composite
     return None
 
 
@@ -189,13 +200,6 @@ def _mish(x: Value, gate: Value, number: float) -> Match | None:
     if number != 1 or argument(argument(gate, "Tanh"), "Softplus") is not x:
         return None
     return Match(standard("Mish"), [x], {})
-
-
-_GATES = {
-    **dict.fromkeys(("Clip", "HardSigmoid"), _hard_swish),
-    **{"Add": _gelu, "Sigmoid": _swish, "Tanh": _mish},
-}
-"""by the operation that a gate ends with"""
 
 
 def _hard_sigmoid(node: Node) -> Match | None:
