@@ -29,7 +29,7 @@ from tests.support.onnx_text import compile_text, graph_from_text
 def test_slot_behind_the_arena_is_refused() -> None:
     plan, arena = in_branches(compiled(CHAIN))
     for at in (arena.size, arena.size - 16, -64, 16):
-        refused(plan, replaced_offset(arena, slot(plan, "a"), at), "'a' .* outside of the arena")
+        refused(plan, replaced_offset(arena, slot(plan, "a"), at), "'a' .* outside the arena")
 
 
 def test_larger_slot_than_its_place_is_refused() -> None:
@@ -37,10 +37,10 @@ def test_larger_slot_than_its_place_is_refused() -> None:
     i = slot(plan, "a")
     large = changed(plan.slots[i], type=TensorType(FLOAT32, (1000,)))
     slots = (*plan.slots[:i], large, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "outside of the arena|over|no value")
+    refused(replace_plan(plan, slots=slots), arena, "outside the arena|overwrit|never written")
     unknown = changed(plan.slots[i], type=TensorType(FLOAT32, (None,)))
     slots = (*plan.slots[:i], unknown, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "in the arena, but is")
+    refused(replace_plan(plan, slots=slots), arena, "in the arena, but the size")
 
 
 def test_view_beyond_what_it_views_is_refused() -> None:
@@ -55,10 +55,10 @@ def test_view_beyond_what_it_views_is_refused() -> None:
     for change in ({"offset": 96}, {"offset": -32}, {"strides": (64, 8)}, {"strides": (-64, 4)}):
         view = changed(plan.slots[i], **change)
         slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
-        refused(replace_plan(plan, slots=slots), arena, "outside of what it views")
+        refused(replace_plan(plan, slots=slots), arena, "beyond the slot that it views")
     view = changed(plan.slots[i], base=i)
     slots = (*plan.slots[:i], view, *plan.slots[i + 1 :])
-    refused(replace_plan(plan, slots=slots), arena, "views what is not in the arena")
+    refused(replace_plan(plan, slots=slots), arena, "view of a slot outside the arena")
 
 
 def test_elements_that_share_bytes_are_refused() -> None:
@@ -67,9 +67,9 @@ def test_elements_that_share_bytes_are_refused() -> None:
     i = slot(plan, "a")
     check_schedule(replaced_slot(plan, i, strides=(32, 4)), arena)
     for strides in ((4, 4), (16, 4), (32, 8), (0, 4), (-32, 4), (4,)):
-        refused(replaced_slot(plan, i, strides=strides), arena, "share bytes")
-    refused(replaced_slot(plan, i, offset=64), arena, "share bytes")
-    refused(replaced_slot(plan, 0, strides=(4, 16)), arena, "strides that no step gives")
+        refused(replaced_slot(plan, i, strides=strides), arena, "overlap or leave gaps")
+    refused(replaced_slot(plan, i, offset=64), arena, "overlap or leave gaps")
+    refused(replaced_slot(plan, 0, strides=(4, 16)), arena, "declares strides")
 
 
 def test_strides_of_no_elements_have_no_order() -> None:

@@ -23,21 +23,25 @@ def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
     for t, consumers in enumerate(tasks.consumers):
         if consumers:
             without = (*tasks.consumers[:t], (), *tasks.consumers[t + 1 :])
-            refused(plan, arena, "before|no value", changed(tasks, consumers=without))
+            refused(
+                plan, arena, "before|never written|differs from", changed(tasks, consumers=without)
+            )
 
 
 def test_tasks_that_wait_for_one_another_are_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
-    refused(plan, arena, "other numbers of tasks", changed(tasks, consumers=circle))
+    refused(
+        plan, arena, "the number of tasks that a task waits for", changed(tasks, consumers=circle)
+    )
     waits = tuple([sum(t in consumers for consumers in circle) for t in range(len(circle))])
-    refused(plan, arena, "in a circle", changed(tasks, consumers=circle, waits=waits))
+    refused(plan, arena, "form a cycle", changed(tasks, consumers=circle, waits=waits))
 
 
 def test_signal_that_never_comes_is_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     signals = Signals({plan.steps[1]: (0,)}, {}, ((0, 1),))
-    refused(plan, arena, "signal that never comes", changed(tasks, signals=signals))
+    refused(plan, arena, "signal that no step emits", changed(tasks, signals=signals))
 
 
 def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
@@ -45,7 +49,9 @@ def test_tasks_without_an_order_that_share_memory_are_refused() -> None:
     plan, arena, tasks = as_tasks(text)
     check_schedule(plan, arena, tasks)
     b, c = slot(plan, "b"), slot(plan, "c")
-    refused(plan, replaced_offset(arena, c, arena.offsets[b]), "at the same time|no value", tasks)
+    refused(
+        plan, replaced_offset(arena, c, arena.offsets[b]), "share arena memory|never written", tasks
+    )
 
 
 def test_check_of_deep_plans_asks_for_orders_in_proportion_to_steps(monkeypatch) -> None:
@@ -74,10 +80,12 @@ def test_tasks_that_say_other_than_they_do_are_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     assert tasks.waits[1]
     for reason, change in {
-        "other numbers of tasks": {"waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)},
-        "not in one block": {"blocks": (tasks.blocks[0][1:],)},
-        "blocks are of other tasks": {"parent": (0,)},
-        "other slots than they touch": {"shared": tasks.shared ^ {plan.inputs[0]}},
+        "the number of tasks that a task waits for": {
+            "waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)
+        },
+        "not in exactly one block": {"blocks": (tasks.blocks[0][1:],)},
+        "names a parent task": {"parent": (0,)},
+        "slots shared between tasks differ": {"shared": tasks.shared ^ {plan.inputs[0]}},
     }.items():
         refused(plan, arena, reason, changed(tasks, **change))
 
@@ -88,12 +96,14 @@ def test_value_that_is_released_before_its_last_reader_is_refused() -> None:
     plan, arena, tasks = as_tasks(text)
     check_schedule(plan, arena, tasks)
     (i, count) = next(iter(tasks.readers.items()))
-    refused(plan, arena, "not released once", changed(tasks, readers={**tasks.readers, i: 1}))
-    refused(plan, arena, "not released once", changed(tasks, readers={}))
+    refused(
+        plan, arena, "not released exactly once", changed(tasks, readers={**tasks.readers, i: 1})
+    )
+    refused(plan, arena, "not released exactly once", changed(tasks, readers={}))
     t = next(t for t, slots in enumerate(tasks.counted) if i in slots)
     early = replaced_entry(tasks.counted, t, tuple([k for k in tasks.counted[t] if k != i]))
-    refused(plan, arena, "not released once|before", changed(tasks, counted=early))
+    refused(plan, arena, "not released exactly once|before", changed(tasks, counted=early))
     (first, *_) = tasks.blocks[0]
     given_back = replaced_entry(tasks.releases, first, (plan.outputs[0],))
-    refused(plan, arena, "not released once", changed(tasks, releases=given_back))
+    refused(plan, arena, "not released exactly once", changed(tasks, releases=given_back))
     assert count > 1

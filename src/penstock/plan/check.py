@@ -53,7 +53,7 @@ _ARENA, _ALIAS, _CONSTANT, _DYNAMIC = (
     SlotKind.DYNAMIC,
 )
 _Held = tuple[tuple[int, int], ...]
-"""the arena slots that a value is in, each with the number of the write that put it there"""
+"""the arena slots that hold a value, each with the number of the write that stored it"""
 
 
 def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> None:
@@ -73,7 +73,7 @@ def check_schedule(plan: Plan, arena: ArenaPlan, tasks: Tasks | None = None) -> 
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Indices of slots and tasks are used before all of them are validated.
         raise UnsoundPlanError(
-            f"it has other slots than its nodes have values: {error!r}"
+            f"its slots, steps or tasks do not match the values of its nodes: {error!r}"
         ) from error
 
 
@@ -147,7 +147,7 @@ class _Memory:
 
 
 _ABSENT = object()
-"""the value of a slot that has none yet"""
+"""stands for the value of a slot that was not written yet"""
 
 
 class _Run:
@@ -172,7 +172,10 @@ class _Run:
 
     def check(self) -> None:
         plan = self.plan
-        require(_same(self.order, plan.steps), "the order does not have each step once")
+        require(
+            _same(self.order, plan.steps),
+            "the execution order does not contain each step exactly once",
+        )
         graph = plan.graph
         if graph is not None:
             self.enter(plan.inputs, graph.inputs)
@@ -180,8 +183,13 @@ class _Run:
         for i in plan.inputs:
             self.held[i] = ()
         self.steps(self.order)
-        require(not self.places.strided, "it has values of strides that no step gives them")
-        require(not self.in_buffers, "it has values in buffers that no loop carries on")
+        require(
+            not self.places.strided,
+            "it declares strides for values that no step writes with these strides",
+        )
+        require(
+            not self.in_buffers, "it writes loop buffers that no loop reads in its next iteration"
+        )
         for i in plan.outputs:
             self.read(i, None)
         if graph is not None:
@@ -191,14 +199,14 @@ class _Run:
         """Check that each node of a graph has at most one step, and there are no other steps."""
         nodes = {step.node for step in steps}
         fits = len(nodes) == len(steps) and nodes <= {*graph.nodes}
-        require(fits, "it has steps of other nodes than the graph")
+        require(fits, "its steps do not match the nodes of its graph")
 
     def enter(self, slots: Sequence[int], values: Sequence[Value]) -> None:
         """Assign slots to the inputs of a graph."""
         for i, value in zip(slots, values, strict=True):
             self.put(value, i)
             if self.slots[i].kind is not _DYNAMIC:
-                require(False, "{} is fed, but planned", self.slots[i])
+                require(False, "{} is a graph input, but its slot is not dynamic", self.slots[i])
 
     def leave(self, slots: Sequence[int], graph: Graph) -> None:
         """Check that slots have the outputs of a graph."""
@@ -244,36 +252,40 @@ class _Run:
         """Assign a value of the graph to a slot, once for the whole plan, and check its type."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
-            require(value is None and i == -1, "{} lacks a value or a slot", i)
+            require(value is None and i == -1, "a value has no slot, or {} has no value", i)
             return
         if self.value_of.setdefault(i, value) is not value:
-            require(False, "{} has values of two nodes", slot)
+            require(False, "{} is assigned two different values", slot)
         if slot.type is not value.type and not _is_type(slot.type, value.type):
-            require(False, "{} has another type than its value", slot)
+            require(False, "the type of {} differs from the type of its value", slot)
 
     def meet(self, value: Value | None, i: int) -> None:
         """Check a read of a slot that no step has written: it must be a constant or a view."""
         slot = self.slots[i] if 0 <= i < len(self.slots) else None
         if value is None or slot is None:
-            require(False, "{} lacks a value or a slot", i)
+            require(False, "a value has no slot, or {} has no value", i)
         elif slot.kind is _CONSTANT:
             # Several constants may have the same contents, and copies on devices.
             if slot.constant is not value or slot.type is not value.type:
-                require(_is_constant(slot, value), "{} is not the constant that is read", slot)
+                require(
+                    _is_constant(slot, value),
+                    "{} does not hold the constant that its reader expects",
+                    slot,
+                )
             self.value_of[i] = value
         elif slot.kind is _ALIAS:
             of_base, source = self.value_of.get(slot.base, _ABSENT), value
             while source is not None and source is not of_base and source.producer is not None:
                 source = source.producer.inputs[0] if source.producer.inputs else None  # type: ignore[assignment]
             if source is not of_base:
-                require(False, "{} views another value", slot)
+                require(False, "{} is not a view of the value that its reader expects", slot)
             self.put(value, i)
         else:
-            require(i in self.value_of, "{} is read, and has no value then", slot)
-            require(False, "{} has another value than is read", slot)
+            require(i in self.value_of, "{} is read before it is written", slot)
+            require(False, "{} holds another value than its reader expects", slot)
 
     def read(self, i: int, step: Step | None) -> None:
-        """Check that a slot has its value still."""
+        """Check that a slot still holds its value."""
         slot, written = self.slots[i], self.memory.written
         root = self.places.rooted[i]
         if root is None:
@@ -286,12 +298,14 @@ class _Run:
             for r, n in held or ():
                 has_value = has_value and written.get(r) == n
         if not has_value and step is None:
-            require(False, "{} leaves the run, but has no value at its end", slot)
+            require(False, "{} is an output, but was overwritten or never written", slot)
         elif not has_value:
-            require(False, "{} reads {}, which has no value then", step or i, slot)
+            require(False, "{} reads {}, which was overwritten or never written", step or i, slot)
 
     def held_in(self, slots: Iterable[int]) -> _Held:
-        """Where values are that may be in the memory of these slots."""
+        """The arena slots that may hold the values of these slots, with the numbers of their
+        writes.
+        """
         roots = {r for i in slots if i >= 0 for r in self.places.roots(i)}
         written = self.memory.written
         return tuple([(root, written[root]) for root in roots if root in written])
@@ -300,7 +314,11 @@ class _Run:
         """Assign a value to a slot outside of the arena."""
         if i >= 0:
             if self.slots[i].kind is not _DYNAMIC:
-                require(False, "{} is no place of a result", self.slots[i])
+                require(
+                    False,
+                    "{} receives a result at run time, but its slot is not dynamic",
+                    self.slots[i],
+                )
             self.held[i] = held
 
     # Steps.
@@ -321,12 +339,21 @@ class _Run:
                 self.check_shared(step, i)
             self.define(i, self.held_in((i,)))
         if planned and not step.into:
-            require(False, "{} writes to no memory that it is given", step)
+            require(
+                False, "{} has outputs in the arena, but does not write into given memory", step
+            )
         for number, i in enumerate(planned):
-            require(i in self.memory.begin, "{} writes {} to no place", step, slots[i])
+            require(
+                i in self.memory.begin,
+                "{} writes {}, which has no offset in the arena",
+                step,
+                slots[i],
+            )
             lost = self.memory.write(i)
             for j in planned[:number]:
-                require(j not in lost, "{} writes {} over its own results", step, slots[i])
+                require(
+                    j not in lost, "{} overwrites its own outputs when it writes {}", step, slots[i]
+                )
             self.check_lost(step, i, lost)
         self.check_call(step, kernel)
 
@@ -335,17 +362,17 @@ class _Run:
         slot = self.slots[i]
         if slot.roots:  # in a buffer of a loop, which no other slot may have overwritten
             free = all(root in self.memory.written for root in slot.roots)
-            require(free, "{} writes to a buffer that others have written to", step)
+            require(free, "{} writes to a loop buffer that another step has overwritten", step)
             self.in_buffers[i] = slot.roots
         else:  # in memory that the program allocates
-            require(slot.owned and bytes_of(slot) >= 0, "{} is allocated by nothing", slot)
+            require(slot.owned and bytes_of(slot) >= 0, "no step allocates {}", slot)
 
     def check_shared(self, step: Step, i: int) -> None:
         """Check the memory that an allocated result may share."""
         kernel, slot = step.kernel, self.slots[i]
         assert kernel is not None
         if kernel.begin is not None or not (kernel.view or isinstance(slot.type, TensorType)):
-            # A list keeps the tensors that it is made of.
+            # A list keeps references to its tensors.
             kept = [k for k, j in enumerate(step.inputs) if j >= 0 and self.places.roots(j)]
             require({*kept} <= {*step.copied}, "{} keeps an input without copying it", step)
         if slot.strides:
@@ -355,11 +382,11 @@ class _Run:
             order = [k for k in sorted(range(len(perm)), key=perm.__getitem__) if dims[k] != 1]
             # Strides of an array without elements do not tell its order.
             fits = len(perm) == len(slot.strides) and (0 in dims or order_of_dims(slot) == order)
-            require(fits, "{} has strides that its node does not give it", slot)
+            require(fits, "{} has strides that its node does not produce", slot)
             self.places.strided.discard(i)
         if kernel.view and step.inputs and step.inputs[0] >= 0 and not slot.owned:
             if not {*self.places.roots(step.inputs[0])} <= {*slot.roots}:
-                require(False, "{} is in memory that it does not name", slot)
+                require(False, "{} is a view whose arena slots are not among its roots", slot)
         elif kernel.view and step.inputs and slot.base >= 0:
             source = step.inputs[0]
             holder = self.slots[source].base if self.slots[source].base >= 0 else source
@@ -375,19 +402,27 @@ class _Run:
             if ordered and not layout.any_layout:
                 self.check_layout(step, layout)
             if kernel.into is None:
-                require(False, "{} cannot write to memory that it is given", step)
+                require(
+                    False,
+                    "{} is to write into given memory, which its kernel does not support",
+                    step,
+                )
         if step.node.op is FUSED:
             _check_region(step)
         if step.copied or step.blocks or step.carries:
             fits = {*step.copied} <= {*range(len(step.inputs))}
             fits = fits and not step.blocks and not step.carries
-            require(fits, "{} copies inputs that it does not have, or has blocks", step)
+            require(
+                fits, "{} copies inputs that do not exist, or has blocks as well as a kernel", step
+            )
 
     def check_layout(self, step: Step, layout: LayoutHints) -> None:
         """Check that results have the memory order in which their kernel writes them."""
         for i in step.outputs[:1] if layout.dims_order else step.outputs:
             if i >= 0 and self.slots[i].kind is _ARENA and not self.has_order(i, layout.dims_order):
-                require(False, "{} writes dims in another order than its slot has", step)
+                require(
+                    False, "{} writes dims in another memory order than its slot declares", step
+                )
 
     def has_order(self, i: int, order: Sequence[int]) -> bool:
         """Whether a slot is dense and its dims have this memory order, or the default order if
@@ -408,11 +443,11 @@ class _Run:
         has_place = i in self.memory.end and i not in self.value_of
         nbytes = self.memory.end[i] - self.begin[i] if has_place else 0
         if not (has_place or i == -1) or nbytes < kernel.workspace:
-            require(False, "{} has too small a workspace, or in no place of its own", step)
+            require(False, "the workspace of {} is too small, or shares a slot with a value", step)
         lost = self.memory.write(i) if i >= 0 else ()
         if lost:
             if not {*lost}.isdisjoint(step.outputs):
-                require(False, "{} has its workspace over its results", step)
+                require(False, "the workspace of {} overlaps its outputs", step)
             self.check_lost(step, i, lost)
 
     def check_lost(self, step: Step, i: int, lost: Sequence[int]) -> None:
@@ -433,14 +468,20 @@ class _Run:
             fits = fits and k in inplace and inputs[k] == first
         alike = source.type is target.type or _alike(source, target)
         if not fits or not alike or source.strides != target.strides:
-            require(False, "{} writes {} over what it reads", step, target)
+            require(
+                False,
+                "{} overwrites one of its inputs when it writes {}, and its kernel does not work "
+                "in place",
+                step,
+                target,
+            )
 
     # Control flow.
 
     def control(self, step: Step) -> None:
         """An If or a loop."""
         plain = step.workspace == -1 and not step.into and not step.copied
-        require(plain, "{} has no kernel to use memory", step)
+        require(plain, "{} has a workspace or output memory, but no kernel", step)
         role = step.node.op.role
         require(role in (Role.IF, *_LOOPS), "{} has neither a kernel nor blocks", step)
         if role is Role.IF:
@@ -455,7 +496,7 @@ class _Run:
             return [block.steps for block in step.blocks]
         lists = [self.of_tasks.sorted[number] for number in expanded]
         same = [_same(a, b.steps) for a, b in zip(lists, step.blocks, strict=True)]
-        require(all(same), "{} has other steps in tasks than in its blocks", step)
+        require(all(same), "the steps of {} in tasks differ from those in its blocks", step)
         return lists
 
     def branches(self, step: Step) -> None:
@@ -464,7 +505,7 @@ class _Run:
         results: list[list[_Held]] = []
         attrs = step.node.attrs
         graphs = [attrs["then_branch"], attrs["else_branch"]]
-        require(not step.carries, "{} carries values, but is no loop", step)
+        require(not step.carries, "{} has loop-carried values, but is not a loop", step)
         for block, graph, steps in zip(step.blocks, graphs, self.inside(step), strict=True):
             self.check_nodes(block.steps, graph)
             self.memory.restore(before)
@@ -486,7 +527,11 @@ class _Run:
             self.define(i, () if owned else tuple([x for held in results for x in held[number]]))
             if i >= 0 and not owned:
                 roots = {r for b in step.blocks for r in self.places.roots(b.outputs[number])}
-                require(roots <= {*self.slots[i].roots}, "{} is in other memory", self.slots[i])
+                require(
+                    roots <= {*self.slots[i].roots},
+                    "{} does not list the arena slots of the branch outputs",
+                    self.slots[i],
+                )
 
     def loop(self, step: Step, is_loop: bool) -> None:
         (block,), (steps,), held = step.blocks, self.inside(step), dict(self.held)
@@ -497,7 +542,11 @@ class _Run:
         carried = {carry.inside for carry in step.carries}
         for carry in step.carries:
             for i in carry.buffers or ():
-                require(i not in self.value_of, "{} is a buffer and has a value", self.slots[i])
+                require(
+                    i not in self.value_of,
+                    "{} is a loop buffer, but also holds a value",
+                    self.slots[i],
+                )
                 self.memory.write(i)
         for carry in step.carries:
             self.read(carry.initial, step)
@@ -527,14 +576,16 @@ class _Run:
             self.put(value, i)
             buffers = next((c.buffers for c in step.carries[number : number + 1]), None) or ()
             lost = [b for b in buffers if b not in self.memory.written]
-            require(not lost, "{} lets its body write over a carried value", step)
+            require(not lost, "the body of {} overwrites a loop-carried value", step)
             self.define(i, self.held_in(buffers))
 
     def hand_on(self, carry: Carry, step: Step) -> None:
         """Pass a carried value to the next iteration."""
         # Values in the buffers of an outer loop stay there.
         written = self.in_buffers.pop(carry.updated, None) if carry.direct else carry.buffers
-        require(written == carry.buffers, "{} carries what is not written to its buffers", step)
+        require(
+            written == carry.buffers, "{} carries a value that is not written to its buffers", step
+        )
         self.read(carry.updated, step)
         if carry.updated != carry.inside:
             self.define(carry.inside, self.held_in(carry.buffers or ()))
@@ -575,7 +626,9 @@ def _check_control(step: Step, steps: Sequence[Step]) -> None:
     while waits:
         node = waits.pop()
         if node in place:
-            require(place[node] < place[step.node], "{} comes before what it waits for", step)
+            require(
+                place[node] < place[step.node], "{} runs before a node on its control inputs", step
+            )
             continue
         read = [v.producer for v in node.inputs if v is not None and v.producer is not None]
         further = {*read, *node.control_inputs} - seen
@@ -590,7 +643,11 @@ def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: boo
         2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs))
     )
     first, ahead = (2, 1) if is_loop else (0, 0)
-    require(len(step.carries) == count, "{} carries other values than its node", step)
+    require(
+        len(step.carries) == count,
+        "the loop-carried values of {} differ from those of its node",
+        step,
+    )
     results = [*step.outputs, *[-1] * count]
     for k, carry in enumerate(step.carries):
         own = (carry.initial, carry.inside, carry.updated, carry.result) == (
@@ -599,37 +656,38 @@ def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: boo
             block.outputs[ahead + k],
             results[k],
         )
-        require(own, "{} carries other values than its node", step)
+        require(own, "the loop-carried values of {} differ from those of its node", step)
         _check_buffers(step, carry, slots)
 
 
 def _check_buffers(step: Step, carry: Carry, slots: Sequence[Slot]) -> None:
     """Check the buffers of a carried value."""
     if carry.buffers is None:
-        require(not carry.direct, "{} writes to buffers that there are not", step)
+        require(not carry.direct, "{} writes to loop buffers that do not exist", step)
         return
     a, b = carry.buffers
     inside, updated = slots[carry.inside], slots[carry.updated]
     for i in (a, b):
         alike = slots[i].kind is _ARENA and _alike(slots[i], inside) and _alike(slots[i], updated)
-        require(alike, "{} has a buffer of another type than the value in it", step)
-    require(a != b and {a, b} <= {*inside.roots}, "{} has a buffer for two values", step)
+        require(alike, "{} has a loop buffer whose type differs from that of its value", step)
+    require(a != b and {a, b} <= {*inside.roots}, "{} uses one loop buffer for two values", step)
 
 
 def _check_region(step: Step) -> None:
-    """Check the formula of a fused node: each part reads inputs, constants and parts before it."""
+    """Check the region of a fused node: each of its nodes reads inputs, constants and results of
+    earlier nodes."""
     node = step.node
     region = node.attrs["region"]
     known = {None, *region.inputs}
     for own, value in zip(region.inputs, node.inputs, strict=True):
         if value is None or (own.type is not value.type and own.type != value.type):
-            require(False, "{} has inputs of other types than its parts", step)
+            require(False, "the inputs of {} differ in type from those of its fused region", step)
     for part in region.nodes:
         for value in part.inputs:
             if value not in known and not value.is_constant:
-                require(False, "{} has a part that reads a value before it is computed", step)
+                require(False, "the fused region of {} reads a value before it is computed", step)
         known.update(part.outputs)
     (result,), (value,) = region.nodes[-1].outputs, node.outputs
     fits = value is not None and (result.type is value.type or result.type == value.type)
     if not fits:
-        require(False, "{} has a result of another type than its last part", step)
+        require(False, "the output of {} differs in type from the result of its fused region", step)

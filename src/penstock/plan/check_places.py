@@ -65,7 +65,7 @@ class SlotPlaces:
                 nbytes = type_.nbytes if plain else bytes_of(slot)  # type: ignore[union-attr]
                 at, memory = offsets.get(i, -1), slot.memory
                 if at < 0 or at % _ALIGNMENT or at + nbytes > sizes.get(memory, -1):
-                    require(False, "{} is outside of the arena", slot)
+                    require(False, "{} lies outside the arena, or is not aligned to 64 bytes", slot)
                 self.begin[i] = begin = at + start[memory]
                 self.end[i] = begin + nbytes
                 if slot.strides or slot.offset or slot.owned:
@@ -74,7 +74,11 @@ class SlotPlaces:
                 rooted.append(None)
                 constant = slot.constant
                 if constant is None or slot.owned:
-                    require(False, "{} has no contents, or gives them away", slot)
+                    require(
+                        False,
+                        "{} is a constant without contents, or lets another slot own them",
+                        slot,
+                    )
                 elif constant.type is type_:
                     self.constants[i] = constant
             elif kind is _ALIAS:
@@ -89,31 +93,33 @@ class SlotPlaces:
     def _check_strides(self, i: int, slot: Slot) -> None:
         order = order_of_dims(slot) if slot.strides else []
         if order is None or slot.offset or slot.owned:
-            raise UnsoundPlanError(f"{_name(slot)} has strides with which elements share bytes")
+            raise UnsoundPlanError(
+                f"{_name(slot)} has strides that overlap or leave gaps, or an offset"
+            )
         self.order |= {i: order} if slot.strides else {}
 
     def _check_view(self, slot: Slot) -> None:
         base = self.slots[slot.base] if 0 <= slot.base < len(self.slots) else None
         if base is None or base.kind is not _ARENA:
-            raise UnsoundPlanError(f"{_name(slot)} views what is not in the arena")
+            raise UnsoundPlanError(f"{_name(slot)} is a view of a slot outside the arena")
         rank = len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
         if len(slot.strides) != rank or slot.owned:
-            require(False, "{} has strides of another rank", slot)
+            require(False, "the number of strides of {} differs from its rank", slot)
         low, high = _extent(slot)
         if slot.offset + low < 0 or slot.offset + high > bytes_of(base):
-            require(False, "{} is outside of what it views", slot)
+            require(False, "{} extends beyond the slot that it views", slot)
 
     def _check_roots(self, i: int, slot: Slot) -> None:
         count, slots = len(self.slots), self.slots
         for r in slot.roots:
             if not 0 <= r < count or slots[r].kind is not _ARENA:
-                require(False, "{} is in slots that there are not", slot)
+                require(False, "{} refers to slots that do not exist or are not in the arena", slot)
         if slot.strides:
             self.strided.add(i)
         if slot.base != -1:
             base = slots[slot.base] if 0 <= slot.base < count and slot.base != i else None
             fits = base is not None and base.owned >= slot.owned
-            require(fits, "{} is in slots that there are not", slot)
+            require(fits, "{} refers to slots that do not exist or are not in the arena", slot)
 
     def overlaps(self, a: int, b: int) -> bool:
         return self.begin[a] < self.end[b] and self.begin[b] < self.end[a]
@@ -129,7 +135,9 @@ def bytes_of(slot: Slot) -> int:
     type_ = slot.type
     if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
         return type_.nbytes
-    raise UnsoundPlanError(f"{slot.name!r} is in the arena, but is {type_}")
+    raise UnsoundPlanError(
+        f"{slot.name!r} is in the arena, but the size of its type {type_} is not fixed"
+    )
 
 
 def _extent(slot: Slot) -> tuple[int, int]:
@@ -139,7 +147,11 @@ def _extent(slot: Slot) -> tuple[int, int]:
     assert isinstance(type_, TensorType)
     if not slot.strides or not nbytes:
         return 0, nbytes
-    require(len(slot.strides) == len(type_.dims), "{} has strides of another rank", slot)
+    require(
+        len(slot.strides) == len(type_.dims),
+        "the number of strides of {} differs from its rank",
+        slot,
+    )
     low, high = 0, nbytes // type_.elements
     for n, stride in zip(type_.dims, slot.strides, strict=True):
         if stride < 0:

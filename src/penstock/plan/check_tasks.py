@@ -57,7 +57,7 @@ def _check_memory(
 ) -> None:
     """Check that of two slots that share memory, one is used no more when the other is written."""
     among = [i for i in places.end if i in touched and i in writers]
-    text, slots = "{} and {} share memory at the same time", plan.slots
+    text, slots = "{} and {} share arena memory, but their tasks are not ordered", plan.slots
     # Arenas are reused hundreds of times in deep plans: most pairs are of slots that only steps of
     # the outermost block access, and are checked by many at once.
     outer = [i for i in among if all(len(order.path[step]) == 1 for step, _ in touched[i])]
@@ -90,7 +90,10 @@ def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
                     touching.setdefault(i, {})[step] = t
     shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
     ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
-    require(tasks.shared == shared | ends, "tasks share other slots than they touch")
+    require(
+        tasks.shared == shared | ends,
+        "the slots shared between tasks differ from those that several tasks use",
+    )
     kept = {0: plan.outputs}  # by block
     for step, numbers in tasks.expanded.items():
         kept |= {b: block.outputs for b, block in zip(numbers, step.blocks, strict=True)}
@@ -101,11 +104,13 @@ def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
     for i, last in with_checkpoints(until.items()):
         fits = len(last) == tasks.readers.get(i, 1) and i in shared
         fits = fits and not any(i in kept[tasks.tasks[t].block] for t in last)
-        require(fits and (i in tasks.readers) is (len(last) > 1), "{} is not released once", i)
+        require(
+            fits and (i in tasks.readers) is (len(last) > 1), "{} is not released exactly once", i
+        )
         ends_of = [tasks.tasks[t].steps[-1] for t in last]
         for step in touching.get(i, ()):
             in_time = any(order.precedes(step, end) for end in ends_of)
-            require(in_time, "{} is released before {} has it", i, step)
+            require(in_time, "{} is released before its reader {} has run", i, step)
 
 
 def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
@@ -125,27 +130,33 @@ def _accesses(step: Step, *, inside: bool) -> Iterator[tuple[int, bool]]:
 def _check_numbers(tasks: Tasks) -> None:
     """Check the indices by which tasks refer to each other."""
     listed = [t for members in tasks.blocks for t in members]
-    require(sorted(listed) == [*range(len(tasks.tasks))], "a task is not in one block")
+    require(sorted(listed) == [*range(len(tasks.tasks))], "a task is not in exactly one block")
     for number, members in enumerate(tasks.blocks):
         own = all(tasks.tasks[t].block == number for t in members)
-        require(own, "block {} has tasks of others", number)
+        require(own, "block {} lists tasks of other blocks", number)
     waits, parent = [0] * len(tasks.tasks), [-1] * len(tasks.blocks)
     for task, consumers in with_checkpoints(zip(tasks.tasks, tasks.consumers, strict=True)):
         for c in consumers:
             waits[c] += 1
-            require(tasks.tasks[c].block == task.block, "tasks of several blocks wait")
+            require(tasks.tasks[c].block == task.block, "a task waits for a task of another block")
     for t, task in enumerate(with_checkpoints(tasks.tasks)):
         inner = [b for step in task.steps for b in tasks.expanded.get(step, ())]
-        require(inner == [*task.blocks], "task {} has blocks of other steps", t)
+        require(inner == [*task.blocks], "task {} lists blocks that do not belong to its steps", t)
         for b in inner:
             parent[b] = t
-    require(waits == [*tasks.waits], "tasks wait for other numbers of tasks than end before them")
-    require(parent == [*tasks.parent], "blocks are of other tasks than those that run them")
+    require(
+        waits == [*tasks.waits],
+        "the number of tasks that a task waits for differs from the number that signal it",
+    )
+    require(parent == [*tasks.parent], "a block names a parent task that does not run it")
     emitted = [s for emits in tasks.signals.emits.values() for s in emits]
     require(len({*emitted}) == len(emitted), "a signal is emitted by two steps")
     for step, waited in tasks.signals.waits.items():
-        require({*waited} <= {*emitted}, "{} waits for a signal that never comes", step)
-    require(all(0 <= s < tasks.signals.count for s in emitted), "there are less signals")
+        require({*waited} <= {*emitted}, "{} waits for a signal that no step emits", step)
+    require(
+        all(0 <= s < tasks.signals.count for s in emitted),
+        "a step emits a signal whose number is out of range",
+    )
 
 
 class TaskOrder:
@@ -183,7 +194,7 @@ class TaskOrder:
         emitted = {s: step for step in steps for s in tasks.signals.emits.get(step, ())}
         for step in steps:
             for s in tasks.signals.waits.get(step, ()):
-                require(s in emitted, "{} waits for a signal that never comes", step)
+                require(s in emitted, "{} waits for a signal that no step emits", step)
                 following[emitted[s]].append(step)
         waits = dict.fromkeys(steps, 0)
         for afters in following.values():
@@ -196,7 +207,7 @@ class TaskOrder:
             for step in following[ran[-1]]:
                 waits[step] -= 1
                 ready += [] if waits[step] else [step]
-        require(len(ran) == len(steps), "steps of tasks wait for one another in a circle")
+        require(len(ran) == len(steps), "the waits between steps form a cycle")
         self.sorted.append(ran)
         # In reverse, so that the successors of a step are complete when it is reached.
         for step in reversed(ran):
