@@ -1,8 +1,8 @@
 """Activation functions.
 
-All but the simplest are formulas (see ``elementwise``): a function of dtype and attributes that
-returns the body. Max and min with 0 are taken by ``clip``, which is several times faster than
-``np.maximum`` with a scalar, and NaNs pass through both. x * sigmoid(z) is x / (1 + exp(-z)).
+All but the simplest are formulas (see ``elementwise``): functions of dtype and attributes that
+return the body. Max and min with 0 use ``clip``, which is several times faster than
+``np.maximum`` with a scalar; both propagate NaN. x * sigmoid(z) is x / (1 + exp(-z)).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _prelu_formula(dtype: np.dtype) -> Body:
         below = np.less(x, zero)
         np.multiply(x, slope, t)
         np.copyto(out, x)
-        # Not a sum of both parts: 0 times a slope may be NaN.
+        # The parts are not summed: 0 times an infinite slope is NaN.
         np.copyto(out, t, where=below)
 
     return body
@@ -108,8 +108,7 @@ def _celu(dtype: np.dtype, attrs: Attrs) -> Body:
 def leaky_relu(dtype: np.dtype, attrs: Attrs) -> Body:
     slope = float(attrs.get("alpha", 0.01))
     alpha, split = typed_scalar(slope, dtype), _prelu_formula(dtype)
-    # Of x and a negative multiple of it, neither the greater nor the lesser is the result
-    # throughout.
+    # For a negative slope, the result is neither max(x, alpha x) nor min(x, alpha x).
     if slope <= 0:
         return lambda x, out, t: split(x, alpha, out, t)
     choose = maximum if slope <= 1 else minimum
@@ -163,7 +162,7 @@ def _shrink(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def sigmoid(dtype: np.dtype, attrs: Attrs) -> Body:
-    """1 / (1 + exp(-x)): where exp overflows, the quotient is the 0 that it should be."""
+    """1 / (1 + exp(-x)). Where exp overflows to infinity, the quotient is 0, as it should be."""
     one = typed_scalar(1, dtype)
 
     def body(x: np.ndarray, out: np.ndarray) -> None:
@@ -263,7 +262,7 @@ def _softsign(dtype: np.dtype, attrs: Attrs) -> Body:
 
 def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
     """x tanh(log(1 + e)) with e = exp(x), which is x n / (n + 2) with n = e (e + 2)."""
-    # Beyond 40 the quotient is 1, and e * e must not overflow.
+    # For x > 40 the quotient is 1; the bound keeps e * e from overflowing.
     low, high, two = _constants(dtype, -math.inf, 40, 2)
 
     def body(x: np.ndarray, out: np.ndarray, n: np.ndarray, t: np.ndarray) -> None:
@@ -279,13 +278,13 @@ def _mish(dtype: np.dtype, attrs: Attrs) -> Body:
 
 
 def applied(make: Formula, scratch: int, attrs: Attrs) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """A formula as ``function(x, out)`` on floats of any dtype, where ``out`` may be ``x``."""
+    """Return a formula as ``function(x, out)`` for floats of any dtype; ``out`` may be ``x``."""
     body = cache(lambda dtype: make(dtype, attrs))
     general = formula(body, (), scratch=scratch).function
 
     def function(x: np.ndarray, out: np.ndarray) -> None:
-        # One block of a dtype that is not widened: without the overhead of the general case.
-        # Scratch of rank 0 would be unpacked to numbers, which cannot be written to.
+        # A single float32 block avoids the overhead of the general case. Scratch of rank 0
+        # would be unpacked to scalars, which cannot be written to.
         if x.size <= BLOCK and x.dtype == out.dtype == FLOAT32 and (not scratch or x.ndim):
             body(FLOAT32)(x, out, *(np.empty((scratch, *x.shape), FLOAT32) if scratch else ()))
         else:
@@ -324,8 +323,8 @@ ACTIVATIONS: Mapping[str, tuple[Formula, int, Mapping[str, float]]] = {
     "softsign": (_softsign, 1, {}),
     "softplus": (_softplus, 1, {}),
 }
-"""Functions within recurrent layers, by name in lower case: formula, scratch arrays,
-and parameters with their defaults."""
+"""The activation functions of recurrent layers, by lower-case name: formula, number of scratch
+arrays, and the defaults of its parameters."""
 
 
 def _compiled(make: Formula, scratch: int, node: Node, types: Types, inputs: int = 1) -> Kernel:
@@ -378,7 +377,8 @@ def _infer_equal_shapes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 def _checked(kernel: Kernel, infer: Infer, types: Types) -> Kernel:
-    """A kernel of two inputs that NumPy would broadcast in more ways than ``infer`` allows."""
+    """Check the shapes of both inputs at run time: NumPy broadcasts in more ways than ``infer``
+    allows."""
     infer(types, {}, ())
     if all(rules.tensor(types, i).static for i in range(2)):
         return kernel
@@ -400,7 +400,7 @@ def prelu(node: Node, types: Types) -> Kernel:
     dtype = rules.tensor(types, 0).dtype
     kernel = formula(_prelu_formula, types, inputs=2, scratch=1)
     if dtype is not None and not is_float(dtype):
-        # Formulas are for floats: their blocks and constants are those of one.
+        # Formulas compute in floating point only.
         kernel = returning(lambda x, slope: np.where(x < 0, x * slope, x))
     return _checked(kernel, _infer_like_first, types)
 

@@ -1,7 +1,7 @@
-"""Arithmetic and the functions of calculus, element by element, with NumPy's broadcasting.
+"""Elementwise arithmetic and mathematical functions, with NumPy's broadcasting.
 
-Integers wrap around, and what ONNX leaves open is 0: quotients by 0, and powers of 0 with negative
-exponents. Sums of 16-bit floats are taken in float32, however many there are, and rounded once.
+Integers wrap around. Cases that ONNX leaves undefined yield 0: integer division by 0, and 0 to a
+negative power. Sums of 16-bit floats accumulate in float32 and are rounded once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.ops.registry import ArrayFunction, operator
 
 
 def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim]) -> Infer:
-    """Inference of two broadcast inputs; ``named`` takes elements that are not both integers."""
+    """Inference for two broadcast inputs; ``named`` combines elements that are not both ints."""
     return carrying(
         rules.broadcast_type,
         lambda a, b: of_ints(a, b) if isinstance(a, int) and isinstance(b, int) else named(a, b),
@@ -44,7 +44,7 @@ def _pairs(of_ints: Callable[[int, int], Dim], named: Callable[[Dim, Dim], Dim])
 
 
 def _neutral(a: Dim, b: Dim, element: int) -> Dim:
-    """The other one, where ``a`` or ``b`` is the operation's neutral element."""
+    """Return the other operand if ``a`` or ``b`` is the identity element of the operation."""
     return b if a == element else a if b == element else None
 
 
@@ -76,7 +76,7 @@ for _name, _function, _infer in (
 
 
 def _signed_quotient(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Towards zero: what is left after taking the remainder off divides evenly. 0 for b = 0."""
+    """Integer division rounded towards zero: (a - a fmod b) / b, which is exact. 0 for b = 0."""
     return np.floor_divide(np.subtract(a, np.fmod(a, b)), b, out)
 
 
@@ -95,7 +95,7 @@ def _infer_mod(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def remainder(a: int, b: int) -> Dim:
         if b == 0:
             return None
-        # With fmod, of the sign of the dividend.
+        # With fmod=1, the result has the sign of the dividend.
         return abs(a) % abs(b) * (-1 if a < 0 else 1) if attrs.get("fmod") else a % b
 
     return _pairs(remainder, lambda a, b: None)(types, attrs, consts)
@@ -108,13 +108,13 @@ def mod(node: Node, types: Types) -> Kernel:
 
 
 def _pow_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
-    """The inputs may differ in dtype; the result has that of the base."""
+    """The inputs may differ in dtype; the result has the dtype of the base."""
     base, exponent = rules.tensor(types, 0), rules.tensor(types, 1)
     return (TensorType(base.dtype, rules.broadcast_shapes([base.shape, exponent.shape])),)
 
 
 def _pow_element(a: Dim, b: Dim) -> Dim:
-    # Larger exponents would make integers that no dim can be, and of any length.
+    # Larger exponents would yield Python integers of unbounded length, which no dim can hold.
     if isinstance(a, int) and isinstance(b, int) and 0 <= b <= 64:
         return a**b
     return a if b == 1 else None
@@ -157,7 +157,7 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray | None = None) -> np.nd
 
 
 def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Powers of integers, wrapped as all arithmetic of integers; towards zero for y < 0."""
+    """Integer powers, which wrap around on overflow; rounded towards zero for y < 0."""
     if is_float(y.dtype):
         y = y.astype(np.float64)
         if not np.array_equal(np.trunc(y), y) or np.any(np.abs(y) >= 2**63):
@@ -167,7 +167,7 @@ def _integer_power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     powers = np.power(x.astype(dtype), np.maximum(y, 0).astype(dtype))
     if not np.any(y < 0):
         return powers
-    # Only the reciprocals of 1 and -1 are integers; that of 0 is 0 here, as in division.
+    # Only 1 and -1 have integer reciprocals; the reciprocal of 0 is 0, as in division.
     signs = np.where(y & 1, x, 1)
     return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, signs, 0)), powers)
 
@@ -184,7 +184,7 @@ def power(node: Node, types: Types) -> Kernel:
     y = None if node.inputs[1] is None else node.inputs[1].const
     if base.dtype is None or not is_float(base.dtype):
         return ufunc(_power, 1)
-    # A constant of higher rank gives the result more axes than a function of the base has.
+    # A constant exponent of higher rank adds axes to the result.
     if y is not None and y.size == 1 and (y.ndim == 0 or y.ndim <= (base.rank or 0)):
         number = float(y.reshape(()))
         if number in _POWER_UFUNCS:
@@ -299,7 +299,7 @@ def erf_operator(node: Node, types: Types) -> Kernel:
 
 
 def _chain(function: ArrayFunction, node: Node) -> Kernel:
-    """Inputs combined one after the other; 16-bit sums in float32."""
+    """Fold the inputs from left to right; sums of 16-bit floats accumulate in float32."""
     n, mean = len(node.inputs), node.op.name == "Mean"
 
     def run(*arguments: np.ndarray) -> np.ndarray:
@@ -315,7 +315,7 @@ def _chain(function: ArrayFunction, node: Node) -> Kernel:
         if n == 1:
             np.copyto(total, first)
         else:
-            # Of two operands of 16 bits NumPy would round the sum before it is widened.
+            # NumPy would round the sum of two 16-bit operands before widening it.
             function(first, arguments[1], out=total, dtype=dtype)
         for value in arguments[2:n]:
             function(total, value, out=total)
@@ -339,7 +339,7 @@ def sum_operator(node: Node, types: Types) -> Kernel:
 def _infer_extremum(
     of_ints: Callable[[Sequence[int]], int], named: Callable[[str, int], Dim]
 ) -> Infer:
-    """``named`` gives the extremum of a dim's name, which stands for 0 or more, and an integer."""
+    """``named`` computes the extremum of a symbolic dim, which is at least 0, and an int."""
 
     def element(*cells: Dim) -> Dim:
         numbers = [c for c in cells if isinstance(c, int)]
@@ -382,13 +382,13 @@ def _infer_clip(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for i in range(1, len(types)):
         shape = rules.tensor(types, i).shape
         if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
-            raise ShapeError(f"bounds of Clip must be scalars, but input {i} has shape {shape}")
+            raise ShapeError(f"the bounds of Clip must be scalars, but input {i} has shape {shape}")
     return rules.same_type(types, attrs, consts)
 
 
 @operator("Clip", since=11, infer=_infer_clip, elementwise=True, traits={"may fail", "finite"})
 def clip_operator(node: Node, types: Types) -> Kernel:
-    """Bounds are scalars; the upper one wins where it is below the lower one, NaNs stay."""
+    """Both bounds are scalars. If max < min, all elements become max; NaN is propagated."""
     n = len(node.inputs)
     bounds = rules.pad_with_none(node.inputs, 3)[1:]
     dtype = rules.tensor(types, 0).dtype

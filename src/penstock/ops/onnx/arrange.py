@@ -1,4 +1,4 @@
-"""Tensors repeated, joined, cut up, and rearranged block by block."""
+"""Tile, Concat, Split, DepthToSpace and SpaceToDepth."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
     if repeats is None:
         return TensorType(x.dtype, (None,) * len(x.shape))
     if len(repeats) != len(x.shape):
-        raise ShapeError(f"{len(repeats)} repeats for a tensor of rank {len(x.shape)}")
+        raise ShapeError(
+            f"repeats has {len(repeats)} entries for an input of rank {len(x.shape)}: it needs "
+            "one per axis"
+        )
     if any(isinstance(r, int) and r < 0 for r in repeats):
         raise ShapeError(f"repeats {list(repeats)} must not be negative")
     dims = tuple(map(rules.dim_product, zip(x.shape, repeats, strict=True)))
@@ -45,7 +48,7 @@ def _tiled(x: TensorType, repeats: Sequence[Dim] | None) -> TensorType:
 def tile(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     dims, tiled = rules.tensor(inputs, 0).dims, rules.tensor(outputs, 0).dims
     counts = [0 if not d else n // d for n, d in zip(tiled, dims, strict=True)]
-    # Splitting axes is a view whatever the strides: (r * d) is (r, d), and x repeats over r.
+    # Splitting an axis (r * d) into (r, d) is a view for any strides; x broadcasts along r.
     split = [n for pair in zip(counts, dims, strict=True) for n in pair]
     once = [n for d in dims for n in (1, d)]
 
@@ -64,7 +67,10 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rank = len(shapes[0])
     where = rules.normalize_axis(attrs.get("axis", 1), rank)
     if rank == 0 or {*map(len, shapes)} != {rank}:
-        raise ShapeError("inputs of these ranks cannot be concatenated")
+        raise ShapeError(
+            "the inputs must have the same rank, which must not be 0; their shapes are "
+            "{[*map(list, shapes)]}"
+        )
     result: list[Dim] = []
     for i, dims in enumerate(zip(*shapes, strict=True)):
         sizes = {d for d in dims if isinstance(d, int)}
@@ -95,7 +101,7 @@ def _infer_concat(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     "Concat", infer=_infer_concat, moves=True, strings=True, traits={"total once static", "selects"}
 )
 def concat(node: Node, types: Types) -> Kernel:
-    axis = node.attrs.get("axis", 1)  # only the first version has a default
+    axis = node.attrs.get("axis", 1)  # the attribute has a default only in version 1
 
     def run(*arrays: np.ndarray) -> np.ndarray:
         return np.concatenate(arrays, axis)
@@ -104,7 +110,7 @@ def concat(node: Node, types: Types) -> Kernel:
     full = [dims for dims in shapes if dims]
     if not full or len(full) < len(shapes):
         return Kernel(run)
-    # Assigning to slices known beforehand takes half the time of np.concatenate for a few arrays.
+    # For a few arrays, assigning to precomputed slices takes half the time of np.concatenate.
     where = rules.normalize_axis(axis, len(full[0]))
     parts = cuts(where, [dims[where] for dims in full])
     if len(parts) == 2:
@@ -143,7 +149,9 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             sizes = unknown_shape(types, 1)
     elif count is not None:
         if count < 1:
-            raise ShapeError(f"cannot split into {count} parts")
+            raise ShapeError(
+                f"cannot split into {count} parts: the number of parts must be positive"
+            )
         sizes = _even_parts(dim, count)
     if sizes is None:
         return ()
@@ -159,7 +167,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _even_parts(dim: Dim, count: int) -> Sequence[Dim]:
-    """The sizes of ``count`` parts, of which only the last may be smaller."""
+    """The sizes of ``count`` equal parts; only the last one may be smaller."""
     if not isinstance(dim, int):
         return (dim,) if count == 1 else (None,) * count
     length = -(-dim // count)
@@ -174,7 +182,7 @@ def _check_split(dim: Dim, sizes: Sequence[Dim]) -> None:
     if any(size < 0 for size in lengths):
         raise ShapeError(f"split {list(sizes)} must not be negative")
     if isinstance(dim, int) and len(lengths) == len(sizes) and sum(lengths) != dim:
-        raise ShapeError(f"split {list(sizes)} does not add up to dim {dim}")
+        raise ShapeError(f"split {list(sizes)} must add up to {dim}, the dim along the axis")
 
 
 @operator(
@@ -192,7 +200,9 @@ def split(node: Node, types: Types) -> Kernel:
             sizes = rules.all_known(whole) or ()
         _check_split(dims[where], sizes)
         if len(sizes) != count:
-            raise ShapeError(f"split {list(sizes)} does not fit the node's {count} outputs")
+            raise ShapeError(
+                f"split {list(sizes)} has {len(sizes)} entries, but the node has {count} outputs"
+            )
         return cuts(where, sizes)
 
     dims = rules.all_known(rules.tensor(types, 0).shape)
@@ -213,10 +223,10 @@ def split(node: Node, types: Types) -> Kernel:
     return Kernel(run, into, view=True)
 
 
-# DepthToSpace, SpaceToDepth: axes split, permuted and merged while copying. An array with an axis
-# split is a view of it whatever its strides.
+# DepthToSpace and SpaceToDepth split axes, permute them and merge them in one copy. Splitting an
+# axis is a view for any strides.
 
-_CACHED = 2**18  # bytes of images that are read once for each position in a block
+_CACHED = 2**18  # bytes of images that stay in the cache while each position in a block is read
 
 
 def _block(attrs: Attrs) -> int:
@@ -235,7 +245,7 @@ def _divided(dim: Dim, factor: int) -> Dim:
 def block_dims(dims: Shape | None, b: int, to_space: bool) -> Shape:
     """The output shape of DepthToSpace or SpaceToDepth."""
     if dims is not None and len(dims) != 4:
-        raise ShapeError(f"the input must have four dims, not shape {list(dims)}")
+        raise ShapeError(f"the input must have rank 4 [N, C, H, W], but has shape {list(dims)}")
     n, c, h, w = dims or (None,) * 4
     if to_space:
         return (n, _divided(c, b * b), rules.dim_product((h, b)), rules.dim_product((w, b)))
@@ -281,8 +291,8 @@ def rearrange_blocks(
     if not to_space or x.size < 2048:
         to[...] = source
         return out
-    # One position in the blocks at a time: in a single copy, NumPy's innermost loop would go
-    # over the few columns of a block. Caches keep images between the positions.
+    # Copy one position in the blocks at a time: in a single copy, NumPy's innermost loop would
+    # cover only the few columns of a block. The images stay in the cache in between.
     step = max(1, _CACHED // max(1, x[:1].nbytes))
     for image, i, j in np.ndindex(-(-n // step), b, b):
         images = slice(image * step, (image + 1) * step)

@@ -1,9 +1,9 @@
 """Scaled dot-product attention, and ONNX's Attention on top of it.
 
-All inputs are viewed as [batch, heads, sequence, head size]. Scores are computed in scratch memory
-of a bounded size: some heads of some samples at a time, or some rows of one head.
+All inputs are viewed as [batch, heads, sequence, head size]. Scores are computed block by block in
+scratch memory of bounded size: a block has some heads of some samples, or some rows of one head.
 
-A query that sees no key gets zeros, not the NaNs of a softmax over nothing.
+A query whose keys are all masked yields zeros, not the NaNs of a softmax over an empty set.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from penstock.ops.common.products import attention_work
 from penstock.ops.common.specialize import Field, Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import operator
 
-# Bytes of scores at a time: what processors keep near one core.
+# Bytes of a block of scores, which fit into a core's own cache.
 _BLOCK_BYTES = 2**19
 
-# Contents of the fourth output of Attention.
+# The stages of the scores that qk_matmul_output may hold (qk_matmul_output_mode).
 RAW, CAPPED, BIASED, SOFTMAX = range(4)
 
 _ANY: Shape = (None,) * 4
 
 
 class Heads(NamedTuple):
-    """Sizes of an attention; each key head serves ``heads // kv_heads`` query heads."""
+    """The sizes of an attention; ``heads // kv_heads`` query heads share each key head."""
 
     batch: int
     heads: int
@@ -53,7 +53,7 @@ class Heads(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A part of the scores, and where its scratch lies."""
+    """A block of the scores, and the place of its scratch memory."""
 
     part: tuple[slice, slice, slice]  # of query heads
     kv_part: tuple[slice, slice]
@@ -75,9 +75,9 @@ class Scoring(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """The keys that queries see. ``blocked`` are flags of keys out of sight, None being none, and
-    ``biases`` are added to scores; both broadcast to [batch, heads, queries, keys]. ``sink``
-    [heads] has the score of one more key, whose value is zero."""
+    """The masks of an attention. ``blocked`` is true where a key is masked out (None: nowhere), and
+    ``biases`` are added to the scores; both broadcast to [batch, heads, queries, keys]. ``sink``
+    [heads] is the score of an additional key whose value is zero."""
 
     blocked: Sequence[np.ndarray | None] = ()
     biases: Sequence[np.ndarray] = ()
@@ -89,11 +89,11 @@ class Core:
 
     def __init__(self, layout: Scratch, heads: Heads, dtype: np.dtype, scoring: Scoring) -> None:
         if not is_float(dtype):
-            raise ShapeError(f"attention takes floats, not {dtype_name(dtype)}")
+            raise ShapeError(f"attention requires floating-point inputs, not {dtype_name(dtype)}")
         self.heads, self.shown, precise = heads, scoring.shown, scoring.precise
         self.scale, self.softcap = dtype.type(scoring.scale), dtype.type(scoring.softcap)
         slices = _blocks(heads, dtype.itemsize)
-        # The first block is as large as any.
+        # No block is larger than the first one.
         lines = math.prod(s.stop - s.start for s in slices[0]) * heads.group if slices else 0
         q = layout.field((lines * heads.size,), dtype)
         scores = layout.field((lines * heads.keys,), dtype)
@@ -125,7 +125,8 @@ class Core:
         workspace: np.ndarray,
         show: np.ndarray | None = None,
     ) -> None:
-        """Attend; ``parts`` are queries, keys and values. A query that sees no key gets zeros."""
+        """Compute the attention of ``parts``: queries, keys and values. Rows without an unmasked
+        key are zero."""
         (q, k, v), (flags_or_none, biases, sink), heads = parts, sight, self.heads
         whole = (heads.batch, heads.heads, heads.queries)
         blocked = [
@@ -164,7 +165,8 @@ class Core:
             part_sink = None if sink is None else sink[part[1], None, None]
             _exponentials(soft, total, masked, part_sink)
             if self.shown == SOFTMAX:
-                # Shown weights must add up to 1 now; divided again, they stay as they are.
+                # The weights in ``show`` must be normalized here; the later division by 1 keeps
+                # them.
                 np.divide(soft, total, soft)
                 total[...] = 1
                 self._show(SOFTMAX, soft, show, part)
@@ -175,7 +177,7 @@ class Core:
             np.divide(context, total, out[part], casting="unsafe")
 
     def _multiply(self, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-        """``a @ b``, where the query heads of one key head are rows of one product."""
+        """``a @ b``, with the query heads that share a key head as rows of one matrix product."""
         n, heads, rows, _ = a.shape
         group = self.heads.group
         if group > 1:
@@ -191,17 +193,17 @@ class Core:
 def _exponentials(
     scores: np.ndarray, total: np.ndarray, masked: bool, sink: np.ndarray | None = None
 ) -> None:
-    """Exponentials of the scores less their greatest, in place, and their sums, of which ``sink``
-    is a part."""
+    """Replace scores by exp(score - row maximum) in place, and return the row sums, including
+    ``sink``."""
     if not scores.shape[-1]:
         total[...] = 1
         return
     matrix, column = scores.reshape(-1, scores.shape[-1]), total.reshape(-1, 1)
-    # Exponentials of scores less their greatest cannot overflow, and the quotients are the same.
+    # Subtracting the row maximum avoids overflow and leaves the softmax unchanged.
     row_reduce.maxima(matrix, column)
     if sink is not None:
         np.maximum(total, sink, out=total)
-    if masked:  # a row without any key
+    if masked:  # a row whose keys are all masked
         np.copyto(total, 0, where=np.isneginf(total))
     np.subtract(scores, total, scores)
     np.exp(scores, scores)
@@ -209,7 +211,7 @@ def _exponentials(
     row_reduce.sums(matrix, column)
     if drained is not None:
         np.add(total, drained, total)
-    # All exponentials of such a row are 0, and so are the quotients by 1.
+    # All exponentials of such a row are 0; dividing them by 1 keeps them 0.
     if masked:
         np.copyto(total, 1, where=total == 0)
 
@@ -235,9 +237,11 @@ def _blocks(heads: Heads, itemsize: int) -> list[tuple[slice, slice, slice]]:
 
 
 def share(hidden: Dim, heads: int, name: str) -> Dim:
-    """Features of each head of ``name``, which has ``hidden`` for all heads together."""
+    """The head size of ``name``, whose last dim ``hidden`` covers all heads."""
     if isinstance(hidden, int) and hidden % heads:
-        raise ShapeError(f"{heads} heads cannot share the {hidden} features of {name}")
+        raise ShapeError(
+            f"the last dim of {name}, {hidden}, must be divisible by its number of heads, {heads}"
+        )
     return hidden // heads if isinstance(hidden, int) else None
 
 
@@ -247,26 +251,29 @@ def _head_shape(type_: TensorType, attrs: Attrs, attr: str, name: str) -> Shape:
     if shape is None or len(shape) == 4:
         return shape or _ANY
     if len(shape) != 3:
-        raise ShapeError(f"{name} must have rank 3 or 4, its shape is {shape}")
+        raise ShapeError(f"{name} must have rank 3 or 4, but has shape {shape}")
     heads = attrs.get(attr)
     if not heads or heads < 1:
-        raise ShapeError(f"{name} has rank 3, which needs a positive {attr}")
+        raise ShapeError(f"{name} has rank 3: the attribute {attr} must be positive")
     return (shape[0], heads, shape[1], share(shape[2], heads, name))
 
 
 def attention_dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
-    """Batch, query heads, key heads, queries, keys with the past, head sizes of keys, of values."""
+    """Batch, query heads, key heads, queries, keys including the past, and the head sizes of keys
+    and values."""
     q = _head_shape(rules.tensor(types, 0), attrs, "q_num_heads", "Q")
     k = _head_shape(rules.tensor(types, 1), attrs, "kv_num_heads", "K")
     v = _head_shape(rules.tensor(types, 2), attrs, "kv_num_heads", "V")
-    batch = rules.same_dim(k[0], v[0], "batches of K and V")
-    batch = rules.same_dim(q[0], batch, "batches of Q and K")
-    kv_heads = rules.same_dim(k[1], v[1], "numbers of heads of K and V")
-    keys = rules.same_dim(k[2], v[2], "lengths of K and V")
-    size = rules.same_dim(q[3], k[3], "head sizes of Q and K")
+    batch = rules.same_dim(k[0], v[0], "the batch sizes of K and V")
+    batch = rules.same_dim(q[0], batch, "the batch sizes of Q and K")
+    kv_heads = rules.same_dim(k[1], v[1], "the numbers of heads of K and V")
+    keys = rules.same_dim(k[2], v[2], "the sequence lengths of K and V")
+    size = rules.same_dim(q[3], k[3], "the head sizes of Q and K")
     heads = q[1]
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
-        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+        raise ShapeError(
+            f"the {heads} query heads must be a multiple of the {kv_heads} key/value heads"
+        )
     if rules.given(types, 4) != rules.given(types, 5):
         raise ShapeError("past_key and past_value must be given together")
     if rules.given(types, 4):
@@ -275,7 +282,11 @@ def attention_dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
         old_k, old_v = rules.tensor(types, 4).shape, rules.tensor(types, 5).shape
         rules.check_shape("past_key", old_k, (k[0], k[1], None, k[3]))
         rules.check_shape("past_value", old_v, (v[0], v[1], None, v[3]))
-        before = rules.same_dim((old_k or _ANY)[2], (old_v or _ANY)[2], "lengths of the past")
+        before = rules.same_dim(
+            (old_k or _ANY)[2],
+            (old_v or _ANY)[2],
+            "the sequence lengths of past_key and past_value",
+        )
         keys = before + keys if isinstance(before, int) and isinstance(keys, int) else None
     return batch, heads, kv_heads, q[2], keys, size, v[3]
 
@@ -294,7 +305,9 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         check_mask(mask, Heads._make(sizes))
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:
-            raise ShapeError(f"{name} must be -1 or more, it is {attrs[name]}")
+            raise ShapeError(
+                f"{name} is {attrs[name]}: it must be at least -1, which means no limit"
+            )
     return (
         TensorType(q.dtype, shape),
         TensorType(rules.tensor(types, 1).dtype, (batch, kv_heads, keys, size)),
@@ -305,14 +318,14 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 def split_heads(x: np.ndarray, heads: int) -> np.ndarray:
     """[batch, sequence, heads * size] as [batch, heads, sequence, size]: a view."""
-    if x.ndim == 4:  # it is that already
+    if x.ndim == 4:  # it already has four axes
         return x
     batch, length, hidden = x.shape
     return x.reshape(batch, length, heads, hidden // heads).transpose(0, 2, 1, 3)
 
 
 class Cache(NamedTuple):
-    """Keys or values of ``past`` positions, and room for them with the new ones if need be."""
+    """Keys or values of ``past`` positions, and scratch memory to append new ones if needed."""
 
     past: int
     field: Field | None
@@ -325,8 +338,8 @@ class Cache(NamedTuple):
         workspace: np.ndarray,
         start: int | None = None,
     ) -> np.ndarray:
-        """Old and new positions, in ``out`` if it is given; just the new ones if they are all.
-        ``start``: where the new ones go in an old buffer that has room for them."""
+        """Concatenate past and new positions, in ``out`` if given; without a past, return the new
+        ones. ``start`` is the position of the new ones in a past buffer with room for them."""
         if self.field is not None:
             out = self.field(workspace)
         if out is None:
@@ -347,7 +360,8 @@ def out_of_sight(
     left: int = -1,
     right: int = -1,
 ) -> np.ndarray | None:
-    """Flags of the keys that causality and windows hide from queries ``offset`` after the first."""
+    """A mask, true for the keys that causality and windows hide from queries which start at
+    position ``offset``."""
     if causal:
         right = 0
     if left < 0 and right < 0:
@@ -382,7 +396,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     caches = []
     for i, size in ((1, heads.size), (2, heads.value_size)):
         shape = (heads.batch, heads.kv_heads, heads.keys, size)
-        # With an output for the present, old and new positions are joined there.
+        # If present_key and present_value are outputs, the cache is concatenated there.
         own = old is not None and outputs[i] is None
         room = layout.field(shape, rules.tensor(inputs, i).dtype) if own else None
         caches.append(Cache(past, room))
@@ -396,7 +410,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         k = caches[0].join(split_heads(k, heads.kv_heads), old_k, new_k, workspace)
         v = caches[1].join(split_heads(v, heads.kv_heads), old_v, new_v, workspace)
         blocked, biases = [fixed], []
-        # The last query is as far as the last key that is no padding, of each sample.
+        # The last query of each sample is at the position of its last key that is not padding.
         if lengths is not None:
             ends = lengths.reshape(-1, 1, 1, 1)
             blocked += [np.arange(heads.keys) >= ends, unseen(heads, ends - heads.queries, attrs)]
@@ -411,14 +425,14 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
 
 
 def unseen(heads: Heads, offset: int | np.ndarray, attrs: Attrs) -> np.ndarray | None:
-    """Flags of the keys that an Attention hides from queries ``offset`` after the first."""
+    """A mask, true for the keys that an Attention hides from queries at ``offset`` and later."""
     left, right = attrs.get("left_window_size", -1), attrs.get("right_window_size", -1)
     causal = bool(attrs.get("is_causal", 0))
     return out_of_sight(heads.queries, heads.keys, offset, causal=causal, left=left, right=right)
 
 
 def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
-    """Flags of the keys at which ``mask`` is false; those beyond its last dim are blocked too."""
+    """A mask, true for keys where ``mask`` is false, and for those beyond its last dim."""
     hidden = np.logical_not(mask)
     if mask.shape[-1] == keys:
         return hidden
@@ -426,10 +440,12 @@ def _blocked_by(mask: np.ndarray, keys: int) -> np.ndarray:
 
 
 def check_mask(shape: tuple[int, ...], heads: Heads) -> None:
-    """The mask broadcasts to the scores, but that its last dim may be shorter."""
+    """Check that the mask broadcasts to the scores, except that its last dim may be shorter."""
     wanted = (heads.batch, heads.heads, heads.queries)
     fits = 1 <= len(shape) <= 4 and shape[-1] <= heads.keys
     for got, want in zip(shape[-2::-1], wanted[::-1], strict=False):
         fits = fits and got in (1, want)
     if not fits:
-        raise ShapeError(f"attn_mask does not fit scores of shape {(*wanted, heads.keys)}")
+        raise ShapeError(
+            f"attn_mask of shape {shape} does not broadcast to the scores, {(*wanted, heads.keys)}"
+        )

@@ -1,7 +1,7 @@
 """Element types: casts, and constants made from attributes.
 
-Casts go by NumPy's own wherever the definition agrees with it: fixed point wraps around, what is
-out of a float's range becomes infinite, and what is out of an integer's range is anything.
+Casts follow NumPy wherever the specification agrees with it: integers wrap around, values out of a
+float type's range become infinite, and float values out of an integer type's range are undefined.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _target(types: Types, attrs: Attrs) -> np.dtype | None:
         return tensor(types, 1).dtype
     dtype = dtype_attribute(attrs, "to")
     if dtype is None:
-        raise ShapeError("Cast needs an element type to cast to")
+        raise ShapeError("Cast has no attribute to, which must be an element type")
     return dtype
 
 
@@ -62,11 +62,12 @@ def _infer_cast(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             return None
         if dtype == BOOL:
             return tuple([int(d != 0) if isinstance(d, int) else None for d in x.data])
-        # Contents are whole numbers, which narrower integers may wrap, and floats are not.
+        # The known contents are integers: a cast to a narrower type may wrap, one to floats changes
+        # them.
         if dtype not in _WIDE_ENOUGH:
             return None
         info = np.iinfo(dtype)
-        # A dim that has a name is assumed to fit.
+        # A symbolic dim is assumed to be in range.
         fits = all(info.min <= d <= info.max for d in x.data if isinstance(d, int))
         return x.data if fits else None
 
@@ -105,7 +106,7 @@ def cast(node: Node, types: Types) -> Kernel:
 
 @cache
 def _direct(source: np.dtype, dtype: np.dtype) -> bool:
-    """Whether NumPy itself casts one to the other (it casts few of the small types to others)."""
+    """Whether NumPy casts ``source`` to ``dtype`` itself, as it does for few of the small types."""
     if STRING in (source, dtype):
         return False
     try:
@@ -136,20 +137,20 @@ def _conversion(source: np.dtype, dtype: np.dtype, saturate: bool, mode: str) ->
         return to_small_float
     if _direct(source, dtype):
         return lambda x: x.astype(dtype)
-    # Float32 holds every value of the small types between which there is no cast.
+    # Small types without a direct cast go through float32, which represents all of their values.
     return lambda x: x.astype(np.float32).astype(dtype)
 
 
 def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
-    """float8_e8m0: a byte e that means 2 ** (e - 127), where 255 is not a number. The sign is
-    ignored. Out of range is the nearest power if ``saturate``, else not a number."""
+    """Cast to float8_e8m0: byte e stands for 2 ** (e - 127), and 255 for NaN. The sign is ignored.
+    Values out of range become the nearest power if ``saturate``, else NaN."""
     wide = np.abs(x if x.dtype == FLOAT64 else x.astype(np.float32))
     fraction, exponent = np.frexp(wide)  # fraction in [0.5, 1)
-    # The bias is 127, and frexp counts one power more than for a fraction in [1, 2).
+    # The bias is 127, and the exponent of frexp is one more than for a fraction in [1, 2).
     power = exponent.astype(np.int32) + 126
     if mode != "down":
         power += fraction > 0.5 if mode == "up" else fraction >= 0.75
-    # There is no code for 0: it is out of range, next to the lowest power.
+    # 0 has no code: it is out of range, below the lowest power.
     power[wide == 0] = -1
     if saturate:
         power[np.isinf(wide)] = 254
@@ -160,15 +161,15 @@ def _to_powers_of_two(x: np.ndarray, saturate: bool, mode: str) -> np.ndarray:
 
 
 def _to_strings(x: np.ndarray) -> np.ndarray:
-    """Numbers as text: the shortest that reads back as the same number."""
+    """Format numbers with the fewest digits that parse back to the same number."""
     if x.dtype == BOOL:
         return x.astype(np.uint8).astype(str).astype(object)
     if "int" in x.dtype.name:
         return x.astype(np.int8 if x.dtype.name in SUB_BYTE else x.dtype).astype(str).astype(object)
-    # Of a type that NumPy cannot print, the text is that of the same number in float32.
+    # Types that NumPy cannot print are formatted as float32.
     wide = x if x.dtype.kind == "f" else x.astype(np.float32)
     text = wide.astype(str).astype(object)
-    # ONNX spells these three in its own way, and NumPy in another.
+    # ONNX and NumPy spell NaN and the infinities differently.
     text[np.isnan(wide)] = "NaN"
     text[wide == np.inf] = "INF"
     text[wide == -np.inf] = "-INF"
@@ -176,19 +177,21 @@ def _to_strings(x: np.ndarray) -> np.ndarray:
 
 
 def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
-    """The dtype that BitCast gives elements of ``source``."""
+    """Return the output dtype of BitCast for elements of ``source``, after checking its width."""
     dtype = dtype_attribute(attrs, "to")
     if dtype is None or dtype == STRING:
-        raise ShapeError("BitCast needs an element type other than string to cast to")
+        raise ShapeError("the attribute to of BitCast must be an element type other than string")
     if source is not None and _bits(source) != _bits(dtype):
-        raise ShapeError(f"{dtype_name(dtype)} has another number of bits than the input")
+        raise ShapeError(
+            f"BitCast to {dtype_name(dtype)} must not change the number of bits of an element"
+        )
     return dtype
 
 
 def _from_strings(x: np.ndarray, dtype: np.dtype, saturate: bool, mode: str) -> np.ndarray:
     if dtype.kind in "iu":
-        # It may be "2.5", or out of range.
-        # As integers first: float64 does not hold all digits of 64 bits.
+        # The text may be "2.5" or out of range. Try integers first: float64 does not represent all
+        # int64.
         with suppress(ValueError, OverflowError):
             return x.astype(np.uint64 if dtype == np.uint64 else np.int64).astype(dtype)
     numbers = x.astype(np.float64)
@@ -214,21 +217,23 @@ def bit_cast(node: Node, types: Types) -> Kernel:
     return view_kernel(lambda x: x.view(_check_bit_cast(x.dtype, node.attrs)))
 
 
-# The dtypes of the attributes that hold plain numbers or texts.
+# The dtypes of the attributes that hold plain numbers or strings.
 _VALUES: dict[str, np.dtype] = {"value_float": FLOAT32, "value_int": INT64, "value_string": STRING}
 _VALUES |= {f"{name}s": dtype for name, dtype in _VALUES.items()}
 
 
 def _constant_value(attrs: Attrs) -> np.ndarray:
-    """The tensor that the attributes of a Constant spell out."""
+    """The tensor that the attributes of a Constant give."""
     names = [name for name in ("value", "sparse_value", *_VALUES) if attrs.get(name) is not None]
     if len(names) != 1:
-        raise ShapeError(f"a Constant needs one value, and has {', '.join(names) or 'none'}")
+        raise ShapeError(
+            f"a Constant needs exactly one value attribute, but has {', '.join(names) or 'none'}"
+        )
     value = attrs[names[0]]
     if names[0] in _VALUES:
         return np.array(value, _VALUES[names[0]])
     if not isinstance(value, np.ndarray):
-        raise ShapeError(f"attribute {names[0]} of a Constant holds no tensor")
+        raise ShapeError(f"attribute {names[0]} of a Constant must be a tensor")
     return value
 
 

@@ -21,7 +21,7 @@ def _equal_element(a: Dim, b: Dim) -> Dim:
         return int(a == b)
     if a is not None and a == b:
         return 1
-    # A name stands for a dim, which is never negative.
+    # A symbolic dim is never negative.
     low = min([c for c in (a, b) if isinstance(c, int)], default=0)
     return 0 if low < 0 and None not in (a, b) else None
 
@@ -58,7 +58,8 @@ def is_inf(node: Node, types: Types) -> Kernel:
         return returning(lambda x: np.zeros(x.shape, BOOL))
 
     def one_sign(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        # Dtypes without infinities turn this constant into a NaN, which equals nothing.
+        # Dtypes without infinities convert this constant to NaN, which compares unequal to
+        # everything.
         return np.equal(x, np.array(math.inf if positive else -math.inf, x.dtype), out)
 
     return ufunc(one_sign, 1)
@@ -108,7 +109,8 @@ def _select_bits(
     out: np.ndarray | None = None,
     work: np.ndarray | None = None,
 ) -> np.ndarray:
-    """``np.where`` without branches, which an irregular condition makes ten times as slow."""
+    """``np.where`` without branches, whose misprediction makes it ten times as slow for irregular
+    conditions."""
     if out is None:
         out = np.empty(np.broadcast_shapes(c.shape, x.shape, y.shape), x.dtype)
     bits = BITS[x.dtype.itemsize]
@@ -118,7 +120,7 @@ def _select_bits(
 
 
 def _choose(truth: np.ndarray, *arrays: np.ndarray) -> None:
-    """A mask of ones or zeros picks the bits in which x differs from y."""
+    """Return a function that selects x or y by masking the bits in which they differ."""
     x, y, out, mask, changes = arrays
     np.negative(truth, mask)
     np.bitwise_xor(x, y, changes)

@@ -1,8 +1,8 @@
 """Structured control flow: operations with graphs as attributes.
 
-Their nodes have no kernels: an executor runs their graphs. They are defined here as generators that
-yield a graph with its inputs, are sent its outputs, and return the outputs of the node, so that the
-caller decides when and where a graph runs.
+Their nodes have no kernels: an executor runs their graphs. Each operation is a generator that
+yields a graph with its inputs, receives the outputs, and returns the outputs of the node, so that
+the caller decides when and where a graph runs.
 
 Attributes: ``then_branch`` and ``else_branch`` of If; ``body`` of Loop, Scan and SequenceMap.
 """
@@ -25,7 +25,7 @@ from penstock.ops.registry import operator
 
 Steps = Generator[tuple[Graph, RunValues], RunValues, list[Any]]
 
-# Rows that a loop gathers between two looks at the budget of the run; what a row costs in a list.
+# Rows that a loop collects between two checks of the run's memory limit; bytes of a list entry.
 _UNASKED, _REFERENCE_BYTES = 1024, 8
 
 
@@ -34,22 +34,22 @@ _UNASKED, _REFERENCE_BYTES = 1024, 8
 @operator("Scan", since=9, role=Role.SCAN)
 @operator("SequenceMap", since=17, role=Role.SEQUENCE_MAP)
 def control(node: Node, types: Types) -> Kernel:
-    raise InternalError(f"{node.op.name} has no kernel: its graphs are run by the executor")
+    raise InternalError(f"{node.op.name} has no kernel: the executor runs its graphs")
 
 
 def is_control(node: Node) -> bool:
-    """Whether an executor runs the graphs of ``node``, rather than a kernel."""
+    """Whether ``node`` has graphs that an executor runs, rather than a kernel."""
     return node.op.role in CONTROL
 
 
 def loop_carried(node: Node) -> tuple[slice, slice]:
-    """The positions of loop-carried values: among inputs, and among the outputs of the body.
+    """The positions of loop-carried values among the inputs, and among the outputs of the body.
 
-    Those among the inputs hold for the node and for its body. The node's outputs begin with the
-    final values, followed by the stacked values of the body's other outputs.
+    The positions among inputs apply to the node and to its body. The node's outputs begin with the
+    final loop-carried values, followed by the stacked values of the body's other outputs.
     """
     if node.op.role is Role.LOOP:
-        count = len(node.inputs) - 2  # behind trip count and condition
+        count = len(node.inputs) - 2  # after trip count and condition
         return slice(2, 2 + count), slice(1, 1 + count)
     count = len(node.inputs) - node.attrs["num_scan_inputs"] if node.op.role is Role.SCAN else 0
     return slice(0, count), slice(0, count)
@@ -95,7 +95,7 @@ def _run_scan(node: Node, inputs: RunValues) -> Steps:
     scanned: list[list[Any]] = [[] for _ in layout.output_axes]
     views = list(map(rows_of, scans, layout.input_axes, layout.input_backward))
     for i in range(same_length(*views)):
-        # With the ellipsis, an element of a vector is an array still.
+        # The ellipsis makes an element of a vector a 0-d array rather than a scalar.
         results = yield body, (*states, *(view[i, ...] for view in views))
         states = list(results[: layout.states])
         for rows, row in zip(scanned, results[layout.states :], strict=True):
@@ -106,7 +106,7 @@ def _run_scan(node: Node, inputs: RunValues) -> Steps:
 
 
 def _run_sequence_map(node: Node, inputs: RunValues) -> Steps:
-    """ONNX SequenceMap: the body over the elements of one sequence, or of several in step."""
+    """ONNX SequenceMap: apply the body to the elements of one or more sequences of equal length."""
     body: Graph = node.attrs["body"]
     first, *others = inputs
     results: list[RunValue] = [[] for _ in body.outputs]
@@ -118,17 +118,17 @@ def _run_sequence_map(node: Node, inputs: RunValues) -> Steps:
 
 
 def element_of(value: RunValue, index: int) -> RunValue:
-    """Element ``index`` of a sequence; a tensor is the same in every step."""
+    """Element ``index`` of a sequence; a tensor is passed unchanged to every iteration."""
     if not isinstance(value, list):
         return value
     if index >= len(value):
-        raise ShapeError("SequenceMap's sequences have different lengths")
+        raise ShapeError("the input sequences of SequenceMap must have the same length")
     return value[index]
 
 
 class ScanLayout:
-    """Axes and directions of a Scan node, one entry for each scan input and output. An
-    ``input_axes`` entry counts in the whole tensor, an ``output_axes`` entry in the stacked one."""
+    """Axes and directions of a Scan node, one entry for each scan input and output.
+    ``input_axes`` index the scanned tensors, ``output_axes`` the stacked ones."""
 
     def __init__(self, node: Node) -> None:
         n = node.attrs["num_scan_inputs"]
@@ -145,7 +145,7 @@ class ScanLayout:
 
 
 def rows_of(array: np.ndarray, axis: int, backward: int) -> np.ndarray:
-    """A view of ``array`` whose first axis is ``axis``, in the direction asked for."""
+    """A view of ``array`` with ``axis`` as its first axis, reversed if ``backward``."""
     if not -array.ndim <= axis < array.ndim:
         raise ShapeError(f"scan axis {axis} is out of range for shape {list(array.shape)}")
     view = np.moveaxis(array, axis, 0) if axis else array
@@ -156,7 +156,9 @@ def same_length(*arrays: np.ndarray) -> int:
     """The number of rows of each of a Scan's inputs; raise ``ShapeError`` if they differ."""
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
-        raise ShapeError(f"Scan's inputs have different lengths {sorted(lengths)}")
+        raise ShapeError(
+            f"the scan inputs of Scan must have the same length, but have lengths {sorted(lengths)}"
+        )
     return lengths.pop()
 
 
@@ -171,15 +173,16 @@ def row_type(type_: Type, axis: int) -> TensorType:
 
 
 def add_row(rows: list[Any], row: Any) -> None:
-    """Add a row that counts as memory of the run. Rows that are all one array count once: so that a
-    loop does not gather references without end, what stacking takes is asked for now and then."""
+    """Append a row, and count it towards the run's memory limit. Rows that share one array count
+    once; so that a loop does not collect references without limit, the memory for stacking is
+    checked from time to time."""
     rows.append(keep(row))
     if len(rows) % _UNASKED == 0:
         reserve(len(rows) * (row.nbytes + _REFERENCE_BYTES))
 
 
 def stack(rows: RunValues, axis: int, backward: int, type_: Type) -> np.ndarray:
-    """Scanned rows as one tensor; without rows it is empty, and unknown dims of ``type_`` are 0."""
+    """Stack scanned rows into one tensor. Without rows it is empty, and unknown dims are 0."""
     if rows:
         reserve(len(rows) * rows[0].nbytes)
         return np.stack(rows[::-1] if backward else rows, axis)
@@ -190,16 +193,21 @@ def stack(rows: RunValues, axis: int, backward: int, type_: Type) -> np.ndarray:
 
 
 def truth(condition: np.ndarray) -> bool:
-    """The truth of a condition: a tensor of one element."""
+    """The truth value of a condition, a tensor of one element."""
     if condition.size != 1:
-        raise ShapeError(f"a condition must have one element, not shape {condition.shape}")
+        raise ShapeError(
+            f"the condition must have exactly one element, but has shape {condition.shape}"
+        )
     return bool(condition.reshape(-1)[0])
 
 
 def read_trip_count(value: RunValue) -> int:
-    """A trip count: a tensor of one whole number."""
+    """The value of a trip count, an integer tensor of one element."""
     if value.size != 1 or value.dtype.kind not in "iu":
-        raise ShapeError(f"a trip count must be one integer, not {value.dtype}{list(value.shape)}")
+        raise ShapeError(
+            "the trip count must be an integer tensor of one element, not "
+            f"{value.dtype}{list(value.shape)}"
+        )
     return int(value.item())
 
 
