@@ -126,7 +126,7 @@ def test_value_is_neither_true_nor_false_nor_iterable() -> None:
         (lambda x: x + 0.5, TypeError, "use astype first"),
         (lambda x: x[1, 2, 3], IndexError, "has 2 axes, but 3 are indexed"),
         (lambda x: x[0.5], TypeError, "must be of integers"),
-        (lambda x: x[::0], ps.InvalidModel, "step of Slice"),
+        (lambda x: x[::0], ps.InvalidModel, "steps must not contain 0"),
     ],
 )
 def test_operator_that_cannot_be_meant_is_refused(

@@ -79,12 +79,17 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ("UniqueV2", [X, np.array([2])], UNIQUE, "axis 2 is out of range"),
     ("LowerBound", [X, X[:2]], BOUND, "for sorted rows"),
     ("UpperBound", [X[0], X[0]], BOUND, "for sorted rows"),
-    ("Bincount", [whole(1, -1), np.int32(3), NONE], types(T="float32"), "value -1 is negative"),
+    (
+        "Bincount",
+        [whole(1, -1), np.int32(3), NONE],
+        types(T="float32"),
+        "values must not be negative",
+    ),
     ("Bincount", [whole(1), np.int32(-3), NONE], types(T="float32"), "a scalar of at least 0"),
     ("Bincount", [whole(1), whole(3), NONE], types(T="float32"), "a scalar of at least 0"),
     ("Bincount", [whole(1, 1), np.int32(3), real(1, 2, 3)], types(T="float32"), "weights of shape"),
     ("DenseBincount", [whole([[1]]), np.int32(3), NONE], BINS, "rank 1 or 2"),
-    ("DenseBincount", [whole([1, -1]), np.int32(3), NONE], BINS, "value -1 is negative"),
+    ("DenseBincount", [whole([1, -1]), np.int32(3), NONE], BINS, "values must not be negative"),
     ("DenseBincount", [whole([1, 1]), np.int32(3), real(1, 1)], BINS, "weights of shape"),
     *[
         ("RaggedBincount", [np.array(splits), whole(1, 1, 5), np.int32(3), NONE], BINS, "splits")
@@ -92,15 +97,15 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
     ],
     ("RaggedBincount", [np.array([0, 1]), whole(-1), np.int32(3), NONE], BINS, "is negative"),
     ("InTopKV2", [X, whole(1, 1), np.int32(1)], types(T="int32"), "targets of shape"),
-    ("InTopKV2", [X[0], whole(1), np.int32(1)], types(T="int32"), "targets of shape"),
+    ("InTopKV2", [X[0], whole(1), np.int32(1)], types(T="int32"), "and predictions"),
     *[
         (f"Segment{name}", [X, ids], SEGMENTS, match)
         for name in ("Sum", "Mean", "Max", "Min", "Prod")
         for ids, match in (
             (whole(0, 1, 0, 4), "segment 0 of row 2 is below"),
-            (whole(-1, 0, 0, 4), "segment -1 of row 0 is negative"),
+            (whole(-1, 0, 0, 4), "segment_ids must not be negative"),
             (whole(0, 0, 4), "each row needs one"),
-            (X.astype(np.int32), "each row needs one"),
+            (X.astype(np.int32), "must have one entry per row"),
         )
     ],
     *[
@@ -116,10 +121,10 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         (f"SparseSegment{name}", [X, places, ids], CHOSEN, match)
         for name in ("Sum", "Mean", "SqrtN")
         for places, ids, match in (
-            (whole(0, 1, 4), whole(0, 0, 2), r"not in \[0, 4\)"),
-            (whole(0, 1, -1), whole(0, 0, 2), r"not in \[0, 4\)"),
-            (whole(0, 1, 3), whole(1, 0, 2), "segment 0 of row 1 is below"),
-            (whole(0, 1), whole(0, 0, 2), "each row needs one"),
+            (whole(0, 1, 4), whole(0, 0, 2), r"must be in \[0, 4\)"),
+            (whole(0, 1, -1), whole(0, 0, 2), r"must be in \[0, 4\)"),
+            (whole(0, 1, 3), whole(1, 0, 2), "segment_ids must not decrease"),
+            (whole(0, 1), whole(0, 0, 2), "must have one entry per row"),
         )
     ],
     (
@@ -174,8 +179,13 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         )
     ],
     ("Betainc", [X[:1], X, X], types(T="float32"), "must be equal"),
-    ("Cross", [X, X], types(T="float32"), "vectors of three elements"),
-    ("Cross", [np.ones((2, 3), F), np.ones(3, F)], types(T="float32"), "vectors of three elements"),
+    ("Cross", [X, X], types(T="float32"), "the inputs of Cross must have"),
+    (
+        "Cross",
+        [np.ones((2, 3), F), np.ones(3, F)],
+        types(T="float32"),
+        "the inputs of Cross must have",
+    ),
     ("MatrixSetDiag", [X, real(1, 2, 3)], MATRIX, "diagonal"),
     ("MatrixDiagPart", [X[0]], MATRIX, "matrices have two dims"),
     ("RGBToHSV", [X], RGB, "three channels"),
@@ -206,11 +216,11 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
             (X, "float32", {"fill": "x"}, "fill 'x' is not one of"),
             (X, "float32", {"scientific": True, "shortest": True}, "exclude one another"),
             (whole(1), "int32", {"precision": 2}, "are not for int32"),
-            (whole(1), "int32", {"shortest": True}, "are not for int32"),
+            (whole(1), "int32", {"shortest": True}, "scientific and shortest are only valid"),
         )
     ],
     *[
-        ("StringToNumber", [words(text)], types(out_type=name), "is no number that")
+        ("StringToNumber", [words(text)], types(out_type=name), "is not a number in the")
         for text, names in (
             ("-5", ("uint32",)),
             ("1e3", ("int32", "int64")),
@@ -226,8 +236,8 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         for name in names
     ],
     ("StringJoin", [words("a", "b"), words("x")], {"N": 2}, "shape"),
-    ("StringLower", [words("a")], {"encoding": "latin"}, "encoding 'latin' is not"),
-    ("StringUpper", [words("a")], {"encoding": "latin"}, "encoding 'latin' is not"),
+    ("StringLower", [words("a")], {"encoding": "latin"}, "encoding .latin. must be"),
+    ("StringUpper", [words("a")], {"encoding": "latin"}, "encoding .latin. must be"),
     ("StringSplitV2", [words("a").reshape(1, 1), words("")[0]], {}, "a vector is split"),
     ("StringSplitV2", [words("a"), words("a", "b")], {}, "is split by a scalar"),
     *[
@@ -250,7 +260,12 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         {"num_buckets": 9, "key": [1]},
         "must be 1 at least, and key",
     ),
-    ("StringFormat", [X], {"T": [Type("float32")], "template": "%s %s"}, "needs 2 values of 1"),
+    (
+        "StringFormat",
+        [X],
+        {"T": [Type("float32")], "template": "%s %s"},
+        "has 2 placeholders, but the node has 1",
+    ),
     *[
         ("StringNGrams", [words(*"abcd"), np.array(splits)], {**NGRAMS, "ngram_widths": w}, match)
         for splits, w, match in (
@@ -271,9 +286,9 @@ CASES: list[tuple[str, list[np.ndarray], dict[str, Any], str]] = [
         ("UnicodeEncode", [whole(*points), np.array(splits)], {**UTF8, "errors": "strict"}, match)
         for points, splits, match in (
             ((97, 0x110000), [0, 2], "1114112 is no code point"),
-            ((97, 0xD800), [0, 2], "55296 is no code point"),
-            ((97, 228), [0, 3], "do not lead"),
-            ((97, 228), [1, 2], "do not lead"),
+            ((97, 0xD800), [0, 2], "is not a Unicode scalar value"),
+            ((97, 228), [0, 3], "the number of values"),
+            ((97, 228), [1, 2], "the number of values"),
             ((97, 228), [0, 2, 1, 2], "fall"),
         )
     ],

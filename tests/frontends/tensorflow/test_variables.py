@@ -32,7 +32,7 @@ def counter() -> Builder:
 def test_variables_belong_to_the_session() -> None:
     model = ps.load(counter().bytes())
     first, second = ps.compile(model), ps.compile(model)
-    with pytest.raises(RunError, match="variable 'v' is read before anything was assigned"):
+    with pytest.raises(RunError, match="is read before it is initialized;"):
         first.run({}, ["now"])
     for session in (first, second):
         session.run({}, [], ["init"])
@@ -57,7 +57,7 @@ def test_references_to_variables_are_dereferenced() -> None:
     np.testing.assert_array_equal(session.run({}, ["init"])["init"], [1, 2])
     np.testing.assert_array_equal(session.run({}, ["more"])["more"], [2, 3])
     np.testing.assert_array_equal(session.run({}, ["v", "read"])["v"], [2, 3])
-    with pytest.raises(RunError, match="is float32"):
+    with pytest.raises(RunError, match="variable .v. has type"):
         session.run({"c": np.zeros(3, np.float32)}, [], ["init"])
     g.node("Assign", "read", "c", name="odd", T=Type("float32"))
     refused(g, "its input 0 must refer to a variable")
@@ -81,5 +81,5 @@ def test_variable_of_another_type_than_its_saved_value_is_refused_when_it_is_imp
     diagnostics = Diagnostics("the model", ps.Limits())
     library = FunctionLibrary(g.proto.library, diagnostics.where, diagnostics.limits)
     store = Store({"w": np.zeros(3, np.int64)})
-    with pytest.raises(InvalidModel, match=r"'w' is float32\[3\], but int64\[3\] in the checkp"):
+    with pytest.raises(InvalidModel, match="in the checkpoint"):
         Importer(g.proto.node, 0, library, diagnostics, VariableFacts(store, {})).model(None)

@@ -45,7 +45,7 @@ def test_trip_count_reads_one_integer():
 
 @pytest.mark.parametrize("value", [np.array([1, 2]), np.array(1.5)])
 def test_trip_count_of_other_values_raises(value):
-    with pytest.raises(ShapeError, match="one integer"):
+    with pytest.raises(ShapeError, match="the trip count must be an"):
         read_trip_count(value)
 
 
@@ -56,7 +56,7 @@ def test_element_of_tensor_is_the_tensor_in_every_step():
 
 
 def test_element_of_shorter_sequence_raises():
-    with pytest.raises(ShapeError, match="different lengths"):
+    with pytest.raises(ShapeError, match="the input sequences of SequenceMap must"):
         element_of([1, 2], 2)
 
 
@@ -81,7 +81,7 @@ def test_rows_of_axis_out_of_range_raises():
 
 def test_same_length_of_different_lengths_raises():
     assert same_length(np.zeros((3, 2)), np.zeros(3)) == 3
-    with pytest.raises(ShapeError, match=r"different lengths \[3, 4\]"):
+    with pytest.raises(ShapeError, match="the scan inputs of Scan must"):
         same_length(np.zeros(3), np.zeros(4))
 
 

@@ -37,7 +37,7 @@ def test_constant_of_shape_matches_the_reference(shape: tuple[int, ...]) -> None
 def test_constant_of_shape_of_edge_cases_matches_the_definition() -> None:
     half = np.array([1.5], ml_dtypes.bfloat16)
     check_node("ConstantOfShape", [i64(2)], value_of(half), expected=[half.repeat(2)])
-    fails("ConstantOfShape", [i64(2, -1)], match="no shape")
+    fails("ConstantOfShape", [i64(2, -1)], match="negative dimensions are not allowed")
     fails("ConstantOfShape", [i64(2)], value_of(i64(1, 2)), "scalar")
 
 
@@ -114,7 +114,7 @@ def test_eye_like_of_edge_cases_matches_the_definition() -> None:
     brain = int(TensorProto.BFLOAT16)
     want = np.eye(2).astype(ml_dtypes.bfloat16)
     check_node("EyeLike", [f32(2, 2)], {"dtype": brain}, expected=[want])
-    fails("EyeLike", [f32(2)], match="matrix")
+    fails("EyeLike", [f32(2)], match="the input must have rank")
     assert infer("EyeLike", [float_type("N", 3)]) == [float_type("N", 3)]
     assert infer("EyeLike", [TensorType(F32)], {"dtype": 7}) == [TensorType(INT64, (None, None))]
 
@@ -146,7 +146,7 @@ def test_one_hot_of_edge_cases_matches_the_definition() -> None:
     fails("OneHot", [indices, np.array(-1), values], match="depth")
     fails("OneHot", [indices, i64(1, 2), values], match="depth")
     fails("OneHot", [indices, np.array(np.nan, np.float32), values], match="depth")
-    fails("OneHot", [indices, np.array(3), i64(1, 2, 3)], match="two")
+    fails("OneHot", [indices, np.array(3), i64(1, 2, 3)], match="values must be")
     fails("OneHot", [indices, np.array(3), values], {"axis": 2})
     x = TensorType(INT64, ("N", 4))
     pair = float_type(2)
@@ -180,5 +180,5 @@ def test_trilu_of_edge_cases_matches_the_definition() -> None:
     for dtype in (np.complex64, np.complex128):
         x = f32(2, 3).astype(dtype) + 1j
         check_node("Trilu", [x], expected=[np.triu(x)])
-    fails("Trilu", [f32(2)], match="matrices")
+    fails("Trilu", [f32(2)], match="the input must have rank")
     assert infer("Trilu", [float_type("N", 3)]) == [float_type("N", 3)]

@@ -75,9 +75,9 @@ def test_pad_values_and_of_every_dtype_matches_the_definition() -> None:
 
 def test_pad_with_bad_inputs_is_refused() -> None:
     fails("Pad", [f32(2, 2), i64(1, 1)], match="pads")
-    fails("Pad", [f32(2), i64(-2, -1)], match="cut more")
+    fails("Pad", [f32(2), i64(-2, -1)], match="remove more")
     fails("Pad", [f32(2), i64(1, 1), None, i64(1)], match="axis 1")
-    fails("Pad", [f32(0), i64(1, 1)], {"mode": "edge"}, "nothing")
+    fails("Pad", [f32(0), i64(1, 1)], {"mode": "edge"}, "cannot pad an axis of dim")
     fails("Pad", [f32(2), i64(1, 1)], {"mode": "mirror"}, "none of")
     fails("Pad", [f32(2), i64(1, 1), f32(2)], match="scalar")
 
@@ -93,9 +93,9 @@ def test_pad_infers_its_types() -> None:
     assert data_of("Pad", [int_type("N", 2), i64(1, 2)]) == (0, "N", 2, 0, 0)
     assert data_of("Pad", [int_type("N"), i64(0, 1), np.array(5)]) == ("N", 5)
     assert data_of("Pad", [int_type("N"), i64(0, 1), TensorType(INT64, ())]) == ("N", None)
-    with pytest.raises(ShapeError, match="cut more"):
+    with pytest.raises(ShapeError, match="remove more"):
         infer("Pad", [float_type(2), i64(-2, -1)])
-    with pytest.raises(ShapeError, match="two for each"):
+    with pytest.raises(ShapeError, match="it needs two per axis"):
         infer("Pad", [float_type(2, 3), i64(1, 1)])
 
 
@@ -112,7 +112,7 @@ def test_center_crop_pad_some_axes(axes: list[int]) -> None:
 
 
 def test_center_crop_pad_of_edge_cases_matches_the_definition() -> None:
-    fails("CenterCropPad", [f32(2, 2), i64(1)], match="does not fit")
+    fails("CenterCropPad", [f32(2, 2), i64(1)], match="none of them negative")
     fails("CenterCropPad", [f32(2, 2), i64(1, -1)])
     attrs: dict[str, Any] = {"axes": [0, -1]}
     x = float_type("N", 3, None)

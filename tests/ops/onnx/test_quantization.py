@@ -209,15 +209,15 @@ def test_quantize_infer_of_partly_known_types() -> None:
     assert quantize.infer([x, TensorType(), int8], {}, none)[0].dtype == np.int8
     assert quantize.infer([x, TensorType(), TensorType()], {}, none)[0].dtype is None
     assert dequantize.infer([TensorType(), TensorType(F32)], {}, none) == (TensorType(F32),)
-    with pytest.raises(ShapeError, match=r"shape \(2,\) does not fit axis 2 of"):
+    with pytest.raises(ShapeError, match="does not match axis"):
         quantize.infer([x, TensorType(F32, (2,))], {"axis": 2}, none)
     with pytest.raises(ShapeError, match="output_dtype"):
         quantize.infer([x, TensorType(), int8], {"output_dtype": TensorProto.UINT8}, none)
-    with pytest.raises(ShapeError, match="no type to quantize to"):
+    with pytest.raises(ShapeError, match="is not a quantized type"):
         quantize.infer([x, TensorType()], {"output_dtype": TensorProto.DOUBLE}, none)
-    with pytest.raises(ShapeError, match="need an output_dtype"):
+    with pytest.raises(ShapeError, match="require the attribute output_dtype"):
         dequantize.infer([int8, TensorType(np.dtype(ml_dtypes.float8_e8m0fnu), ())], {}, none)
-    with pytest.raises(ShapeError, match="no quantized type"):
+    with pytest.raises(ShapeError, match="is not a quantized type; these"):
         dequantize.infer([x, TensorType(F32, ())], {}, none)
 
 

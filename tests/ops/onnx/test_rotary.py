@@ -136,7 +136,7 @@ def test_rotary_of_every_dtype_matches_the_definition(dtype: Any, tol: float) ->
 def test_rotary_positions_out_of_range(bad: int) -> None:
     values = inputs(4, True)
     values[3][1, 2] = bad
-    with pytest.raises(ShapeError, match="positions"):
+    with pytest.raises(ShapeError, match="position_ids must be in"):
         check_node("RotaryEmbedding", values, expected=[None])
 
 

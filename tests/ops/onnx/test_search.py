@@ -58,7 +58,7 @@ def test_arg_extremes_by_default_and_of_a_scalar() -> None:
 def test_arg_extremes_of_empty_axis_are_refused() -> None:
     x = np.zeros((0, 3), np.float32)
     check_node("ArgMax", [x], {"axis": 1}, expected=[np.zeros((0, 1), np.int64)])
-    with pytest.raises(ShapeError, match="no elements"):
+    with pytest.raises(ShapeError, match="must not have dim"):
         check_node("ArgMax", [x], {"axis": 0}, expected=[])
 
 
@@ -145,7 +145,7 @@ def test_top_k_of_empty_axis_is_empty() -> None:
 
 @pytest.mark.parametrize("k", [-1, 6])
 def test_top_k_of_too_many_is_refused(k: int) -> None:
-    with pytest.raises(ShapeError, match="elements"):
+    with pytest.raises(ShapeError, match="it must be at least"):
         check_node("TopK", [few(2, 5, dtype="f4"), np.array([k])], expected=[], outputs=2)
 
 
@@ -176,7 +176,7 @@ def test_top_k_infers_its_types() -> None:
     assert infer("TopK", x, TensorType(INT64, (1,)))[0].shape == ("n", None)
     assert infer("TopK", TensorType(F32), k)[0].shape is None
     for wrong in (4, -1):
-        with pytest.raises(ShapeError, match="elements"):
+        with pytest.raises(ShapeError, match="it must be at least"):
             infer("TopK", x, TensorType(INT64, (1,), (wrong,)))
     with pytest.raises(ShapeError, match="rank"):
         infer("TopK", TensorType(F32, ()), k)

@@ -182,7 +182,7 @@ def test_squeeze_infers_its_types() -> None:
     assert shape_of("Squeeze", [x]) is None
     assert shape_of("Squeeze", [x, TensorType(INT64, (1,))]) == (None, None)
     assert data_of("Squeeze", [int_type("N"), i64(0)]) == ("N",)
-    with pytest.raises(ShapeError, match="is not 1"):
+    with pytest.raises(ShapeError, match="must have dim 1"):
         infer("Squeeze", [float_type(2, 3), i64(0)])
     with pytest.raises(ShapeError, match="twice"):
         infer("Squeeze", [float_type(1, 3), i64(0, -2)])
@@ -222,7 +222,7 @@ def test_transpose_of_edge_cases_matches_the_definition() -> None:
     assert shape_of("Transpose", [float_type("N", 2)], {"perm": [1, 0]}) == (2, "N")
     assert shape_of("Transpose", [TensorType(F32)], {"perm": [1, 0]}) == (None, None)
     assert data_of("Transpose", [int_type("N", 2)]) == ("N", 2)
-    with pytest.raises(ShapeError, match="permute"):
+    with pytest.raises(ShapeError, match="is not a permutation of the"):
         infer("Transpose", [float_type(2, 3)], {"perm": [0, 0]})
 
 

@@ -40,7 +40,7 @@ def test_array_operator_without_mandatory_attribute_raises_shape_error():
     [("StackPushV2", 2), ("TensorArrayWriteV3", 4), ("TensorListLength", 1), ("Assign", 2)],
 )
 def test_operation_on_a_tensor_instead_of_a_handle_raises_shape_error(op, inputs):
-    with pytest.raises(ShapeError, match=r"a handle of a .* is needed, not a ndarray"):
+    with pytest.raises(ShapeError, match="the input must be a"):
         compiled(op, {}, inputs)(*[np.zeros(())] * inputs)
 
 

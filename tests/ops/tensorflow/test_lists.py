@@ -49,7 +49,7 @@ def test_list_elements_merge_known_dims() -> None:
 
 
 def test_list_element_of_another_shape_is_refused() -> None:
-    with pytest.raises(ps.RunError, match=r"element 1 has shape \(2,\), which is not \(3,\)"):
+    with pytest.raises(ps.RunError, match="element 1 has shape"):
         element([3]).run({"x": np.ones((3, 2), np.float32)}, ["y:0"])
 
 
@@ -73,13 +73,13 @@ def test_optional_value_is_declared_with_its_shape() -> None:
     session = ps.compile(reading(g, optional_of(g, g.placeholder("x", "float32", -1))))
     assert [str(port.type) for port in session.outputs] == ["float32[2]"]
     np.testing.assert_array_equal(session.run({"x": np.ones(2, np.float32)})["y:0"], [1, 1])
-    with pytest.raises(ps.RunError, match=r"the optional has float32\[3\], not float32\[2\]"):
+    with pytest.raises(ps.RunError, match="the optional contains float"):
         session.run({"x": np.ones(3, np.float32)})
 
 
 def test_optional_without_value_has_none_to_get() -> None:
     g = Builder()
-    with pytest.raises(ps.RunError, match="an optional without a value has none to get"):
+    with pytest.raises(ps.RunError, match="the optional has no value"):
         ps.compile(reading(g, g.node("OptionalNone"))).run({})
 
 
@@ -87,7 +87,7 @@ def test_optionals_with_and_without_value_do_not_add_up() -> None:
     g = Builder()
     x = g.placeholder("x", "float32", 2)
     total = g.node("AddN", optional_of(g, x), g.node("OptionalNone"), N=2, T=Type("variant"))
-    with pytest.raises(ps.RunError, match="with a value and one with another do not add up"):
+    with pytest.raises(ps.RunError, match="optionals can only be added if"):
         ps.compile(reading(g, total)).run({"x": np.ones(2, np.float32)})
 
 
@@ -95,7 +95,7 @@ def test_optionals_of_different_shapes_do_not_add_up() -> None:
     g = Builder()
     x, y = g.placeholder("x", "float32", 2), g.placeholder("z", "float32", 1)
     total = g.node("AddN", optional_of(g, x), optional_of(g, y), N=2, T=Type("variant"))
-    with pytest.raises(ps.RunError, match=r"float32\(2,\) and float32\(1,\) do not add up"):
+    with pytest.raises(ps.RunError, match="dtypes and shapes must be equal"):
         ps.compile(reading(g, total)).run({"x": np.ones(2, np.float32), "z": np.ones(1, "f")})
 
 
@@ -111,7 +111,7 @@ def test_lists_of_different_lengths_do_not_add_up() -> None:
     g.node("TensorListLength", total, name="n")
     session = ps.compile(g.bytes())
     assert session.run({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)})["n:0"] == 2
-    with pytest.raises(ps.RunError, match=r"2 elements.* and .*3 elements.* do not add up"):
+    with pytest.raises(ps.RunError, match="their types and lengths must be"):
         session.run({"x": np.ones(2, np.float32), "y": np.ones(3, np.float32)})
 
 
@@ -122,7 +122,7 @@ def test_list_of_variants_makes_no_tensor() -> None:
     empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
     handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
     g.node("TensorListStack", handle, shape, name="y", element_dtype=kind)
-    with pytest.raises(ps.RunError, match="variants do not make a tensor"):
+    with pytest.raises(ps.RunError, match="a list of variants cannot be"):
         ps.compile(g.bytes()).run({}, ["y:0"])
 
 
@@ -133,5 +133,5 @@ def test_list_refuses_a_list_among_tensors() -> None:
     empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
     handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
     g.node("TensorListLength", handle, name="n")
-    with pytest.raises(ps.RunError, match="elements of float32, not of variant"):
+    with pytest.raises(ps.RunError, match="the list has elements of type"):
         ps.compile(g.bytes()).run({}, ["n:0"])

@@ -36,7 +36,7 @@ def test_variable_of_two_types_is_refused(executor):
     g.const(np.zeros(2, np.float32), "zeros")
     g.node("AssignVariableOp", "a", "zeros", name="assign", dtype=Type("float32"))
     g.node("ReadVariableOp", "b", "^assign", name="read", dtype=Type("float32"))
-    with pytest.raises(ps.PenstockError, match="variable 'v' is both"):
+    with pytest.raises(ps.PenstockError, match="is declared both as float"):
         ps.compile(g.bytes(), executor=executor).run({}, ["read"])
 
 
@@ -63,5 +63,5 @@ def test_step_of_a_gradient_of_another_shape_is_refused():
 
 def test_step_at_a_rate_that_is_no_scalar_is_refused():
     session, fetches = step(np.ones(2, np.float32), np.ones(2, np.float32))
-    with pytest.raises(ps.RunError, match=r"input 1 of .* must be a scalar, not of shape \(2,\)"):
+    with pytest.raises(ps.RunError, match="of ResourceApplyGradientDescent must be a scalar"):
         session.run({}, fetches)

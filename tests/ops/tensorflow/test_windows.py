@@ -17,17 +17,17 @@ test_operation_matches_tensorflow, test_reversed_nodes_match_tensorflow = operat
 @pytest.mark.parametrize(
     ("op", "first", "fault"),
     [
-        ("AvgPoolGrad", [np.array([1, 6, 6, 2], np.int32)], r"shape \(1, 2, 3, 2\) for images"),
-        ("MaxPoolGrad", [np.zeros((1, 6, 6, 2), "f")] * 2, r"\(1, 2, 3, 2\) for maxima of shape"),
+        ("AvgPoolGrad", [np.array([1, 6, 6, 2], np.int32)], "does not match images of shape"),
+        ("MaxPoolGrad", [np.zeros((1, 6, 6, 2), "f")] * 2, "the gradient has shape"),
         (
             "Conv2DBackpropFilter",
             [np.zeros((1, 6, 6, 2), "f"), np.array([2, 2, 2, 2], np.int32)],
-            r"shape \(1, 2, 3, 2\) for images",
+            "does not match images of shape",
         ),
         (
             "Conv2DBackpropFilter",
             [np.zeros((1, 6, 6, 3), "f"), np.array([2, 2, 2, 2], np.int32)],
-            r"a filter \[2, 2, 2, 2\] for 3 and 2 channels",
+            "a filter of shape",
         ),
     ],
 )

@@ -188,7 +188,9 @@ def test_mask_that_does_not_fit_is_an_error_that_names_the_node(executor):
     feeds = feeds_of(model_from_text(text_of(FOUR), opset=23))
     session = ps.compile(model, executor=executor)
     for shape in ((5, 8), (4, 7), (3, 1)):
-        with pytest.raises((ps.InvalidInput, ps.RunError), match=r"attn_mask of shape .* does not broadcast") as info:
+        with pytest.raises(
+            (ps.InvalidInput, ps.RunError), match=r"attn_mask of shape .* does not broadcast"
+        ) as info:
             session.run(feeds | {"m": np.zeros(shape, np.float32)})
         assert "Attention" in str(info.value)
     assert session.run(feeds | {"m": np.zeros((5, 7), np.float32)})["y"].shape == (2, 4, 5, 6)

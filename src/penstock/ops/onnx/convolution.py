@@ -2,14 +2,14 @@
 
 Three strategies, chosen by shapes when a kernel is compiled:
 
-* kernels of one element and no stride are a matrix product of the weights with a view of the input;
-* depthwise ones, and those with few filters for their channels, add up a product for each kernel
-  position, in a padded copy of the input in which the elements that one kernel position sees, for
-  all windows, lie one after the other (``_shifted``);
-* all others unfold the input, a block of windows at a time, into a matrix that the weights multiply
-  (``_unfolded``).
+* kernels of one element with stride 1 are a matrix product of the weights with a view of the input;
+* depthwise convolutions, and those with few filters per channel, sum one product per kernel
+  position over a padded copy of the input, in which the elements that one kernel position reads for
+  all windows are contiguous (``_shifted``);
+* all others unfold the input (im2col), a block of windows at a time, and multiply the matrix by the
+  weights (``_unfolded``).
 
-They work in any dtype that NumPy multiplies; integers are exact as far as they do not overflow.
+They work in any dtype that NumPy multiplies; integers are exact unless they overflow.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from penstock.ops.onnx.activation import swish
 from penstock.ops.registry import operator
 
 Strategy: TypeAlias = tuple[Callable[..., None], int]
-"""``into(x, w, out[, workspace])``, which knows nothing of a bias, and its workspace in bytes"""
+"""``into(x, w, out[, workspace])`` without a bias, and the size of its workspace in bytes"""
 
-BLOCK_BYTES = 2**20  # scratch of a block: a second-level cache, and little beside the tensors
-# Unfolded elements below which the number of calls counts: unfolding takes the fewest.
+BLOCK_BYTES = 2**20  # scratch of a block, which fits into a second-level cache
+# Unfolded elements below which call overhead dominates; unfolding needs the fewest calls.
 SMALL = 2**15
-MIN_BLOCK = 64  # windows of a block at least: every block reads all the weights once more
+MIN_BLOCK = 64  # the minimum number of windows in a block, as each block reads all weights
 
 
 def convolution_dims(
@@ -56,19 +56,21 @@ def convolution_dims(
         return None
     rank = len(w if x is None else x)  # type: ignore[arg-type]
     if rank < 3 or (x is not None and w is not None and len(w) != rank):
-        raise ShapeError(f"cannot convolve input {x} with weights {w}")
+        raise ShapeError(
+            f"input {x} and weights {w} must have the same rank, which must be at least 3"
+        )
     x, w, group = x or (None,) * rank, w or (None,) * rank, attrs.get("group", 1)
     if group < 1:
         raise ShapeError(f"group must be positive, not {group}")
     for name, dim in (("channels", x[1]), ("filters", w[0] if filters_first else None)):
         if isinstance(dim, int) and dim % group:
-            raise ShapeError(f"{dim} {name} do not divide into {group} groups")
+            raise ShapeError(f"the {dim} {name} must be divisible by group={group}")
     channels = rules.dim_product((w[1], group)) if filters_first else w[0]
     if isinstance(x[1], int) and isinstance(channels, int) and x[1] != channels:
-        raise ShapeError(f"{x[1]} channels for weights of {channels}")
+        raise ShapeError(f"the input has {x[1]} channels, but the weights expect {channels}")
     kernel = kernel_dims(attrs, w, rank - 2)
     if 0 in kernel:
-        raise ShapeError(f"an empty kernel {kernel}")
+        raise ShapeError(f"the kernel dims {kernel} must be positive")
     return x, w, group, kernel
 
 
@@ -78,7 +80,9 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
     if not declared:
         return (None,) * rank if weights is None else weights[2:]
     if len(declared) != rank:
-        raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries")
+        raise ShapeError(
+            f"kernel_shape {list(declared)} must have {rank} entries, one per spatial axis"
+        )
     kernel = tuple(declared)
     if weights is not None and weights[2:] != kernel:
         rules.check_shape(f"weights for kernel_shape {declared}", weights, (None, None, *kernel))
@@ -142,19 +146,21 @@ def boxes(counts: Sequence[int], limit: int) -> Iterator[tuple[tuple[int, int], 
 
 
 class _Block(NamedTuple):
-    """A box of windows: where their elements come from, and where they go to in the workspace."""
+    """A box of windows: the source of their elements, and their places in the workspace."""
 
-    columns: slice  # the windows, counted over all axes
+    columns: slice  # the flat indices of the windows
     source: tuple[slice, ...]  # their elements in an image (C, ...), padding excluded
-    padded: Field  # these elements with padding around them
-    strides: tuple[int, ...]  # of what windows see among the padded elements
-    inner: tuple[slice, ...] | None  # the elements among the padded ones; None without padding
-    unfolded: Field  # for each channel and kernel position, what each window sees there
+    padded: Field  # the workspace field of these elements with their padding
+    strides: tuple[int, ...]  # of the windows over the padded elements
+    inner: (
+        tuple[slice, ...] | None
+    )  # the part of ``padded`` that is not padding; None without padding
+    unfolded: Field  # the element of each window for each channel and kernel position
     matrix: Field  # the same as a matrix, or one for each group
 
 
 def _window_strides(strides: Sequence[int], axes: Sequence[Window]) -> tuple[int, ...]:
-    """Strides of (channels, kernel, windows) over an array (channels, elements) with these."""
+    """The strides of a view (channels, kernel, windows) of an array (channels, elements)."""
     spatial = list(zip(strides[1:], axes, strict=True))
     taps = [stride * axis.dilation for stride, axis in spatial]
     return (strides[0], *taps, *[stride * axis.stride for stride, axis in spatial])
@@ -171,7 +177,7 @@ def _blocks(x: TensorType, axes: Sequence[Window], group: int) -> tuple[list[_Bl
     start = padded_bytes = 0
     covering = list(boxes([axis.count for axis in axes], limit))
     sizes = [prod(high - low for low, high in box) for box in covering]
-    # The windows' elements take the start of the workspace; the padded elements lie behind them.
+    # The workspace holds the unfolded elements, followed by the padded elements.
     layout = Scratch()
     layout.field((rows * max(sizes),), dtype)
     behind = layout.size
@@ -216,8 +222,8 @@ def _unfolded(
             view = as_strided(image, shape, _window_strides(image.strides, axes))
         else:
             padded = block.padded(workspace)
-            # The workspace holds what the block before has left there, and what nothing is copied
-            # to is the padding.
+            # The workspace still holds the previous block; elements that nothing is copied to are
+            # is the padding.
             padded.fill(0)
             np.copyto(padded[block.inner], image)
             view = np.ndarray(shape, padded.dtype, workspace, block.padded.offset, block.strides)
@@ -238,10 +244,14 @@ class _Shifts(NamedTuple):
     """The layout of windows in planes: see ``_shifted``."""
 
     grid: tuple[int, ...]  # cells of a plane along each axis
-    length: int  # cells that windows start at, those at the ends of rows included
-    distance: int  # cells from a window's first to its last
-    taps: list[tuple[int, slice]]  # for each kernel position, a plane, and what windows see there
-    fills: list[tuple[tuple[slice, ...], tuple[slice, ...]]]  # for each plane, cells and elements
+    length: int  # cells that windows start at, including the superfluous ones at the ends of rows
+    distance: int  # cells between the first and the last element of a window
+    taps: list[
+        tuple[int, slice]
+    ]  # for each kernel position: its plane, and the cells that the windows read
+    fills: list[
+        tuple[tuple[slice, ...], tuple[slice, ...]]
+    ]  # for each plane: its cells, and the input elements copied to them
     rows: tuple[int, ...]  # shape of the cells that windows start at
     inside: tuple[slice, ...]  # the windows among them
 
@@ -270,7 +280,7 @@ def _shifts(axes: Sequence[Window]) -> _Shifts:
 
 
 def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
-    """The cells of a plane, along one axis, that are no padding, and the elements they hold."""
+    """The cells of a plane along one axis that are not padding, and the input elements in them."""
     first = phase - axis.begin
     low = max(-(first // axis.stride), 0)
     high = min((axis.size - 1 - first) // axis.stride + 1, size)
@@ -281,7 +291,7 @@ def _cells(axis: Window, phase: int, size: int) -> tuple[slice, slice]:
 
 
 def _pieces(axes: Sequence[Window], rows: int) -> list[tuple[slice, _Shifts]]:
-    """The windows in pieces of at most ``rows`` along the first axis."""
+    """Split the windows into pieces of at most ``rows`` along the first axis."""
     first, *others = axes
     pieces = []
     for low in range(0, first.count, rows):
@@ -294,7 +304,7 @@ def _pieces(axes: Sequence[Window], rows: int) -> list[tuple[slice, _Shifts]]:
 def _shift_blocks(
     axes: Sequence[Window], group: int, filters: int, depth: int, dtype: np.dtype
 ) -> tuple[bool, int, int]:
-    """Whether channels come first in memory; how many groups and rows are computed at a time."""
+    """Whether channels come first in memory, and the groups and rows computed at a time."""
     shifts, count = _shifts(axes), axes[0].count
     planes = len(shifts.fills) * depth * (shifts.length + shifts.distance)
     size = (planes + 2 * filters * shifts.length) * dtype.itemsize  # of one group
@@ -308,7 +318,7 @@ def _shift_blocks(
 
 
 def _by_position(w: np.ndarray, group: int) -> np.ndarray:
-    """For each kernel position, a matrix of filters and channels for each group."""
+    """The weights as one matrix (filters, channels) for each kernel position and group."""
     filters, depth, *kernel = w.shape
     moved = w.reshape(group, filters // group, depth, prod(kernel)).transpose(3, 0, 1, 2)
     return np.ascontiguousarray(moved)
@@ -325,13 +335,13 @@ def _fill_planes(planes: np.ndarray, image: np.ndarray, shifts: _Shifts) -> None
 def _shifted(
     x: TensorType, w: TensorType, axes: Sequence[Window], group: int, weights: np.ndarray | None
 ) -> Strategy:
-    """One product for each kernel position, added up.
+    """Sum one product per kernel position.
 
     The padded input is laid out as one plane for each remainder of positions modulo the strides.
-    In these planes, as flat rows, all windows see their k-th element at the same distance, so that
-    nothing is unfolded. Row ends compute a few windows too many, which are left out when the
-    result is copied. Depthwise, products are multiplications; for many channels of small images,
-    channels then lie side by side in memory instead of positions.
+    In a flattened plane, the k-th elements of all windows are at the same offset from the windows,
+    so that nothing is unfolded. The superfluous windows across row ends are dropped when the result
+    is copied. Depthwise products are elementwise; for many channels of small images, the layout is
+    then channels-last.
     """
     n, m, depth, dtype = x.dims[0], w.dims[0], w.dims[1], x.dtype
     assert dtype is not None
@@ -357,8 +367,8 @@ def _shifted(
             planes, sums, terms = planes.swapaxes(1, 2), sums.T, terms.T
         for image, result in zip(x, out.reshape(shape_out), strict=True):
             for where, shifts in pieces:
-                # Elements that nothing is copied to are padding, and the piece before used the same
-                # memory.
+                # Elements that nothing is copied to are padding; clear what the previous piece left
+                # there.
                 planes.fill(0)
                 length = shifts.length
                 for low in range(0, group, groups):
@@ -371,8 +381,7 @@ def _shifted(
                     target = partial
                     for i, (index, span) in enumerate(shifts.taps):
                         seen = planes[index, : used * depth, span].reshape(used, depth, length)
-                        # The first product is written to the sums themselves, which need no zeros
-                        # then.
+                        # The first product initializes the sums, so that they need not be zeroed.
                         multiply(factors[i, block], seen, target)
                         if i:
                             np.add(partial, scratch, partial)
@@ -384,7 +393,7 @@ def _shifted(
 
 
 def _shifting_pays(w: TensorType, axes: Sequence[Window], group: int) -> bool:
-    """Whether to add up products rather than to unfold, as measured on one core."""
+    """Whether summing shifted products is faster than unfolding, as measured on one core."""
     filters, depth = w.dims[0] // group, w.dims[1]
     unfolded = group * prod(w.dims[1:]) * prod(axis.count for axis in axes)
     if unfolded < SMALL or w.nbytes > BLOCK_BYTES:
@@ -415,10 +424,10 @@ def convolution_routine(
 
 
 def _repeated(x: TensorType, w: TensorType, attrs: Attrs, weights: np.ndarray) -> Routine:
-    """One filter seen many times through a stride of 0, as ConstantOfShape makes them.
+    """One filter broadcast with stride 0, as ConstantOfShape produces.
 
-    It is neither stored nor computed more than once, and its results are equal to the last bit:
-    those of a matrix product depend on where a row lies in the tiles of the BLAS at hand.
+    The filter is stored and computed once, so that all output channels are bitwise equal; in a
+    matrix product, rounding depends on the position of a row in the tiles of the BLAS library.
     """
     image, first = TensorType(x.dtype, (1, *x.dims[1:])), TensorType(w.dtype, (1, *w.dims[1:]))
     single = convolution_routine(image, first, attrs, weights[:1])
@@ -463,7 +472,7 @@ def _infer_causal(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     filters, _, kernel = w.shape or (None, None, None)
     channels = filters if channels is None else channels
     if kernel == 0:
-        raise ShapeError("an empty kernel")
+        raise ShapeError("the kernel dims must be positive")
     rules.check_shape("bias", rules.tensor(types, 2).shape, (channels,))
     state = (n, channels, kernel - 1 if isinstance(kernel, int) else None)
     rules.check_shape("past_state", past.shape, state)

@@ -1,4 +1,4 @@
-"""The inverses of unfolding: ConvTranspose and Col2Im add what windows hold where they overlap."""
+"""ConvTranspose and Col2Im: the transposes of unfolding, which sum overlapping windows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, boxes, convolu
 from penstock.ops.registry import operator
 
 Moves: TypeAlias = list[tuple[tuple[Any, ...], tuple[Any, ...]]]
-"""For each kernel position, where it lies in (..., kernel, windows) and in (..., elements)"""
+"""for each kernel position, its index in (..., kernel, windows) and in (..., elements)"""
 
 
 def _moves(axes: Sequence[Window], box: Sequence[tuple[int, int]] | None = None) -> Moves:
-    """The moves that add the windows (those of ``box``) to the elements they look at."""
+    """The moves that add windows (those of ``box``) to the elements that they cover."""
     if box is None:
         box = [(0, axis.count) for axis in axes]
     taps = [axis.taps(*span) for axis, span in zip(axes, box, strict=True)]
@@ -46,36 +46,41 @@ def _add_windows(source: np.ndarray, target: np.ndarray, moves: Moves) -> None:
 
 
 def _transposed(axis: Axis, auto_pad: str, kernel: int, size: int, extra: int, want: Any) -> Window:
-    """The windows of a convolution whose input is our output: ``size`` of them."""
+    """The ``size`` windows of the convolution that maps the output back to the input."""
     full = axis.stride * (size - 1) + extra + (kernel - 1) * axis.dilation + 1
     begin, end = axis.begin, axis.end
-    # ONNX: with SAME the output is as many times larger as the stride says.
+    # With auto_pad SAME_*, the output dim is the input dim times the stride.
     if want is None and auto_pad.startswith("SAME"):
         want = size * axis.stride
     if want is not None:
         total = max(full - want, 0)
-        # ONNX has the odd element at the beginning here, unless auto_pad is SAME_UPPER.
+        # An odd total pads one more element at the beginning, unless auto_pad is SAME_UPPER.
         begin = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
         end = total - begin
     else:
         want = full - begin - end
     if want < 1 or size < 1:
-        raise ShapeError(f"a transposed convolution of {size} windows has no output, but {want}")
+        raise ShapeError(
+            f"the output dim would be {want} for an input dim of {size}: both must be positive; "
+            "check pads"
+        )
     return Window(want, size, kernel, axis.stride, axis.dilation, begin, end)
 
 
 def transposed_windows(
     attrs: Attrs, kernel: Sequence[Dim], sizes: Sequence[Dim]
 ) -> list[Window | Dim]:
-    """The windows along each axis, or the output dim as far as known where a dim is not."""
+    """The windows along each axis; for an unknown dim, the output dim if it is known."""
     rank = len(sizes)
     axes, auto_pad = parse_axes(attrs, rank)
     extras = ints_of(attrs, "output_padding", rank, 0, low=0)
     wanted: Sequence[int | None] = attrs.get("output_shape") or [None] * rank
     if len(wanted) == rank + 2:
-        wanted = wanted[2:]  # some exporters give the whole shape
+        wanted = wanted[2:]  # some exporters include batch and channels
     if len(wanted) != rank:
-        raise ShapeError(f"output_shape {list(wanted)} must have {rank} entries")
+        raise ShapeError(
+            f"output_shape {list(wanted)} must have {rank} entries, one per spatial axis"
+        )
     result: list[Window | Dim] = []
     for axis, k, size, extra, want in zip(axes, kernel, sizes, extras, wanted, strict=True):
         if isinstance(k, int) and isinstance(size, int):
@@ -138,7 +143,7 @@ def conv_transpose(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts
     def into(x: np.ndarray, *arguments: RunValue) -> None:
         w, bias, out, workspace = arguments
         matrix = matrices(w) if ready is None else ready
-        # Windows overlap and are added to what is there, which so begins with the bias.
+        # Overlapping windows are accumulated into the output, which starts out as the bias.
         out[...] = 0 if bias is None else bias.reshape(column)
         for image, result in zip(x.reshape(shape_x), out, strict=True):
             for where, size, shape, moves in blocks:
@@ -165,11 +170,15 @@ def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError(f"image_shape {image} and block_shape {block} must be positive")
     count = dim_product(window_counts(attrs, block, image))
     if isinstance(columns, int) and isinstance(count, int) and columns != count:
-        raise ShapeError(f"{columns} blocks, but {count} fit into image_shape {image}")
+        raise ShapeError(
+            f"the input has {columns} blocks, but image_shape {image} requires {count}"
+        )
     size, channels = dim_product(block), None
     if isinstance(rows, int) and isinstance(size, int):
         if rows % size:
-            raise ShapeError(f"dim 1 of {rows} is no multiple of the {size} elements of a block")
+            raise ShapeError(
+                f"dim 1 is {rows}: it must be a multiple of {size}, the elements of a block"
+            )
         channels = rows // size
     return (TensorType(x.dtype, (n, channels, *image)),)
 
@@ -180,7 +189,7 @@ def col2im(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
     (n, channels, *image), dtype = static_type(outputs, 0)
     assert consts[2] is not None
     if dtype == STRING:
-        raise ShapeError("Col2Im has no meaning for strings")
+        raise ShapeError("Col2Im adds elements, which is not defined for strings")
     block = [int(k) for k in consts[2]]
     axes = windows(node.attrs, block, image)
     moves = _moves(axes)

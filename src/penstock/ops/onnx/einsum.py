@@ -20,38 +20,42 @@ from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, 
 from penstock.ops.registry import operator
 
 Labels: TypeAlias = tuple[str, ...]
-"""One for each axis: a letter, or for those of an ellipsis ``.0``, ``.1``, ... from the back"""
+"""one label per axis: a letter, or ``.0``, ``.1``, ... from the last axis of an ellipsis"""
 
 
 class _Equation(NamedTuple):
-    """Terms as written, an ellipsis being ``...``; ``output`` is ``None`` where it is implied."""
+    """The terms as written, with ``...`` for an ellipsis; ``output`` is None if it is implicit."""
 
     text: str
     terms: tuple[Labels, ...]
     output: Labels | None
 
     def expand(self, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
-        """The labels of every axis of operands of these ranks, and of the output."""
+        """The labels of the axes of operands of the given ranks, and of the output."""
         extras = []
         for term, rank in zip(self.terms, ranks, strict=True):
             extras.append(rank - len(term) + ("..." in term))
             if extras[-1] < 0 or (extras[-1] and "..." not in term):
-                raise ShapeError(f"a term of {self.text!r} does not fit rank {rank}: {term}")
+                raise ShapeError(
+                    f"equation {self.text!r}: term {''.join(term)!r} does not match an operand "
+                    f"of rank {rank}"
+                )
         terms = [_replace(term, extra) for term, extra in zip(self.terms, extras, strict=True)]
         if self.output is not None:
             if max(extras) and "..." not in self.output:
-                raise ShapeError(f"the output of {self.text!r} lacks the ellipsis of its operands")
+                raise ShapeError(
+                    f"equation {self.text!r}: the output lacks the ellipsis of the operands"
+                )
             return terms, _replace(self.output, max(extras))
         labels = [label for term in self.terms for label in term if label != "..."]
-        # Without an output, ONNX sums over what stands more than once; the rest follows the
-        # ellipsis in the order of the alphabet.
+        # In implicit mode, labels that occur more than once are summed; the others follow the
+        # ellipsis in alphabetical order.
         once = sorted(label for label in labels if labels.count(label) == 1)
         return terms, (*_replace(("...",), max(extras)), *once)
 
 
 def _replace(term: Labels, extra: int) -> Labels:
-    # Numbered from the back, since dims under ellipses broadcast as all dims do, aligned at the
-    # last.
+    # Numbered from the back, as the dims of ellipses broadcast aligned at the last axis.
     dots = tuple(f".{i}" for i in reversed(range(extra)))
     at = term.index("...") if "..." in term else len(term)
     return (*term[:at], *dots, *term[at + 1 :])
@@ -62,20 +66,26 @@ def parse_equation(text: str, operands: int) -> _Equation:
 
     def labels(term: str) -> Labels:
         before, dots, after = term.partition("...")
-        # With a letter added: a scalar has no labels, of which ``isalpha`` says no.
+        # A letter is appended because ``isalpha`` is false for the empty term of a scalar.
         if not (before + after + "a").isascii() or not (before + after + "a").isalpha():
-            raise ShapeError(f"term {term!r} of {text!r} is not of letters and one ellipsis")
+            raise ShapeError(
+                f"equation {text!r}: term {term!r} must consist of letters and at most one ellipsis"
+            )
         return (*before, *([dots] if dots else ()), *after)
 
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = tuple(labels(term) for term in left.split(","))
     if len(terms) != operands:
-        raise ShapeError(f"{text!r} is for {len(terms)} operands, not for {operands}")
+        raise ShapeError(
+            f"equation {text!r} has {len(terms)} terms, but the node has {operands} operands"
+        )
     output = labels(right) if arrow else None
     if output is not None:
         valid = {label for term in terms for label in term} | {"..."}
         if len(set(output)) != len(output) or not set(output) <= valid:
-            raise ShapeError(f"the output of {text!r} has a label twice, or one no operand has")
+            raise ShapeError(
+                f"equation {text!r}: each output label must be unique and occur in an operand"
+            )
     return _Equation(text, terms, output)
 
 
@@ -87,7 +97,9 @@ def _label_sizes(terms: Sequence[Labels], shapes: Sequence[Shape]) -> dict[str, 
             try:
                 sizes[label] = broadcast_dim(sizes.get(label, 1), dim)
             except ShapeError:
-                raise ShapeError(f"label {label!r} has dims {sizes[label]} and {dim}") from None
+                raise ShapeError(
+                    f"label {label!r} has dims {sizes[label]} and {dim}, which must be equal or 1"
+                ) from None
     return sizes
 
 
@@ -103,9 +115,9 @@ def _infer_einsum(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 Step: TypeAlias = Callable[[list[Any], Any, Any], None]
-"""``step(values, out, workspace)`` replaces a value, appends one, or writes ``out``"""
+"""``step(values, out, workspace)`` replaces a value, appends one, or writes to ``out``"""
 
-# Every contraction looks at all pairs of what is left: the cube of the operands in all.
+# Each contraction considers all pairs of the remaining operands, in total O(operands ** 3).
 GREEDY = 16  # operands; beyond that they are contracted from left to right
 
 
@@ -125,9 +137,9 @@ def _index(labels: Labels, order: Labels) -> Index:
 def _leading(
     output: Labels, batch: Labels, rows: Labels, columns: Labels
 ) -> tuple[Labels, Labels] | None:
-    """The labels of the matrices and of their columns, if a product with these rows has the order
-    of ``output``: some labels of the right operand may lead, whose matrices all meet the same of
-    the left one."""
+    """The labels of the batch and of the columns of a matrix product whose result has the order of
+    ``output``, or None. Labels of the right operand may be batch labels, along which the left
+    operand broadcasts."""
     first = [k for k, label in enumerate(output) if label in (rows or columns)]
     start = first[0] if first else len(output)
     lead, rest = output[:start], output[start + len(rows) :]
@@ -138,8 +150,9 @@ def _leading(
 
 
 class Product(NamedTuple):
-    """A product of matrices: two values, with the order of their axes and the dims that they then
-    take; the dims of the result by its labels, and the order that brings them into the output's."""
+    """A matrix product: the indices of two values, the permutation of their axes and the dims to
+    reshape them to; the dims of the result as matrices and by label, and the permutation to the
+    output."""
 
     values: tuple[int, int]
     axes: tuple[tuple[int, ...], tuple[int, ...]]
@@ -154,9 +167,9 @@ class Product(NamedTuple):
 
 
 class EinsumLowering:
-    """The steps of one Einsum over known sizes. ``operands`` has the labels of the values that are
-    not contracted yet, by their position. What begins with ``add_`` appends a step: here one of
-    NumPy."""
+    """The steps of one Einsum of static shapes. ``operands`` maps the positions of values that are
+    not contracted yet to their labels. Methods named ``add_*`` append a step, in this class one
+    of NumPy."""
 
     def __init__(
         self, terms: Sequence[Labels], output: Labels, shapes: Sequence[Shape], dtype: np.dtype
@@ -191,11 +204,11 @@ class EinsumLowering:
         return tuple(self.sizes[label] for label in labels)
 
     def _kept(self, *without: int) -> set[str]:
-        """The labels of the output and of all operands but some."""
+        """The labels of the output and of all operands except those at ``without``."""
         return set(self.output).union(*(v for k, v in self.operands.items() if k not in without))
 
     def _cheapest(self) -> tuple[int, int]:
-        """The pair of operands whose contraction shrinks the total most."""
+        """The pair of operands whose contraction reduces the total number of elements most."""
         if len(self.operands) > GREEDY:
             first, second, *_ = self.operands
             return first, second
@@ -208,7 +221,7 @@ class EinsumLowering:
         return min(combinations(self.operands, 2), key=growth)
 
     def _drop_repeated(self, i: int, shape: Shape) -> None:
-        """Leave every label of an operand once (diagonals), and no axes that broadcast."""
+        """Take diagonals over repeated labels of an operand, and drop its axes that broadcast."""
         labels = self.operands[i]
         axes: dict[str, list[int]] = {}
         for axis, (label, dim) in enumerate(zip(labels, shape, strict=True)):
@@ -219,7 +232,7 @@ class EinsumLowering:
             self.add_diagonal(i, self._shape(axes), list(axes.values()))
 
     def add_diagonal(self, i: int, dims: Sequence[int], groups: Sequence[list[int]]) -> None:
-        """Let each group of axes become one, and drop the axes that are in none."""
+        """Replace each group of axes by its diagonal, and drop the axes that are in no group."""
 
         def step(values: list[np.ndarray], out: np.ndarray, workspace: np.ndarray) -> None:
             x = values[i]
@@ -230,7 +243,7 @@ class EinsumLowering:
         self.steps.append(step)
 
     def _sum(self, i: int) -> None:
-        """Sum an operand over the labels that only it has."""
+        """Sum an operand over the labels that occur nowhere else."""
         labels = self.operands[i]
         self.operands[i] = kept = _pick(labels, self._kept(i))
         if kept != labels:
@@ -254,10 +267,11 @@ class EinsumLowering:
         self.steps.append(lambda values, out, _: np.copyto(out, values[0].transpose(axes)))
 
     def _contract(self, i: int, j: int) -> None:
-        """Contract two operands into the first in line, so that many fold from left to right."""
+        """Contract two operands; the result becomes the first operand, so that many operands are
+        contracted from left to right."""
         a, b = self.operands.pop(i), self.operands.pop(j)
         kept, last = self._kept(), not self.operands
-        # Without a label to sum over, a multiplication with broadcasting does it.
+        # Without a label to sum over, a broadcasting multiplication suffices.
         if set(a) & set(b) <= kept:
             labels = self.output if last else tuple(dict.fromkeys((*a, *b)))
             axes = _axes(a, labels), _axes(b, labels)
@@ -272,7 +286,9 @@ class EinsumLowering:
     def _product(
         self, left: tuple[int, Labels], right: tuple[int, Labels], kept: set[str], last: bool
     ) -> tuple[Labels, Product]:
-        """The product of two operands, and the labels of its result."""
+        """Lower the contraction of two operands to a matrix product; return the result's labels
+        too.
+        """
         (i, a), (j, b) = left, right
         batch, inner = _pick(a, kept.intersection(b)), _pick(a, set(b) - kept)
         rows, columns, lead = _pick(a, set(a) - set(b)), _pick(b, set(b) - set(a)), batch
@@ -280,7 +296,7 @@ class EinsumLowering:
             batch, rows, columns = (_pick(self.output, x) for x in (batch, rows, columns))
             order = _leading(self.output, batch, rows, columns)
             swapped = _leading(self.output, batch, columns, rows)
-            # A result in order is not worth to transpose larger operands.
+            # Do not transpose larger operands only to obtain the result in output order.
             lying = (*batch, *rows, *inner), (*batch, *inner, *columns)
             if (a, b) == lying and prod(self._shape(columns)) < prod(self._shape(inner)):
                 swapped = None
@@ -291,7 +307,7 @@ class EinsumLowering:
         m, k, n = (prod(self._shape(x)) for x in (rows, inner, columns))
         outer = self._shape(lead)
         shared = [self.sizes[x] if x in a else 1 for x in lead]
-        while shared and shared[0] == 1:  # a product adds dims in front
+        while shared and shared[0] == 1:  # np.matmul broadcasts missing leading dims
             del shared[0]
         product = Product(
             (i, j),
@@ -329,7 +345,7 @@ class EinsumLowering:
         index: tuple[Index, Index],
         labels: Labels,
     ) -> None:
-        """Two operands with nothing to sum, brought into the order of ``labels``."""
+        """Multiply two operands elementwise, broadcast to the axes of ``labels``."""
         (i, j), (axes_a, axes_b), (index_a, index_b) = values, axes, index
         field = self.layout.field(self._shape(labels), self.dtype) if self.operands else None
 
@@ -352,6 +368,6 @@ def einsum(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rou
 
 
 def expanded(node: Node, shapes: Sequence[Shape]) -> tuple[list[Labels], Labels]:
-    """The labels of every axis of the operands of an Einsum, and of its output."""
+    """The labels of the axes of the operands of an Einsum, and of its output."""
     equation = parse_equation(node.attrs["equation"], len(node.inputs))
     return equation.expand([len(shape) for shape in shapes])

@@ -1,4 +1,4 @@
-"""Tensors made from little: constants of a shape, ranges, identity matrices, one-hot vectors."""
+"""ConstantOfShape, Range, EyeLike, OneHot and Trilu."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
     if shape is None:
         return (TensorType(value.dtype, unknown_shape(types, 0)),)
     if any(isinstance(d, int) and d < 0 for d in shape):
-        raise ShapeError(f"{list(shape)} is no shape")
+        raise ShapeError(f"input {list(shape)} is not a valid shape: its dims must not be negative")
 
     def contents() -> tuple[Dim, ...] | None:
         dims = rules.all_known(shape)
@@ -45,14 +45,14 @@ def _infer_constant_of_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequ
 @operator("ConstantOfShape", since=9, infer=_infer_constant_of_shape)
 def constant_of_shape(node: Node, types: Types) -> Kernel:
     value = _fill_value(node.attrs)
-    # Zeros come from the system as they are touched, without being written.
+    # The operating system provides zeroed pages on first access.
     zeros = value.dtype != object and not any(value.tobytes())
 
     def run(shape: np.ndarray) -> np.ndarray:
         try:
             return np.zeros(shape, value.dtype) if zeros else np.full(shape, value)
         except ValueError as error:
-            raise ShapeError(f"{shape.tolist()} is no shape: {error}") from None
+            raise ShapeError(f"input {shape.tolist()} is not a valid shape: {error}") from None
 
     def into(_: np.ndarray, out: np.ndarray) -> None:
         out[...] = value
@@ -66,17 +66,20 @@ _DOUBLE = 11  # the number of float64 among ONNX's element types
 def _range_length(start: float, limit: float, delta: float) -> int:
     if delta == 0:
         raise ShapeError("the delta of Range must not be 0")
-    # Division of floats would round beyond 2**53.
+    # A division in float64 would round integers above 2**53.
     if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int):
         return max(-((start - limit) // delta), 0)
     try:
         return max(math.ceil((limit - start) / delta), 0)
     except (ValueError, OverflowError):
-        raise ShapeError(f"a range from {start} to {limit} by {delta} has no length") from None
+        raise ShapeError(
+            f"start {start}, limit {limit} and delta {delta} must be finite and give a finite "
+            "length"
+        ) from None
 
 
 def _number(x: np.ndarray) -> int | float:
-    one = rules.one_element(x, "a bound of Range")
+    one = rules.one_element(x, "an input of Range")
     return int(one) if x.dtype.kind in "iu" else float(one)
 
 
@@ -94,7 +97,7 @@ def _infer_range(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         if n > MAX_DATA:
             return (type_,)
         return (rules.with_data(type_, lambda: tuple(range(start, start + n * delta, delta))),)
-    # The only use of a symbolic dim: the positions along an axis of that size.
+    # Symbolic dims occur here only as the positions along an axis of that size.
     return (TensorType(dtype, (limit if start == 0 and delta == 1 else None,)),)
 
 
@@ -109,14 +112,14 @@ def range_(
         return np.arange(first, first + n * step, step, dtype=dtype)
     single = is_half(dtype) and stash_type != _DOUBLE
     steps: Any = np.arange(n, dtype=np.float32 if single else np.float64)
-    # As ONNX says; np.arange would take the rounded difference of the first two elements for delta.
+    # As in ONNX's definition; np.arange uses the rounded difference of the first two elements.
     return (steps * step + first).astype(dtype, copy=False)
 
 
 def _infer_eye_like(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
     x = rules.tensor(types, 0)
     if x.shape is not None and len(x.shape) != 2:
-        raise ShapeError(f"the input must be a matrix, not of shape {list(x.shape)}")
+        raise ShapeError(f"the input must have rank 2, but has shape {list(x.shape)}")
     return (TensorType(rules.dtype_attribute(attrs, "dtype") or x.dtype, x.shape or (None, None)),)
 
 
@@ -137,22 +140,24 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
     return (TensorType(values.dtype, shape),)
 
 
-MAX_CLASSES = 2**16  # of which a kernel keeps the numbers
+MAX_CLASSES = 2**16  # up to which a kernel keeps the class indices as a constant
 
 
 @operator("OneHot", since=11, infer=_infer_one_hot, strings=True)
 @operator("OneHot", since=9, version=10, infer=_infer_one_hot, strings=True)
 def one_hot(node: Node, types: Types) -> Kernel:
-    """Negative indices count from the end since version 11, and are no class before."""
+    """Negative indices count from the end since version 11; before, they select no class."""
     axis, from_the_end = node.attrs.get("axis", -1), node.op.since == 11
     contents = rules.known_ints(node, types, 1)
     fixed = None if contents is None or contents[0] > MAX_CLASSES else np.arange(contents[0])
 
     def hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray) -> np.ndarray:
         if values.shape != (2,):
-            raise ShapeError(f"values must be two, off and on, not of shape {list(values.shape)}")
+            raise ShapeError(
+                f"values must be [off_value, on_value], but has shape {list(values.shape)}"
+            )
         if depth.size != 1 or not 0 <= depth.item() < np.inf:
-            raise ShapeError(f"depth {depth.tolist()} is no number of classes")
+            raise ShapeError(f"depth {depth.tolist()} must be one number of classes, at least 0")
         where, count = rules.normalize_axis(axis, indices.ndim + 1), int(depth.item())
         if not indices.size:
             return np.empty((*indices.shape[:where], count, *indices.shape[where:]), np.bool_)
@@ -180,9 +185,11 @@ def trilu(node: Node, types: Types) -> Kernel:
     contents = rules.known_ints(node, types, 1) if rules.given(node.inputs, 1) else (0,)
 
     def mask(dims: Sequence[int], k: int, dtype: np.dtype) -> np.ndarray:
-        """Every bit of what is kept (faster than selecting), or truth values for other sizes."""
+        """A bit mask of the elements to keep, which is faster than selection; booleans for item
+            sizes
+        without an integer type."""
         if len(dims) < 2:
-            raise ShapeError(f"the input must be matrices, not of shape {list(dims)}")
+            raise ShapeError(f"the input must have rank 2 or more, but has shape {list(dims)}")
         diagonal = np.arange(dims[-1]) - np.arange(dims[-2])[:, None]
         kept: np.ndarray = diagonal >= k if upper else diagonal <= k
         if dtype == STRING or dtype.itemsize not in BITS:

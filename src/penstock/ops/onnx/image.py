@@ -1,7 +1,7 @@
-"""Decoding images, sampling them at given positions, and choosing among boxes.
+"""GridSample, AffineGrid, NonMaxSuppression and ImageDecoder.
 
-Where GridSample with cubic interpolation pads by its border, each pixel that a position reads is
-clamped, as in PyTorch and ONNX Runtime; ``onnx.reference`` clamps the position.
+For GridSample with cubic interpolation and border padding, each tap is clamped to the image, as in
+PyTorch and ONNX Runtime; ``onnx.reference`` clamps the sampling position.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, 
 from penstock.ops.onnx.resize import cubic_weights
 from penstock.ops.registry import operator
 
-# Version 16 has names for two dimensions only.
+# Version 16 names the modes after their two-dimensional forms.
 _MODES = {mode: mode for mode in ("nearest", "linear", "cubic")}
 _CUBIC_A = -0.75
 
 
 def sampling_modes(attrs: Attrs) -> tuple[str, str]:
-    """The modes of interpolation, and of padding."""
+    """The interpolation mode and the padding mode."""
     mode = _MODES[rules.choice(attrs, "mode", "linear", _MODES)]
     return mode, rules.choice(attrs, "padding_mode", "zeros", ("zeros", "border", "reflection"))
 
@@ -44,9 +44,16 @@ def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
         return (TensorType(x.dtype),)
     rank = len(x.shape) - 2
     if rank < 1 or len(grid.shape) != rank + 2:
-        raise ShapeError(f"X of shape {x.shape} cannot be sampled by a grid of {grid.shape}")
+        raise ShapeError(
+            f"X of shape {x.shape} and grid of shape {grid.shape} must have the same rank, at "
+            "least 3"
+        )
     batch = rules.same_dim(x.shape[0], grid.shape[0], "batch sizes of X and grid")
-    rules.same_dim(grid.shape[-1], rank, f"coordinates of the grid {grid.shape} and axes of X")
+    rules.same_dim(
+        grid.shape[-1],
+        rank,
+        f"the last dim of the grid {grid.shape} and the number of spatial axes of X",
+    )
     return (TensorType(x.dtype, (batch, x.shape[1], *grid.shape[1:-1])),)
 
 
@@ -61,11 +68,11 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 _Tap: TypeAlias = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-"""Pixel, weight (``None`` for one) and inside (``None`` for all)"""
+"""index, weight (None: 1) and inside flag (None: all inside) of each sampling position"""
 
 
 class _Sampling:
-    """The pixels that positions along one axis read: ``taps`` of index, weight and inside flag."""
+    """Sampling along one axis: ``taps`` are the indices, weights and inside flags of positions."""
 
     def __init__(self, size: int, mode: str, padding: str, align_corners: bool) -> None:
         self.size, self.mode, self.padding = size, mode, padding
@@ -73,7 +80,7 @@ class _Sampling:
         self.border = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
 
     def positions(self, grid: np.ndarray) -> np.ndarray:
-        """From -1 to 1 in the grid to pixels."""
+        """Convert grid coordinates in [-1, 1] to pixel coordinates."""
         if self.corners:
             x = (grid + 1) / 2 * (self.size - 1)
         else:
@@ -81,12 +88,12 @@ class _Sampling:
         if self.mode == "nearest":
             x = np.rint(x)
         low, high = self.border
-        # Cubic taps are clamped each by itself, as PyTorch and ONNX Runtime have it.
+        # Each cubic tap is clamped separately, as in PyTorch and ONNX Runtime.
         if self.padding == "border" and self.mode != "cubic":
             x = np.where((x < low) | (x > high), np.clip(x, 0, self.size - 1), x)
         elif self.padding == "reflection":
             x = _reflected(x, low, high)
-        # Bounded, so that integers can hold them; what is not a number is nowhere.
+        # Bound the positions to the range of integers; NaN lies outside the image.
         return np.clip(np.where(np.isnan(x), -4, x), -4, self.size + 4)
 
     def taps(self, grid: np.ndarray) -> Iterator[_Tap]:
@@ -119,22 +126,22 @@ def grid_sample(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
     dims, dtype = static_type(inputs, 0)
     _, channels, *sizes = dims
     (rows, *others), pixels = rules.tensor(outputs, 0).dims[2:], prod(sizes)
-    # Of the result, so that the run may be stopped between blocks.
+    # Rows of the output per block, so that a run can be cancelled between blocks.
     step = min(rows, 1 + _BLOCK // max(channels * prod(others), 1))
     block = channels * step * prod(others)
     axes = [_Sampling(size, mode, padding, align_corners) for size in sizes]
     wide = dtype if mode == "nearest" or dtype.kind in "fc" else FLOAT64
     if dtype == STRING and mode != "nearest":
-        raise ShapeError("strings have a nearest, but nothing between them")
+        raise ShapeError(f"mode {mode!r} cannot interpolate strings: use mode 'nearest'")
     if not pixels and rows * prod(others):
-        raise ShapeError(f"X of shape {dims} has no pixels to sample")
+        raise ShapeError(f"X of shape {dims} has no elements to sample")
     zero: Any = "" if dtype == STRING else 0
     layout = Scratch()
-    # Objects must not live in raw memory.
+    # The workspace is raw memory, which cannot hold object references.
     fields = None if wide == STRING else [layout.field((block,), wide) for _ in range(2)]
 
     def sample(image: np.ndarray, grid: np.ndarray, total: np.ndarray, value: RunValue) -> None:
-        # The grid counts axes from the last.
+        # Grid coordinates are in the order x, y, z: the last axis first.
         taps = [list(axis.taps(grid[:, -1 - i])) for i, axis in enumerate(axes)]
         for number, corner in enumerate(choices(*taps)):
             index: Any = 0
@@ -179,7 +186,7 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
     rank: Dim = None if size is None else len(size) - 2
     if theta.shape is not None:
         if len(theta.shape) != 3:
-            raise ShapeError(f"theta must be [N, 2, 3] or [N, 3, 4], its shape is {theta.shape}")
+            raise ShapeError(f"theta must have shape [N, 2, 3] or [N, 3, 4], not {theta.shape}")
         for dim, more in ((theta.shape[1], 0), (theta.shape[2], 1)):
             if isinstance(dim, int):
                 rank = dim - more if rank is None else rank
@@ -189,19 +196,22 @@ def _infer_affine_grid(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
                         "[N, C, H, W], or [N, 3, 4] and [N, C, D, H, W]"
                     )
     if rank is not None and rank not in (2, 3):
-        raise ShapeError(f"size has {len(size or ())} elements where 4 or 5 are needed")
+        raise ShapeError(
+            f"size has {len(size or ())} elements: it must be [N, C, H, W] or [N, C, D, H, W]"
+        )
     batch: Dim = None if theta.shape is None else theta.shape[0]
     if size is None:
         dims = None if rank is None else (batch, *[None] * int(rank), rank)
         return (TensorType(theta.dtype, dims),)
-    batch = rules.same_dim(batch, size[0], "batches of theta and size")
+    batch = rules.same_dim(batch, size[0], "the batch sizes of theta and size")
     if any(isinstance(dim, int) and dim < 0 for dim in size):
         raise ShapeError(f"size must not be negative: {size}")
     return (TensorType(theta.dtype, (batch, *size[2:], rank)),)
 
 
 def pixel_centres(size: int, align_corners: bool) -> np.ndarray:
-    """The places of pixels between -1 and 1, which are centres of pixels or edges of them."""
+    """Pixel coordinates in [-1, 1], whose ends are the centres of the outermost pixels
+    (``align_corners``) or their outer edges."""
     if align_corners:
         return np.linspace(-1, 1, size) if size > 1 else np.zeros(size)
     return (2 * np.arange(size) + 1) / max(size, 1) - 1
@@ -214,7 +224,7 @@ def affine_grid(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -
 
     (batch, *sizes, rank), dtype = static_type(outputs, 0)
     mesh = np.meshgrid(*[pixel_centres(size, align_corners) for size in sizes], indexing="ij")
-    # A point has its coordinates in the order x, y, z, the last axis first.
+    # Coordinates are in the order x, y, z: the last axis first.
     points = np.stack([*mesh[::-1], np.ones(sizes)], -1).reshape(-1, rank + 1).astype(dtype)
 
     def into(theta: np.ndarray, size: np.ndarray, y: np.ndarray) -> None:
@@ -232,7 +242,7 @@ def _infer_nms(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def box_edges(boxes: np.ndarray, center_point_box: bool = False) -> np.ndarray:
-    """Boxes [n, 4] as rows: least and greatest coordinate along either axis, and the area."""
+    """Convert boxes [n, 4] to rows: minimum and maximum along each axis, and the area."""
     a, b, c, d = boxes.T
     if center_point_box:
         edges = (a - c / 2, a + c / 2, b - d / 2, b + d / 2)
@@ -248,7 +258,7 @@ def shares(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     width = np.minimum(x1, columns[1]) - np.maximum(x0, columns[0])
     height = np.minimum(y1, columns[3]) - np.maximum(y0, columns[2])
     both = np.maximum(width, 0) * np.maximum(height, 0)
-    # Two boxes without an area have a share of 0 / 0.
+    # The IoU of two empty boxes would be 0 / 0.
     return np.where((area > 0) & (columns[4] > 0), both / (area + columns[4] - both), 0)
 
 
@@ -296,15 +306,15 @@ def non_max_suppression(node: Node, types: Types) -> Kernel:
         # ONNX selects nothing by default.
         most, threshold = most or 0, threshold or 0.0
         if not 0 <= threshold <= 1:
-            raise ShapeError(f"iou_threshold must lie in 0 to 1, it is {threshold}")
-        # The threshold in the precision of the quotients that it is compared with.
+            raise ShapeError(f"iou_threshold is {threshold}: it must be between 0 and 1")
+        # Compare in the dtype of the IoU.
         threshold = boxes.dtype.type(threshold)
         selected = [np.empty((0, 3), np.int64)]
         for batch, (batch_boxes, batch_scores) in enumerate(zip(boxes, scores, strict=True)):
             edges = box_edges(batch_boxes, center_point_box)
             for number, score in enumerate(batch_scores):
                 every = np.arange(len(score)) if least is None else np.flatnonzero(score > least)
-                # Of equal scores the first comes first, whatever algorithm sorts.
+                # A stable sort: equal scores keep their order.
                 best = every[np.argsort(-score[every], kind="stable")]
                 kept = best[suppressed(edges[:, best], most, threshold)]
                 chosen = np.empty((len(kept), 3), np.int64)
@@ -325,7 +335,7 @@ def _infer_decoder(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 
 @operator("ImageDecoder", infer=_infer_decoder)
 def image_decoder(node: Node, types: Types) -> Kernel:
-    """Bytes that are no image give an empty one, as the specification says."""
+    """Bytes that cannot be decoded yield an empty image, as the specification says."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Elements picked by index."""
+"""Gather, GatherElements, GatherND, Slice, NonZero, Unique and ReverseSequence."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.ops.common.distinct import distinct_rows, in_order, of_equal_bytes
 from penstock.ops.onnx.shape import unknown_shape, view_kernel
 from penstock.ops.registry import OUTPUT_COUNT, array_operator, operator
 
-_LARGE = 32 * 1024  # bytes of an output from which checking indices costs less than a second copy
+_LARGE = 32 * 1024  # output bytes above which checking the indices costs less than a second copy
 
 
 def check_range(low: int, high: int, axis: int, dim: int) -> None:
     """Raise ``ShapeError`` unless indices from ``low`` to ``high`` are in range for ``axis``."""
     if low < -dim or high >= dim:
         index = low if low < -dim else high
-        raise ShapeError(f"index {index} is out of range for axis {axis} of {dim} elements")
+        raise ShapeError(f"index {index} is out of range for axis {axis} with dim {dim}")
 
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorType]:
@@ -35,7 +35,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTyp
         return (TensorType(data.dtype),)
     axis = rules.normalize_axis(attrs.get("axis", 0), len(data.shape))
     if not data.shape:
-        raise ShapeError("cannot gather from a tensor without dims")
+        raise ShapeError("data is a scalar: Gather requires rank 1 or more")
     dim, picked = data.shape[axis], consts[1]
     if isinstance(dim, int) and picked is not None and picked.size:
         check_range(int(picked.min()), int(picked.max()), axis, dim)
@@ -70,14 +70,15 @@ def gather(node: Node, types: Types) -> Kernel:
         return _gather_checked(constant, axis, dim)
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
-        # take would first copy all of a strided x
+        # np.take copies a strided x as a whole
         return x.take(indices, axis) if x.flags.c_contiguous else x[_index(axis, indices)]
 
     def into_large(x: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
         if indices.size:
             check_range(indices.min(), indices.max(), axis, x.shape[axis])
         if x.flags.c_contiguous:
-            # It buffers its output unless it may trust the indices; "wrap" takes negative ones.
+            # np.take buffers its output unless the mode makes all indices valid; "wrap" allows
+            # negative ones.
             x.take(indices, axis, out, "wrap")
         else:
             out[...] = x[_index(axis, indices)]
@@ -88,14 +89,14 @@ def gather(node: Node, types: Types) -> Kernel:
 
 
 def _index(axis: int, picked: int | slice | np.ndarray) -> rules.Index:
-    """The index that picks along ``axis``, whatever the rank."""
+    """The index tuple that selects ``picked`` along ``axis``, for any rank."""
     if axis < 0:
         return (..., picked, *(slice(None),) * (-axis - 1))
     return (*(slice(None),) * axis, picked, ...)
 
 
 def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
-    """The int or slice that picks the same as constant ``indices``, if there is one."""
+    """The int or slice equivalent to constant ``indices``, if one exists."""
     if indices.dtype.kind not in "iu" or indices.ndim > 1:
         return None
     if indices.ndim == 0:
@@ -104,10 +105,10 @@ def _basic_index(indices: np.ndarray, dim: Dim) -> int | slice | None:
         indices = np.where(indices < 0, indices + dim, indices)
     first, last = int(indices[0]), int(indices[-1])
     step = int(indices[1]) - first if len(indices) > 1 else 1
-    # One sign throughout, so that the slice counts from one end.
+    # The indices of a slice must all have the same sign.
     if step < 1 or (first < 0) != (last < 0) or (np.diff(indices) != step).any():
         return None
-    # Behind -1, an end of 0 would be the beginning of the axis.
+    # After -1, an end of 0 would mean the beginning of the axis.
     return slice(first, last + 1 if last != -1 else None, step)
 
 
@@ -125,10 +126,10 @@ def _gather_view(constant: np.ndarray, picked: int | slice, axis: int, dim: Dim)
 
 
 def _gather_checked(constant: np.ndarray, axis: int, dim: int) -> Kernel:
-    """Gather at indices that are in range, so that a run need not check them."""
+    """Gather at constant indices, which are checked here rather than in each run."""
     if constant.size:
         check_range(int(constant.min()), int(constant.max()), axis, dim)
-    # The run trusts these indices: "clip" spares the check, and the buffer for what is written.
+    # The indices are known to be valid: "clip" avoids the check and the output buffer.
     indices = np.where(constant < 0, constant + dim, constant).astype(np.intp)
     index = _index(axis, indices)
 
@@ -155,9 +156,9 @@ def _infer_gather_elements(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 def check_same_rank(data: TensorType, indices: TensorType) -> None:
     if data.shape is not None and indices.shape is not None:
         if len(data.shape) != len(indices.shape):
-            raise ShapeError("data and indices differ in rank")
+            raise ShapeError("data and indices must have the same rank")
         if not data.shape:
-            raise ShapeError("data must have a dim at least")
+            raise ShapeError("data is a scalar: it must have rank 1 or more")
 
 
 def _open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]:
@@ -169,18 +170,18 @@ def _open_grid(dims: Sequence[int], rank: int | None = None) -> list[np.ndarray]
 def element_index(
     indices: np.ndarray, axis: int, grid: Sequence[np.ndarray] | None = None
 ) -> tuple[np.ndarray, ...]:
-    """The index whose element i is at ``indices[i]`` along ``axis``, else where i is (``grid``)."""
+    """The index of GatherElements: ``indices`` along ``axis``, positions (``grid``) elsewhere."""
     index = _open_grid(indices.shape) if grid is None else list(grid)
     index[axis] = indices
     return tuple(index)
 
 
 _MOST_PICKED = 2**20
-"""elements that are picked at once, which takes NumPy up to 0.1 s"""
+"""elements gathered per call, which takes NumPy up to 0.1 s"""
 
 
 def _in_parts(pick: Callable[[slice], np.ndarray], rows: int, size: int) -> np.ndarray:
-    """A result of ``size`` elements, of which ``pick`` gives a part of the rows."""
+    """Assemble a result of ``size`` elements from parts of its rows, computed by ``pick``."""
     if size <= _MOST_PICKED or rows < 2:
         return pick(slice(None))
     step = max(rows * _MOST_PICKED // size, 1)
@@ -208,10 +209,12 @@ def gather_elements(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         if x.ndim != indices.ndim:
-            raise ShapeError(f"data has {x.ndim} dims, indices have {indices.ndim}")
+            raise ShapeError(
+                f"data has rank {x.ndim} and indices rank {indices.ndim}: they must be equal"
+            )
         if indices.size <= _MOST_PICKED:
             return x[element_index(indices, axis, grid)]
-        split = axis not in (0, -x.ndim)  # each row of indices speaks of the row of x beside it
+        split = axis not in (0, -x.ndim)  # each row of indices refers to the same row of x
         return _in_parts(
             lambda part: (x[part] if split else x)[element_index(indices[part], axis)],
             len(indices),
@@ -227,7 +230,10 @@ def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if data.shape is None or indices.shape is None or not indices.shape:
         return (TensorType(data.dtype),)
     if not 0 <= batch < min(len(data.shape), len(indices.shape)):
-        raise ShapeError(f"batch_dims {batch} is out of range")
+        raise ShapeError(
+            f"batch_dims is {batch}: it must be at least 0 and less than the ranks of data and "
+            "indices"
+        )
     depth = indices.shape[-1]
     if not isinstance(depth, int):
         return (TensorType(data.dtype),)
@@ -237,7 +243,10 @@ def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 def check_depth(depth: int, batch: int, rank: int) -> None:
     if depth < 1 or batch + depth > rank:
-        raise ShapeError(f"indices of {depth} elements do not fit data of rank {rank}")
+        raise ShapeError(
+            f"the last dim of indices is {depth}: it must be 1 to {rank - batch} for data of "
+            f"rank {rank}"
+        )
 
 
 def index_columns(indices: np.ndarray) -> list[np.ndarray]:
@@ -257,15 +266,20 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
 def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
     batch = batch_dims
     if not 0 <= batch < min(x.ndim, indices.ndim):
-        raise ShapeError(f"batch_dims {batch} is out of range")
+        raise ShapeError(
+            f"batch_dims is {batch}: it must be at least 0 and less than the ranks of data and "
+            "indices"
+        )
     if x.shape[:batch] != indices.shape[:batch]:
-        raise ShapeError(f"batches of {x.shape[:batch]} and {indices.shape[:batch]} differ")
+        raise ShapeError(
+            f"the batch dims of data {x.shape[:batch]} and indices {indices.shape[:batch]} differ"
+        )
     check_depth(indices.shape[-1], batch, x.ndim)
 
     def pick(part: slice) -> np.ndarray:
         rows = indices[part]
         index: list[Any] = _open_grid(rows.shape[:batch], rows.ndim - 1)
-        # The ellipsis keeps an array of a single element.
+        # The ellipsis yields a 0-d array rather than a scalar.
         return (x[part] if batch else x)[(*index, *index_columns(rows), ...)]
 
     slices = math.prod(indices.shape[:-1])
@@ -291,7 +305,7 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dims, data = list(x.shape), x.data
     bounds = [(None,) * count if bound is None else bound for bound in (starts, ends, steps)]
     if {*map(len, bounds)} != {len(axes)}:
-        raise ShapeError("starts, ends, axes and steps differ in length")
+        raise ShapeError("starts, ends, axes and steps must have the same length")
     for axis, start, end, step in zip(axes, *bounds, strict=True):
         i = rules.normalize_axis(axis, rank)
         whole = rules.all_known((start, end, step, x.shape[i]))
@@ -306,20 +320,22 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _sliced_dim(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """The dim that a slice leaves, where bounds or dim are not all numbers."""
+    """The dim of a slice whose bounds or dim are not all known, or None."""
     if dim == 0:
         return 0
     if start == 0 and step == 1 and dim is not None:
-        # ONNX recommends the largest integer for an end where the dim is not known.
+        # ONNX recommends INT_MAX as the end of an axis of unknown dim.
         to_the_end = isinstance(end, int) and end >= 2**31 - 1
         return dim if to_the_end or end == dim else None
     return None
 
 
 def _clamped(start: int, end: int, step: int, dim: int) -> tuple[int, int, int]:
-    """Bounds for a slice of Python's; going backward, a start before the first element is 0."""
+    """The bounds as a Python slice; with a negative step, a start before the axis is clamped to
+    0.
+    """
     if step == 0:
-        raise ShapeError("a step of Slice must not be 0")
+        raise ShapeError("steps must not contain 0")
     if step < 0 and start < -dim:
         start = 0
     return start, end, step
@@ -336,14 +352,14 @@ def slice_(node: Node, types: Types) -> Kernel:
         axes = range(len(starts)) if axes is None else axes
         steps = (1,) * len(starts) if steps is None else steps
         if not len(starts) == len(ends) == len(axes) == len(steps):
-            raise ShapeError("starts, ends, axes and steps differ in length")
+            raise ShapeError("starts, ends, axes and steps must have the same length")
         result = [slice(None)] * len(dims)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             i = rules.normalize_axis(axis, len(dims))
             dim = dims[i]
             if not isinstance(dim, int) and step < 0 and start < -1:
                 return None  # depends on the dim
-            # Results that depend on an unknown dim have been given up above.
+            # Slices that depend on an unknown dim have returned above.
             limit = dim if isinstance(dim, int) else sys.maxsize
             result[i] = slice(*_clamped(start, end, step, limit))
         return (*result, ...)
@@ -385,11 +401,11 @@ def compress(x: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -
     strings=True,
 )
 def nonzero(x: np.ndarray) -> np.ndarray:
-    if x.ndim == 0:  # no axes, and one column if it is not zero
+    if x.ndim == 0:  # a scalar has no axes, and one column if it is nonzero
         return np.empty((0, np.count_nonzero(x)), np.int64)
     if x.size < 1024 or x.dtype.kind not in "biuf":
         return np.array(x.nonzero(), np.int64)
-    # NumPy counts along several axes element by element, but finds booleans of one by vectors.
+    # np.nonzero is vectorized only for one-dimensional booleans.
     places = np.flatnonzero(x.astype(bool))
     y = np.empty((x.ndim, places.size), np.int64)
     for row, dim in zip(y[:0:-1], x.shape[:0:-1], strict=True):
@@ -411,12 +427,13 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 _MOST_COLUMNS = 16
-"""elements of slices up to which they are sorted column by column"""
+"""slices with at most this many elements are sorted column by column"""
 
 
 def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndarray, ...]:
-    """Return for distinct elements, or slices along an axis, the first place of each, the index of
-    each element among them, and their counts; in ascending order, or that of first places."""
+    """Find the distinct elements, or slices along an axis. Return the index of the first occurrence
+    of each, the index of each element among the distinct ones, and their counts, in ascending
+    order or in order of first occurrence."""
     hashed = x.size and x.dtype.kind in ("biu" if axis is not None else "biuf")
     if not hashed:
         found = np.unique(x, True, True, True, axis=axis)[1:]
@@ -439,7 +456,7 @@ def _distinct(x: np.ndarray, axis: int | None, ascending: bool) -> tuple[np.ndar
 def unique(x: np.ndarray, *, axis: int | None = None, sorted: int = 1, count: int) -> Any:
     values = x
     if x.dtype == object and axis is not None and x.ndim > 1:
-        # NumPy compares no rows of strings: number them in order, and compare the numbers.
+        # NumPy cannot compare rows of strings: replace the strings by their ranks.
         values = np.unique(x, return_inverse=True)[1].reshape(x.shape)
     try:
         first, inverse, counts = _distinct(values, axis, bool(sorted))
@@ -456,12 +473,17 @@ def reverse_sequence(
     x: np.ndarray, lengths: np.ndarray, *, time_axis: int = 0, batch_axis: int = 1
 ) -> np.ndarray:
     if {time_axis, batch_axis} != {0, 1}:
-        raise ShapeError(f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1")
+        raise ShapeError(
+            f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1 in either order"
+        )
     if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
-        raise ShapeError(f"the lengths do not fit batch axis {batch_axis}")
+        raise ShapeError(
+            f"sequence_lens of shape {lengths.shape} must have one entry per sample of axis "
+            f"{batch_axis}"
+        )
     n = x.shape[time_axis]
     if lengths.size and (lengths.min() < 0 or lengths.max() > n):
-        raise ShapeError(f"a sequence length is not in [0, {n}]")
+        raise ShapeError(f"sequence_lens must be in [0, {n}]")
     times, batches = np.ogrid[:n, : len(lengths)]
     source = np.where(times < lengths, lengths - 1 - times, times)
     return x[source, batches] if time_axis == 0 else x[batches.T, source.T]

@@ -1,4 +1,4 @@
-"""LinearAttention: a matrix of keys and values that each step updates and each query reads."""
+"""LinearAttention: each step updates a state matrix of keys and values, which queries read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.ops.common.specialize import Routine, Tensors, by_shape
 from penstock.ops.onnx.attention import share
 from penstock.ops.registry import operator
 
-# Update rule: whether the state decays, and whether what it already says is taken off the value.
+# Update rule: whether the state decays, and whether the value that it predicts is subtracted.
 _RULES = {
     "linear": (False, False),
     "gated": (True, False),
@@ -28,10 +28,15 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     rule = choice(attrs, "update_rule", "gated_delta", _RULES)
     for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
         if needed != given(types, index):
-            raise ShapeError(f"update_rule {rule!r} {'needs' if needed else 'forbids'} {name}")
+            raise ShapeError(
+                f"update_rule {rule!r} {'requires' if needed else 'does not allow'} the input "
+                f"{name}"
+            )
     heads, kv_heads = attrs.get("q_num_heads") or 0, attrs.get("kv_num_heads") or 0
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+        raise ShapeError(
+            f"q_num_heads={heads} must be a positive multiple of kv_num_heads={kv_heads}"
+        )
     q, k, v, past = (tensor(types, i) for i in range(4))
     for name, type_ in (("query", q), ("value", v)):
         check_shape(name, type_.shape, (None, None, None))
@@ -77,7 +82,7 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
             decay_of = np.exp(split(decay, 1 if per_head else size, 1))
         if beta is not None:
             rates = np.broadcast_to(beta.swapaxes(0, 1)[..., None, None], (*every, 1, 1))
-        # Each state follows from the one before: only heads and samples can go together.
+        # Steps depend on the previous state: only heads and samples are computed together.
         for t in range(length):
             key, value = keys[t], values[t]
             if decay_of is not None:
@@ -85,7 +90,7 @@ def linear_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
             if rates is not None:
                 value = (value - key.swapaxes(2, 3) @ state) * rates[t]
             np.add(state, key * value, state)
-            # One product for the query heads that read this state.
+            # One product for all query heads that share this state.
             np.multiply(np.matmul(queries[t], state), scale, outs[t])
         if present is not None:
             np.copyto(present, state, casting="unsafe")

@@ -1,6 +1,6 @@
 """The negative log-likelihood of log-probabilities, a loss.
 
-Targets that name no class are an error, unless they are ignored.
+Targets that are not class indices raise an error, unless they equal ``ignore_index``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.ops.registry import operator
 
 
 def _infer_loss(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """The loss of an input of samples, classes and other dims."""
+    """The type of the loss for an input [N, C, ...]."""
     x, target, weight = (tensor(types, i) for i in range(3))
     reduction = choice(attrs, "reduction", "mean", ("none", "mean", "sum"))
     shape = target.shape
     if x.shape is not None:
         if len(x.shape) < 2:
-            raise ShapeError(f"the input must be [N, C, ...], its shape is {x.shape}")
+            raise ShapeError(f"the input must have shape [N, C, ...], not {x.shape}")
         shape = (x.shape[0], *x.shape[2:])
         check_shape("target", target.shape, shape)
         check_shape("weights", weight.shape, (x.shape[1],))
@@ -43,12 +43,15 @@ def negative_log_likelihood(
 
     def into(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None, out: np.ndarray) -> None:
         ignored = None if ignore is None else target == ignore
-        # An ignored target may name no class: it reads class 0, which then counts for nothing.
+        # An ignored target may be no class index: it reads class 0, with weight 0.
         index = target if ignored is None else np.where(ignored, 0, target)
         if index.size and not (ignored is not None and ignored.all()):
             low, high = index.min(), index.max()
             if low < 0 or high >= classes:
-                raise ShapeError(f"targets from {low} to {high} do not fit {classes} classes")
+                raise ShapeError(
+                    f"targets range from {low} to {high}: they must be in [0, {classes}) or "
+                    "equal ignore_index"
+                )
         chosen = x[(samples, index, *others)] if classes else np.zeros(index.shape, x.dtype)
         np.negative(chosen, chosen)
         shares: Any = None
@@ -56,7 +59,7 @@ def negative_log_likelihood(
             shares = weight[index] if classes else chosen
             np.multiply(chosen, shares, chosen)
         if ignored is not None:
-            # Also where the probability ignored is zero and its logarithm infinite.
+            # Also where an ignored log-probability is infinite.
             np.copyto(chosen, 0, where=ignored)
             shares = np.where(ignored, 0, 1 if shares is None else shares)
         if reduction == "none":

@@ -22,11 +22,11 @@ def matmul_shape(a: Shape | None, b: Shape | None) -> Shape | None:
     """The shape of ``np.matmul``: vectors are rows on the left and columns on the right."""
     for shape in (a, b):
         if shape is not None and not shape:
-            raise ShapeError("matrix products take no scalars")
+            raise ShapeError("MatMul does not accept scalars: both inputs must have rank 1 or more")
     if a is None or b is None:
         return None
-    # A vector on the right has its only dim there.
-    rules.same_dim(a[-1], b[-2:][0], "inner dims of a matrix product")
+    # A right operand of rank 1 is a column.
+    rules.same_dim(a[-1], b[-2:][0], "the inner dims of the matrix product")
     batch = rules.broadcast_shapes([a[:-2], b[:-2]])
     assert batch is not None
     return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
@@ -88,20 +88,20 @@ def _infer_gemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     def matrix(index: int, transposed: int) -> tuple[Dim, Dim]:
         shape = rules.tensor(types, index).shape
         if shape is not None and len(shape) != 2:
-            raise ShapeError(f"Gemm multiplies matrices, but input {index} has shape {shape}")
+            raise ShapeError(f"input {index} of Gemm must have rank 2, but has shape {shape}")
         rows, columns = shape or (None, None)
         return (columns, rows) if transposed else (rows, columns)
 
     rows, inner = matrix(0, attrs.get("transA", 0))
     other, columns = matrix(1, attrs.get("transB", 0))
-    rules.same_dim(inner, other, "inner dims of a matrix product")
+    rules.same_dim(inner, other, "the inner dims of the matrix product")
     rules.check_broadcasts("C", rules.tensor(types, 2).shape, (rows, columns))
     return (TensorType(rules.same_dtype(types, range(3)), (rows, columns)),)
 
 
 def _repeated(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
-    """A product with one column seen many times through a stride of 0 (by ConstantOfShape). BLAS
-    would get copies of it, and round differently at the edges of its tiles."""
+    """A product with one column broadcast with stride 0, as ConstantOfShape produces. BLAS would
+    need a copy, and round differently at the edges of its tiles."""
     out[...] = np.dot(a, b[:, :1])
 
 
@@ -115,7 +115,7 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     has_c = rules.given(inputs, 2) and beta != 0
     scale, scale_c = alpha, beta
     integral = dtype.kind in "iu"
-    # NumPy writes no product of integers and a float into integers.
+    # NumPy does not cast the product of integers and a float back to integers.
     if integral and alpha == int(alpha) and beta == int(beta):
         scale, scale_c, integral = int(alpha), int(beta), False
     weights = consts[1]
@@ -139,7 +139,7 @@ def gemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
             np.add(out, c if scale_c == 1 else c * scale_c, out)
 
     def rounded(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, out: np.ndarray) -> None:
-        """Integers times factors that are not whole."""
+        """A product of integers with non-integer alpha or beta."""
         multiply(a.T if trans_a else a, b.T if trans_b else b, out)
         result = out * np.float64(scale)
         if c is not None and has_c:
@@ -157,9 +157,11 @@ def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None:
         return (TensorType(x.dtype, None),)
     if len(x.shape) < 2:
-        raise ShapeError(f"Det takes square matrices, not shape {x.shape}")
+        raise ShapeError(
+            f"Det requires square matrices [..., N, N], but the input has shape {x.shape}"
+        )
     rows, columns = x.shape[-2:]
-    rules.same_dim(rows, columns, "rows and columns of square matrices")
+    rules.same_dim(rows, columns, "the last two dims, which must be those of square matrices,")
     return (TensorType(x.dtype, x.shape[:-2]),)
 
 

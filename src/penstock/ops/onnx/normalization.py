@@ -1,7 +1,7 @@
-"""Normalization: by batch, instance, layer, group, channels and norms.
+"""Batch, instance, group, layer and RMS normalization, LRN, and normalization by mean or Lp norm.
 
-Most of it is one thing, ``Statistics``: rows made to have mean 0 and variance 1. Sums along rows
-are products with ones or with the row itself, several times as fast as NumPy's reductions.
+Most of them use ``Statistics``, which normalizes rows to mean 0 and variance 1. Row sums are
+products with a vector of ones or with the row itself, several times as fast as NumPy's reductions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Statistics:
-    """Means and inverse deviations of the rows of a matrix.
+    """Means and inverse standard deviations of the rows of a matrix.
 
-    The arrays of one call live in a workspace laid out here. ``centred`` is whether means are
-    subtracted; without, rows are only divided by their root mean square.
+    The arrays of a call are fields of a workspace. Unless ``centred``, no mean is subtracted, and
+    rows are divided by their root mean square.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Statistics:
         self.epsilon = epsilon * self.columns
 
     def centre(self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> Columns:
-        """The rows of ``x`` less their means in ``out`` (as they are if means are left alone).
+        """Subtract the row means of ``x`` into ``out``, if ``centred``.
 
-        Both are contiguous, and may be the same. Returns these rows, and the means and inverse
-        deviations as columns in the workspace.
+        Both are contiguous, and may be the same array. Returns the rows, and the means and inverse
+        standard deviations as columns in the workspace.
         """
         mean, inverse = self.mean(workspace), self.inverse(workspace)
         if self.centred:
@@ -69,7 +69,9 @@ class Statistics:
     def __call__(
         self, x: np.ndarray, out: np.ndarray, workspace: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The standardized rows of ``x`` in ``out``; returns means and inverse deviations."""
+        """Normalize the rows of ``x`` into ``out``; return means and inverse standard
+        deviations.
+        """
         rows, mean, inverse = self.centre(x, out, workspace)
         np.multiply(rows, inverse, out)
         return mean, inverse
@@ -78,7 +80,9 @@ class Statistics:
 def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     if x.shape == ():
-        raise ShapeError("BatchNormalization takes no scalars")
+        raise ShapeError(
+            "BatchNormalization does not accept scalars: the input must have rank 1 or more"
+        )
     channels = None
     if x.shape is not None:
         channels = x.shape[1] if len(x.shape) > 1 else 1
@@ -104,7 +108,7 @@ def batch_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         b = bias - mean * a
         return a.astype(x.dtype).reshape(shape), b.astype(x.dtype).reshape(shape)
 
-    # Parameters are constants in most models, and folded once for all runs then.
+    # If the parameters are constants, they are folded once for all runs.
     ready = None if any(p is None for p in consts[1:5]) else fold(consts[1:5])
 
     def into(x: np.ndarray, *rest: np.ndarray) -> None:
@@ -120,14 +124,16 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     axes = (0, *range(2, len(dims)))
     shape = (-1, *(1,) * (len(dims) - 2))
     if any(dims[axis] == 0 for axis in axes):
-        raise ShapeError(f"nothing to take the mean of in shape {dims}")
+        raise ShapeError(
+            f"the input of shape {dims} has no elements per channel, so that its mean is undefined"
+        )
 
     def into(x: np.ndarray, *arguments: RunValue) -> None:
         scale, bias, mean, variance, *rest = arguments
         out, *others = rest[:count]
         own_mean = x.mean(axes)
         centred = x - own_mean.reshape(shape)
-        # ONNX has the variance of the population, which is divided by N.
+        # ONNX defines the population variance, divided by N.
         own_variance = np.square(centred).mean(axes)
         factor = scale / np.sqrt(own_variance + epsilon)
         np.multiply(centred, factor.reshape(shape), out)
@@ -135,7 +141,7 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
         statistics = (mean, own_mean), (variance, own_variance)
         for result, (running, own) in zip(others, statistics, strict=False):
             if result is not None:
-                # ONNX's momentum is the share of the old statistics.
+                # ONNX's momentum is the weight of the old statistics.
                 np.copyto(result, running * momentum + own * (1 - momentum), casting="unsafe")
 
     return Routine(into)
@@ -147,10 +153,10 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError(f"num_groups must be positive, not {groups}")
     rank = 2 if "num_groups" in attrs else 3
     if x.shape is not None and len(x.shape) < rank:
-        raise ShapeError(f"the input must have rank {rank} or more, its shape is {x.shape}")
+        raise ShapeError(f"the input must have rank {rank} or more, but has shape {x.shape}")
     channels = None if x.shape is None else x.shape[1]
     if isinstance(channels, int) and channels % groups:
-        raise ShapeError(f"{channels} channels do not divide into {groups} groups")
+        raise ShapeError(f"the {channels} channels must be divisible by num_groups={groups}")
     rules.check_shape("scale", rules.tensor(types, 1).shape, (channels,))
     rules.check_shape("bias", rules.tensor(types, 2).shape, (channels,))
     return (x.without_data(),)
@@ -160,8 +166,8 @@ def _infer_group(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("GroupNormalization", since=21, infer=_infer_group)
 @by_shape(inplace=(0,), contiguous=True)
 def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Standardize over groups of channels of each image, then scale and shift. For
-    InstanceNormalization each channel is a group."""
+    """Normalize groups of channels of each sample, then scale and shift. In InstanceNormalization,
+    each channel is a group."""
     epsilon = node.attrs.get("epsilon", 1e-5)
     x = rules.tensor(inputs, 0)
     (n, c), positions = x.dims[:2], prod(x.dims[2:])
@@ -177,7 +183,7 @@ def group_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
         matrix = np.ascontiguousarray(x).reshape(rows, columns)
         _, _, inverse = statistics.centre(matrix, out.reshape(rows, columns), workspace)
         factor = factors(workspace)
-        # Deviation and scale become one factor, so that the image is gone through once less.
+        # Combine inverse deviation and scale into one factor, which saves a pass over the data.
         np.multiply(inverse.reshape(n, count, 1), scale.reshape(parts), factor)
         image = out.reshape(n, c, positions)
         np.multiply(image, factor.reshape(n, c, 1), image)
@@ -190,7 +196,7 @@ def _stash(attrs: Attrs) -> np.dtype:
     """The dtype of saved statistics."""
     dtype = rules.dtype_attribute(attrs, "stash_type") or FLOAT32
     if not is_float(dtype):
-        raise ShapeError(f"stash_type {attrs['stash_type']} is no floating-point type")
+        raise ShapeError(f"stash_type {attrs['stash_type']} must be a floating-point type")
     return dtype
 
 
@@ -211,8 +217,8 @@ def _infer_layer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 @operator("SimplifiedLayerNormalization", infer=_infer_layer)
 @by_shape(inplace=(0,), contiguous=True)
 def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Standardize the trailing axes, then scale and shift; save means (if centred) and deviations.
-    All is computed in float32, or in float64 where the input is, and rounded once."""
+    """Normalize the trailing axes, then scale and shift; output means (if centred) and inverse
+    standard deviations. Computed in float32, or float64 for float64 inputs, and rounded once."""
     attrs, centred = node.attrs, node.op.name == "LayerNormalization"
     epsilon = attrs.get("epsilon", 1e-5)
     _stash(attrs)
@@ -222,7 +228,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
     rows, columns = prod(x.dims[:axis]), prod(x.dims[axis:])
     layout = Scratch()
     statistics = Statistics(layout, rows, columns, x.dtype, epsilon, centred)
-    # Only with mixed precision the output has another dtype than the input.
+    # The dtypes of output and input differ only in mixed precision.
     mixed = layout.field((rows, columns), x.dtype) if type_.dtype != x.dtype else None
     has_bias = rules.given(inputs, 2)
     shape = x.dims
@@ -248,7 +254,7 @@ def layer_normalization(node: Node, inputs: Tensors, outputs: Tensors, consts: C
 def _infer_lrn(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     if x.shape is not None and len(x.shape) < 2:
-        raise ShapeError(f"LRN is over channels, which shape {x.shape} has not")
+        raise ShapeError(f"the input of LRN must have shape [N, C, ...], not {x.shape}")
     if attrs["size"] < 1:
         raise ShapeError(f"size must be positive, not {attrs['size']}")
     return (x.without_data(),)
@@ -263,9 +269,9 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     x, layout = rules.tensor(inputs, 0), Scratch()
     squares, sums = layout.field(x.dims, x.dtype), layout.field(x.dims, x.dtype)
     c = x.dims[1]
-    # ONNX gives an even window one channel more behind than before.
+    # An even window has one channel more after the centre than before it.
     before, after = (size - 1) // 2, size // 2
-    # Distances of neighbours, and the channels that have one there.
+    # Offsets of neighbours, and the channels that have a neighbour at this offset.
     shifts = [d for d in range(-min(before, c - 1), min(after, c - 1) + 1) if d]
     pairs = [(slice(max(-d, 0), c - max(d, 0)), slice(max(d, 0), c + min(d, 0))) for d in shifts]
 
@@ -279,7 +285,7 @@ def lrn(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
         np.multiply(total, alpha / size, total)
         np.add(total, bias, total)
         if beta == 0.75:
-            # Roots are several times as fast as powers.
+            # np.sqrt is several times as fast as np.power.
             np.sqrt(total, total)
             np.sqrt(total, square)
             np.multiply(total, square, total)

@@ -1,4 +1,4 @@
-"""Borders added and cut off."""
+"""Pad and CenterCropPad."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class _Borders(NamedTuple):
     source: rules.Index  # the kept part of the input
     center: rules.Index  # its place in the output
     borders: Sequence[tuple[rules.Index, rules.Index | None]]
-    """the rest of the output in the order of filling, each with the place in the output to copy it
-    from, or ``None`` for the constant"""
+    """the other parts of the output in the order in which they are filled, each with the part of
+    the output to copy, or None for the constant
+    """
 
 
 def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) -> _Borders:
     shape = tuple(d + before + after for d, (before, after) in zip(dims, pads, strict=True))
     if any(d < 0 for d in shape):
-        raise ShapeError(f"pads cut more off shape {list(dims)} than there is")
+        raise ShapeError(f"negative pads remove more elements than shape {list(dims)} has")
     source, center = [], []
     for d, (before, after) in zip(dims, pads, strict=True):
         first, start = max(-before, 0), max(before, 0)
@@ -44,8 +45,8 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
         center.append(slice(start, start + kept))
     borders: list[tuple[rules.Index, rules.Index | None]] = []
     for i, (inner, size) in enumerate(zip(center, shape, strict=True)):
-        # Constants are filled in once each; other borders are copied axis by axis, from what the
-        # axes before have been extended to.
+        # Constant borders are each filled once. Other modes copy borders axis by axis, so that
+        # corners are copied from the borders of earlier axes.
         earlier = center[:i] if mode == "constant" else [slice(None)] * i
         later = [slice(None)] * (len(dims) - i - 1) if mode == "constant" else center[i + 1 :]
         for part in (slice(0, min(inner.start, size)), slice(inner.stop, size)):
@@ -58,17 +59,17 @@ def _borders(dims: Sequence[int], pads: Sequence[tuple[int, int]], mode: str) ->
 
 
 def _mirrored(part: slice, inner: slice, mode: str) -> slice | np.ndarray:
-    """The places along one axis whose elements those at ``part``, outside of ``inner``, copy."""
+    """The positions along one axis that are copied to ``part``, which lies outside ``inner``."""
     n = inner.stop - inner.start
     if n == 0:
-        raise ShapeError(f"mode {mode!r} cannot pad an axis with nothing on it")
+        raise ShapeError(f"mode {mode!r} cannot pad an axis of dim 0")
     if mode == "edge":
         nearest = inner.start if part.start < inner.start else inner.stop - 1
         return slice(nearest, nearest + 1)
     offset = np.arange(part.start, part.stop) - inner.start
     if mode == "wrap":
         return inner.start + offset % n
-    # Reflection does not repeat the border itself: there and back are twice one element less.
+    # Reflection does not repeat the border element: its period is 2 (n - 1).
     period = max(2 * (n - 1), 1)
     offset %= period
     return inner.start + np.minimum(offset, period - offset) if n > 1 else inner.start + offset
@@ -89,7 +90,10 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
     """The pads before and after each axis."""
     axes = range(rank) if axes is None else axes
     if len(pads) != 2 * len(axes):
-        raise ShapeError(f"{len(pads)} pads for {len(axes)} axes; there must be two for each")
+        raise ShapeError(
+            f"pads has {len(pads)} entries for {len(axes)} axes: it needs two per axis, begin "
+            "and end"
+        )
     result: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         result[rules.normalize_axis(axis, rank)] = (pads[i], pads[len(axes) + i])
@@ -117,7 +121,9 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         numbers = rules.all_known((dim, before, after))
         dims.append(None if numbers is None else sum(numbers))
     if True in [isinstance(d, int) and d < 0 for d in dims]:
-        raise ShapeError(f"pads {list(pads or ())} cut more off shape {list(x.shape)} than it has")
+        raise ShapeError(
+            f"pads {list(pads or ())} remove more elements than shape {list(x.shape)} has"
+        )
     type_ = TensorType(x.dtype, tuple(dims))
     if not rank:
         return (type_,)
@@ -147,7 +153,7 @@ def pad_widths(dims: Sequence[int], consts: Consts) -> list[tuple[int, int]]:
 
 
 def padded_places(dims: Sequence[int], attrs: Attrs, consts: Consts) -> list[np.ndarray]:
-    """For each axis of a Pad of constant widths the elements of the input that it copies."""
+    """For each axis of a Pad with constant pads, the input positions that the output copies."""
     by_axis = pad_widths(dims, consts)
     return [
         _padded(np.arange(n), pads, _mode(attrs)) for n, pads in zip(dims, by_axis, strict=True)
@@ -179,7 +185,10 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     axes = range(len(dims)) if axes is None else rules.normalize_axes(axes, len(dims))
     target = rules.ints(types, consts, 1) or (None,) * len(axes)
     if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
-        raise ShapeError(f"shape {list(target)} does not fit {len(axes)} axes")
+        raise ShapeError(
+            f"shape {list(target)} must have {len(axes)} entries, one per axis, none of them "
+            "negative"
+        )
     for axis, size in zip(axes, target, strict=True):
         dims[axis] = size
     return (TensorType(x.dtype, tuple(dims)),)
@@ -190,7 +199,7 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 def center_crop_pad(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
     dims = rules.tensor(inputs, 0).dims
     missing = [b - a for a, b in zip(dims, rules.tensor(outputs, 0).dims, strict=True)]
-    # Half of what is missing, rounded towards zero, goes to the front.
+    # Half of the difference, rounded towards zero, is padded or cropped at the beginning.
     pads = [(int(n / 2), n - int(n / 2)) for n in missing]
     parts = _borders(dims, pads, "constant")
     return Routine(lambda x, target, out: _fill(x, parts, None, out))

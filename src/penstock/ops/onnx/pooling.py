@@ -1,11 +1,10 @@
 """Pooling over windows: MaxPool, AveragePool, LpPool and the global ones, and MaxUnpool.
 
-A NaN is the maximum of every window that sees it; ONNX Runtime passes over NaNs.
+The maximum of a window that contains NaN is NaN; ONNX Runtime ignores NaN.
 
-Windows are products of ranges along the axes, so that maxima and sums are taken one axis after the
-other: along each, the k-th elements of all windows at once (``_reduction``). There is no padding:
-the windows whose k-th element it would be are left out; but along the last axis, where rows may be
-short, it is faster to have some (``_Rows``).
+Pooling is separable: windows are reduced axis by axis, combining the k-th elements of all windows
+at once (``_reduction``). Padding is not materialized: windows whose k-th element is padding are
+skipped. Along the last axis, where rows may be short, padded rows are faster (``_Rows``).
 """
 
 from __future__ import annotations
@@ -39,12 +38,14 @@ from penstock.ops.common.windows import Window, kernel_shape, parse_axes, window
 from penstock.ops.registry import ArrayFunction, operator
 
 BLOCK = 2**17
-"""elements of the input that are pooled at a time: their scratch memory stays in the caches"""
+"""input elements pooled at a time, so that the scratch memory stays in the caches"""
 
 
 def _check_image(x: TensorType) -> None:
     if x.shape is not None and len(x.shape) < 3:
-        raise ShapeError(f"pooling takes rank 3 or more, not shape {x.shape}")
+        raise ShapeError(
+            f"the input of a pooling must have shape [N, C, ...] of rank 3 or more, not {x.shape}"
+        )
 
 
 def _check_power(attrs: Attrs) -> None:
@@ -53,7 +54,7 @@ def _check_power(attrs: Attrs) -> None:
 
 
 def _infer_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """The pooled values, and the indices that only MaxPool has."""
+    """The types of the pooled values, and of the indices of MaxPool."""
     x = tensor(types, 0)
     _check_image(x)
     _check_power(attrs)
@@ -72,10 +73,12 @@ def pool_windows(attrs: Attrs, shape: Sequence[int]) -> tuple[Window, ...]:
 
 
 def _lowest(dtype: np.dtype | None) -> np.ndarray:
-    """The value that no element is below."""
+    """The lowest value of a dtype, which is the identity of the maximum."""
     assert dtype is not None
     if dtype.kind not in "iu" and not is_float(dtype):
-        raise ShapeError(f"there is no maximum of {dtype_name(dtype)}")
+        raise ShapeError(
+            f"maxima of {dtype_name(dtype)} are not defined: the input must be numeric"
+        )
     return smallest(dtype)
 
 
@@ -84,12 +87,15 @@ def _reduction(
 ) -> Callable[[np.ndarray, np.ndarray], None]:
     """``into(x, out)`` that combines windows along axis ``at`` by ``combine(a, b, out=out)``."""
     lead = (slice(None),) * at
-    # A single window is a plain reduction, which NumPy does in one call.
+    # A single window is a plain reduction: one NumPy call.
     if axis.count == 1 and isinstance(combine, np.ufunc):
         window = (*lead, axis.covered)
         settings: Any = {"axis": at, "keepdims": True, "initial": identity}
         return lambda x, out: combine.reduce(x[window], out=out, **settings)
-    full, partial = [], []  # elements that every window has, and (windows, elements) of the rest
+    full, partial = (
+        [],
+        [],
+    )  # elements inside the input for all windows; (windows, elements) of the others
     for _, seen, elements in axis.taps():
         if seen.stop - seen.start == axis.count:
             full.append((*lead, elements))
@@ -117,17 +123,17 @@ def _reduction(
 class _Rows(NamedTuple):
     """Windows along the last axis, where the elements of a window are adjacent.
 
-    Each row stands in a longer one, with padding around it. Then all windows of all rows see their
-    k-th elements at one distance in flat memory, which is combined in one go. The results of
-    windows across the ends of rows are left out when the result is copied.
+    Rows are copied into a buffer with padding around them. The k-th elements of all windows of all
+    rows are then at one offset in flat memory, and are combined in one call. Windows that cross row
+    ends are dropped when the result is copied.
     """
 
     combine: Callable[..., RunValue]
     identity: float | np.ndarray
-    pitch: int  # elements of a row with its padding
-    inside: slice  # the row in it
-    shifts: range  # distances of a window's elements from its first
-    windows: int  # of a row
+    pitch: int  # elements of a padded row
+    inside: slice  # the unpadded row within it
+    shifts: range  # offsets of the elements of a window from its first one
+    windows: int  # number of windows in a row
 
     def pad(self, x: np.ndarray, rows: np.ndarray) -> None:
         rows.fill(self.identity)
@@ -147,10 +153,10 @@ class _Rows(NamedTuple):
 def _rows(
     combine: ArrayFunction, identity: float | np.ndarray, axis: Window, dtype: np.dtype
 ) -> _Rows | None:
-    """``None`` where it is faster to take the windows one position after the other.
+    """The layout of padded rows, or None where ``_reduction`` is faster.
 
-    That is so where most of what is computed would be left out, because windows are far apart or
-    see mostly padding, or where NumPy computes one element at a time.
+    It is faster if most results would be dropped, because strides are large or windows are mostly
+    padding, or for operations that NumPy does not vectorize.
     """
     pitch = axis.count - 1 + axis.span
     used = min(axis.size, pitch - axis.begin)
@@ -168,7 +174,9 @@ def _separable(
     assert x.dtype is not None
     rows = _rows(combine, identity, axes[-1], x.dtype)
     spatial = list(x.dims[2:])
-    shapes: list[list[int]] = []  # in the workspace: rows with padding, the result of each stage
+    shapes: list[
+        list[int]
+    ] = []  # fields of the workspace: the padded rows, and the result of each stage
     stages = []
     if rows is not None:
         spatial[-1] = rows.pitch
@@ -184,7 +192,7 @@ def _separable(
         shapes.append(list(spatial))
     blocks = _blocks(x.dims)
     images, channels = (max(b - a for a, b in ranges) for ranges in zip(*blocks, strict=True))
-    # Two buffers take turns.
+    # The stages alternate between two buffers.
     layout = Scratch()
     sizes = [images * channels * prod(shape) for shape in shapes]
     fields = [layout.field((max(sizes[i::2]),), x.dtype) for i in range(min(len(sizes), 2))]
@@ -235,9 +243,9 @@ def max_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> R
 
 
 def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routine:
-    """Maxima and where they are in the flattened input: the first of equal ones."""
+    """Maxima, and their indices in the flattened input; the first of equal elements."""
     n, c, *spatial = x.dims
-    # With storage_order 1 ONNX counts the elements of an image column by column.
+    # With storage_order 1, indices are in column-major order.
     where = np.arange(prod(spatial)).reshape(spatial, order="F" if column_major else "C")
     start = (np.arange(n * c) * prod(spatial)).reshape(n, c, *(1,) * len(spatial))
     taps: list[tuple[Any, tuple[Any, ...]]] = [
@@ -252,28 +260,28 @@ def _indexed(x: TensorType, axes: Sequence[Window], column_major: bool) -> Routi
     def into(x: np.ndarray, out: np.ndarray, indices: np.ndarray, workspace: np.ndarray) -> None:
         greater = mask(workspace)
         out.fill(low)
-        # No index so far: the first element is taken even if it equals the lowest number.
+        # No index yet: take the first element even if it equals the lowest value.
         indices.fill(-1)
         for seen, elements in taps:
             checkpoint()
             part, at, better = out[seen], indices[seen], greater[seen]
             values = x[(every, every, *elements)]
-            # Not "not less": an element that compares with nothing (NaN) is taken and kept.
+            # Negated, so that NaN, which compares false, replaces the maximum.
             np.less_equal(values, part, out=better)
             np.logical_not(better, out=better)
             np.logical_or(better, at < 0, out=better)
-            # A NaN that was taken before stays, whatever comes behind it.
+            # A NaN found earlier is kept.
             np.logical_and(better, part == part, out=better)
             np.copyto(part, values, where=better)
             np.copyto(at, where[elements], where=better)
-        # A window of padding alone has its maximum nowhere, and keeps -1.
+        # A window that is all padding has no maximum; its index stays -1.
         np.add(indices, start, out=indices, where=indices >= 0)
 
     return Routine(into, layout.size)
 
 
 def _window_sizes(axes: Sequence[Window], padding: bool) -> int | np.ndarray:
-    """Elements of each window, those of padding included or not: a number if all have the same."""
+    """The number of elements of each window, with or without padding; one number if all agree."""
     sizes: Any = np.ones((), np.int64)
     for axis in axes:
         start = np.arange(axis.count) * axis.stride - axis.begin
@@ -294,7 +302,7 @@ def _sums(x: TensorType, axes: Sequence[Window] | None) -> tuple[Callable[..., N
     spatial = tuple(range(2, len(x.dims)))
 
     def into(x: np.ndarray, out: np.ndarray, _: np.ndarray | None = None) -> None:
-        if x.flags.c_contiguous:  # a product is several times as fast as sums of short rows
+        if x.flags.c_contiguous:  # a matrix product is several times as fast as sums of short rows
             np.dot(x.reshape(rows, columns), ones, out.reshape(rows))
         else:
             np.add.reduce(x, spatial, out=out, keepdims=True)
@@ -324,7 +332,7 @@ def average_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
     sums, size = _sums(x, axes)
     padding = bool(node.attrs.get("count_include_pad", 0))
     counts = prod(x.dims[2:]) if axes is None else _window_sizes(axes, padding)
-    # NumPy would divide float32 by integers in float64.
+    # Dividing float32 by integers would compute in float64.
     if isinstance(counts, np.ndarray):
         counts = counts.astype(x.dtype)
 
@@ -367,7 +375,7 @@ def _power(x: np.ndarray, p: float, out: np.ndarray) -> None:
 
 def _refuse_empty(shape: Sequence[int]) -> None:
     if 0 in shape[2:]:
-        raise ShapeError(f"nothing to pool in shape {tuple(shape)}")
+        raise ShapeError(f"the spatial dims of shape {tuple(shape)} must not be 0")
 
 
 @operator("GlobalMaxPool", infer=_infer_global)
@@ -391,12 +399,12 @@ def _infer_max_unpool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
     if x.shape is not None:
         check_shape("the output", shape, (*x.shape[:2], *(None,) * (len(x.shape) - 2)))
     if any(isinstance(dim, int) and dim < 0 for dim in shape):
-        raise ShapeError(f"output_shape {shape} is negative")
+        raise ShapeError(f"output_shape {shape} must not be negative")
     return (TensorType(x.dtype, shape),)
 
 
 def _unpooled(x: TensorType, attrs: Attrs) -> Any:
-    """The shape that pooling would give ``x`` for."""
+    """The shape of an input that pooling would reduce to the shape of ``x``."""
     if x.shape is None:
         return None
     rank = len(x.shape) - 2
@@ -405,7 +413,9 @@ def _unpooled(x: TensorType, attrs: Attrs) -> Any:
     for axis, k, dim in zip(axes, kernel_shape(attrs, rank), x.shape[2:], strict=True):
         size = (dim - 1) * axis.stride + k - axis.begin - axis.end if isinstance(dim, int) else None
         if size is not None and size < 1:
-            raise ShapeError(f"nothing is left of {dim} windows of {k} without padding")
+            raise ShapeError(
+                f"the output dim of {dim} windows of size {k} would be {size}: reduce pads"
+            )
         dims.append(size)
     return (*x.shape[:2], *dims)
 
@@ -413,7 +423,7 @@ def _unpooled(x: TensorType, attrs: Attrs) -> Any:
 @operator("MaxUnpool", since=9, infer=_infer_max_unpool)
 @by_shape(contiguous=True, values=(2,), widen=False)
 def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    # Indices count in the shape that the attributes give, the start of a wider output.
+    # Indices refer to the shape implied by the attributes; output_shape may be larger.
     source, shape = _unpooled(tensor(inputs, 0), node.attrs), tensor(outputs, 0).dims
     if any(a > b for a, b in zip(source, shape, strict=True)):
         source = shape
@@ -421,9 +431,9 @@ def max_unpool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) ->
 
     def into(x: np.ndarray, indices: np.ndarray, *rest: np.ndarray) -> None:
         at, out = indices.reshape(-1), rest[-1]
-        # NumPy would count a negative index from the end.
+        # NumPy would interpret a negative index from the end.
         if at.size and (at.min() < 0 or at.max() >= size):
-            raise ShapeError(f"an index is out of range for the {size} elements of {source}")
+            raise ShapeError(f"the indices must be in [0, {size}), the elements of shape {source}")
         if source != shape:
             at = np.ravel_multi_index(np.unravel_index(at, source), shape)
         out.fill(0)

@@ -1,9 +1,9 @@
 """Quantization and dequantization: ``y = saturate(round(x / scale) + zero_point)``.
 
-All of it is computed in float32 (float64 where the scale is an integer). That is exact where it
-matters: a rounded quotient that float32 cannot hold exactly is above 2**24, far outside the range
-of any quantized type, and saturates. Scales and zero points come in three layouts: one for the
-whole tensor, one for each index of an axis, one for each block of consecutive indices of an axis.
+All of it is computed in float32 (float64 where the scale is an integer), which is exact: a rounded
+quotient that float32 does not represent exactly is above 2**24, out of the range of any quantized
+type, and saturates. Scales and zero points are per tensor, per axis, or per block of consecutive
+indices of an axis.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from penstock.ops.common.shape_rules import (
 from penstock.ops.common.specialize import Routine, Scratch, Tensors, by_shape, static_type
 from penstock.ops.registry import MICROSOFT, operator
 
-# Integers of less than a byte keep their low bits in one. All types go by their names.
+# 4-bit and smaller integers are stored in the low bits of a byte. Types are keyed by name.
 _PACKED_INTS = {
     name: (UINT8 if name.startswith("u") else INT8, np.uint8((1 << bits) - 1))
     for name, bits in SUB_BYTE.items()
     if "int" in name
 }
-# Types of less than a byte have neither infinity nor NaN: casts to them saturate.
+# Float types below 8 bits have neither infinity nor NaN: casts to them saturate.
 _FLOATS = {*FLOAT8, *SUB_BYTE} - _PACKED_INTS.keys()
 TARGETS = {"int8", "uint8", "int16", "uint16", *FLOAT8, *SUB_BYTE}
 SOURCES = TARGETS | {"int32"}
 
 
 class _Spread(NamedTuple):
-    """The layout of a scale or zero point along a tensor."""
+    """How a scale or zero point broadcasts against a tensor."""
 
-    shape: tuple[int, ...]  # in which it broadcasts against the tensor
-    repeat: tuple[int, int, int] | None = None  # axis, how often, and how many indices that makes
-    seen: tuple[int, ...] | None = None  # the shape in which to see the tensor, if not its own
+    shape: tuple[int, ...]  # to which it is reshaped for broadcasting
+    repeat: tuple[int, int, int] | None = (
+        None  # axis, repetitions of each index, and the resulting dim
+    )
+    seen: tuple[int, ...] | None = None  # the shape to which the tensor is reshaped, if any
 
     def __call__(self, parameter: np.ndarray) -> np.ndarray:
         if self.repeat is not None:
@@ -59,8 +61,10 @@ class _Spread(NamedTuple):
 
 
 def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block: int) -> _Spread:
-    """The layout of a scale or zero point of shape ``parameter`` along a tensor of ``shape``.
-    Blocks that fill their axis are not repeated: the tensor is seen with an axis more then."""
+    """The broadcasting of a scale or zero point of shape ``parameter`` against a tensor of
+    ``shape``. If blocks divide the axis evenly, the tensor is reshaped instead of repeating the
+    parameter.
+    """
     if parameter.count(1) == len(parameter):
         return _Spread(())
     rank = len(shape)
@@ -73,7 +77,10 @@ def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block
     blocks = -(-shape[axis] // block)
     wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
     if parameter != wanted:
-        raise ShapeError(f"blocks of {block} along axis {axis} have scales of shape {wanted}")
+        raise ShapeError(
+            f"block_size {block} along axis {axis} requires scales of shape {wanted}, not "
+            f"{parameter}"
+        )
     if shape[axis] % block:
         return _Spread(shape, (axis, block, shape[axis]))
     outer, inner = shape[:axis], shape[axis + 1 :]
@@ -82,21 +89,23 @@ def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block
 
 def _misfit(parameter: tuple[int, ...], axis: int, shape: Shape) -> ShapeError:
     hint = " without a block_size" if len(parameter) > 1 else ""
-    return ShapeError(f"a scale of shape {parameter} does not fit axis {axis} of {shape}{hint}")
+    return ShapeError(
+        f"a scale of shape {parameter} does not match axis {axis} of shape {shape}{hint}"
+    )
 
 
 def _axis_and_block(attrs: Attrs) -> tuple[int, int]:
-    """The axis that scales belong to, and how many of its indices share one (0: each has its own).
-    com.microsoft has no default for the axis, and uses that of ONNX."""
+    """The quantization axis and the block size (0: one scale per index). com.microsoft's operations
+    define no default axis; ONNX's default, 1, is used."""
     block = attrs.get("block_size") or 0
     if block < 0:
-        raise ShapeError(f"block_size is {block}, it must be positive")
+        raise ShapeError(f"block_size is {block}: it must not be negative")
     axis = attrs.get("axis")
     return 1 if axis is None else axis, block
 
 
 def _check_parameters(types: Types, attrs: Attrs) -> None:
-    """Raise what ``_spread`` would, as far as the shapes are known."""
+    """Raise the errors of ``_spread``, as far as the shapes are known."""
     axis, block = _axis_and_block(attrs)
     x = tensor(types, 0).shape
     shape = all_known(x)
@@ -107,13 +116,15 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
         if shape is not None:
             _spread(parameter, shape, axis, block)
         elif not block and any(dim != 1 for dim in parameter):
-            # The one axis that matters may be known.
+            # The quantization axis may be known.
             at = 0 if len(x) == 1 else normalize_axis(axis, len(x))
             fits = len(parameter) == 1 and x[at] in (parameter[0], None)
             if not fits and not isinstance(x[at], str):
                 raise _misfit(parameter, axis, x)
     if scale is not None and zero is not None and math.prod(scale) != math.prod(zero):
-        raise ShapeError(f"scale has shape {scale}, zero point {zero}: they must be the same")
+        raise ShapeError(
+            f"scale and zero point must have the same shape, but have {scale} and {zero}"
+        )
 
 
 @cache
@@ -131,14 +142,14 @@ def _limits(dtype: np.dtype, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def _decoded(dtype: np.dtype) -> np.ndarray:
-    """The value of each byte as an element of a float type of at most 8 bits, as float32."""
+    """A table that decodes each byte of a float type of at most 8 bits to float32, shape [256]."""
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> None:
     """``x - zero`` in float32; ``zero`` is float32 and broadcasts, ``None`` means 0."""
     if x.dtype.kind not in "iu" and x.dtype.name in _FLOATS:
-        # No byte is out of range; but in its mode "raise" NumPy would buffer what it writes.
+        # All bytes are valid indices, but in mode "raise" np.take buffers its output.
         np.take(_decoded(x.dtype), x.view(np.uint8), out=out, mode="clip")
         if zero is not None:
             np.subtract(out, zero, out)
@@ -149,8 +160,8 @@ def subtract_zero_point(x: np.ndarray, zero: np.ndarray | None, out: np.ndarray)
 
 
 def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate: bool) -> None:
-    """Round ``values``, add ``zero``, saturate, write to ``out``; ``values`` is lost. NaN becomes
-    the lowest integer, as in ONNX Runtime and the reference."""
+    """Round ``values``, add ``zero``, saturate, and store in ``out``; ``values`` is overwritten.
+    NaN becomes the lowest integer, as in ONNX Runtime and the reference implementation."""
     dtype = out.dtype
     packed = None if dtype.kind in "iu" else _PACKED_INTS.get(dtype.name)
     is_integer = packed is not None or dtype.kind in "iu"
@@ -161,12 +172,12 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
     if is_integer:
         low, high = _limits(dtype, values.dtype)
         clip(values, low, high, values)
-        # The minimum is NaN if one of the values is.
+        # The minimum is NaN if any value is NaN.
         lowest = np.minimum.reduce(values, axis=None, initial=0)  # far cheaper than fmax
         if lowest != lowest:
             np.fmax(values, low, values)
         if packed is not None:
-            # Many times faster than the cast to the type itself.
+            # Many times faster than a direct cast.
             storage, mask = packed
             np.copyto(out.view(storage), values, casting="unsafe")
             raw = out.view(np.uint8)
@@ -179,15 +190,15 @@ def store(values: np.ndarray, zero: np.ndarray | None, out: np.ndarray, saturate
 
 
 def zero_of(zero: np.ndarray | None, work: np.dtype = FLOAT32) -> np.ndarray | None:
-    """A zero point in float; ``None`` for the many that are 0."""
+    """A zero point as float, or None if it is 0, as it often is."""
     if zero is None or not np.count_nonzero(zero):
         return None
     return zero.astype(work)
 
 
 def blocks(*arrays: np.ndarray) -> np.nditer:
-    """Arrays, of which the last is written, as one-dimensional pieces of at most ``BLOCK``. They
-    are broadcast against one another."""
+    """Iterate over arrays, broadcast against each other, in one-dimensional pieces of at most
+    ``BLOCK`` elements. The last array is writable."""
     flags: list[Any] = [["readonly"] for _ in arrays[:-1]]
     return np.nditer(
         arrays,
@@ -199,7 +210,7 @@ def blocks(*arrays: np.ndarray) -> np.nditer:
 
 
 class _Scaling(NamedTuple):
-    """``convert(x, scale, zero, values, out)`` of a block.
+    """``convert(x, scale, zero, values, out)`` for a block of elements.
 
     Scale (in ``precision``) and zero point (in ``work``, or ``None``) broadcast against ``x``;
     ``values`` is scratch memory of dtype ``work``, or ``None`` without ``scratch``.
@@ -216,7 +227,7 @@ def _scaled(inputs: Tensors, consts: Consts, attrs: Attrs, scaling: _Scaling) ->
     convert, precision, work, scratch = scaling
     along = _spread(tensor(inputs, 1).dims, tensor(inputs, 0).dims, *_axis_and_block(attrs))
     shape = along.seen or tensor(inputs, 0).dims
-    # One scale for all: block by block, so that values stay in the cache.
+    # A per-tensor scale: process blocks that stay in the cache.
     in_blocks = math.prod(shape) > BLOCK and not along.shape
     layout = Scratch()
     field = layout.field((BLOCK,) if in_blocks else shape, work) if scratch else None
@@ -259,14 +270,18 @@ def _infer_quantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
     # ONNX: uint8 without an output_dtype and without a zero point.
     dtype = tensor(types, 2).dtype or wanted or (None if given(types, 2) else UINT8)
     if dtype is not None and dtype_name(dtype) not in TARGETS:
-        raise ShapeError(f"{dtype_name(dtype)} is no type to quantize to")
+        raise ShapeError(
+            f"{dtype_name(dtype)} is not a quantized type; these are {', '.join(TARGETS)}"
+        )
     if dtype is not None and wanted is not None and dtype != wanted:
-        raise ShapeError(f"output_dtype is {dtype_name(wanted)}, but that of the zero point is not")
+        raise ShapeError(
+            f"output_dtype is {dtype_name(wanted)}, but the zero point is {dtype_name(dtype)}"
+        )
     return (TensorType(dtype, tensor(types, 0).shape),)
 
 
 def _precision(scale: np.dtype, attrs: Attrs) -> np.dtype:
-    """The type in which ``x / scale`` is rounded."""
+    """The dtype in which ``x / scale`` is computed and rounded."""
     wanted = dtype_attribute(attrs, "precision")
     if wanted is not None:
         return wanted
@@ -302,11 +317,13 @@ def quantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Const
 def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.dtype is not None and dtype_name(x.dtype) not in SOURCES:
-        raise ShapeError(f"{dtype_name(x.dtype)} is no quantized type")
+        raise ShapeError(
+            f"{dtype_name(x.dtype)} is not a quantized type; these are {', '.join(SOURCES)}"
+        )
     _check_parameters(types, attrs)
     dtype = dtype_attribute(attrs, "output_dtype") or tensor(types, 1).dtype
     if dtype is not None and dtype_name(dtype) == POWERS:
-        raise ShapeError("float8e8m0 scales need an output_dtype")
+        raise ShapeError("scales of type float8e8m0 require the attribute output_dtype")
     return (TensorType(dtype, x.shape),)
 
 
@@ -314,8 +331,8 @@ def _infer_dequantize(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 @operator("DequantizeLinear", domain=MICROSOFT, infer=_infer_dequantize, traits={"links"})
 @_by_parameters
 def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    """Computed in float32 and rounded once. That is the product in float16 or bfloat16 too: their
-    products fit float32 exactly."""
+    """Computed in float32 and rounded once. This equals the product in float16 or bfloat16, as
+    float32 represents products of these exactly."""
 
     def dequantize(x: np.ndarray, scale: np.ndarray, *arguments: RunValue) -> None:
         zero, values, out = arguments
@@ -328,8 +345,9 @@ def dequantize_linear(node: Node, inputs: Tensors, outputs: Tensors, consts: Con
 
 
 def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
-    """Scale and zero point that spread uint8 over the range of ``x``, 0 included. A tensor of zeros
-    has the scale 1, as in ONNX Runtime: the definition would divide by 0."""
+    """The scale and zero point that map the range of ``x``, extended to include 0, to uint8. A
+    tensor of zeros has scale 1, as in ONNX Runtime; the definition would divide by 0.
+    """
     low = np.minimum.reduce(x, axis=None, initial=0)
     high = np.maximum.reduce(x, axis=None, initial=0)
     scale = np.float32((high - low) / np.float32(255))
@@ -340,7 +358,7 @@ def _dynamic_parameters(x: np.ndarray) -> tuple[np.float32, np.uint8]:
 
 
 def quantize_to_float(x: np.ndarray, out: np.ndarray) -> np.float32:
-    """Quantize ``x`` to uint8 by its own range; ``out`` gets the codes less the zero point."""
+    """Quantize ``x`` to uint8 over its own range; ``out`` receives codes minus zero point."""
     scale, zero = _dynamic_parameters(x)
     np.divide(x, scale, out)
     np.rint(out, out)

@@ -1,11 +1,11 @@
 """Matrix products of 8-bit integers: MatMulInteger, QLinearMatMul, QGemm.
 
-BLAS has no integers, and NumPy's own integer product is a hundred times slower than BLAS. So they
-are computed in float32, exactly: it holds every integer up to 2**24, hence a sum of products that
-cannot grow beyond that is exact whatever the order of its terms. Longer sums are cut along K into
-pieces that are short enough, whose results are added as int32, wrapping as the specification
-allows. A piece has at least 258 terms, as |a - zero| <= 255 and 255 * 255 * 258 < 2**24; where one
-side is constant, the sums of its own absolute values tell how long, which mostly is all of K.
+BLAS has no integer products, and NumPy's are a hundred times slower than BLAS. The products are
+therefore computed in float32, exactly: float32 represents all integers up to 2**24, so that a sum
+of products within this bound is exact in any order. Longer sums are split along K into pieces,
+whose results accumulate in int32, wrapping as the specification allows. A piece has at least 258
+terms, as |a - zero| <= 255 and 255 * 255 * 258 < 2**24; if one operand is constant, the sums of its
+absolute values allow longer pieces, mostly all of K.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.ops.onnx import quantization
 from penstock.ops.onnx.matmul import matmul_shape
 from penstock.ops.registry import MICROSOFT, operator
 
-EXACT = 1 << 24  # float32 holds every integer up to this
+EXACT = 1 << 24  # float32 represents all integers up to this one exactly
 
 
 def constant_or_left_out(node: Node, index: int) -> tuple[bool, np.ndarray | None]:
@@ -37,14 +37,14 @@ def constant_or_left_out(node: Node, index: int) -> tuple[bool, np.ndarray | Non
 
 
 def reach(node: Node, types: Types, x: int, zero: int) -> int:
-    """The largest ``|x - zero|`` of two inputs; 0 for floats, whose sums are not exact anyway."""
+    """An upper bound of ``|x - zero|`` for two inputs; 0 for floats, whose sums are not exact."""
     dtype = rules.tensor(types, x).dtype or UINT8
     if dtype not in (INT8, UINT8):
         return 0
     low, high = quantization.bounds(dtype)
     is_known, point = constant_or_left_out(node, zero)
     if not is_known:
-        # A zero point that is not known may be at either end of the range.
+        # An unknown zero point may be at either end of the range.
         return int(high - low)
     if point is None or not point.size:
         return int(max(high, -low))
@@ -52,7 +52,7 @@ def reach(node: Node, types: Types, x: int, zero: int) -> int:
 
 
 def accumulate(piece: int, values: np.ndarray, total: np.ndarray) -> None:
-    """Add the sums of a piece to the int32 ``total``, or store those of the first piece, 0."""
+    """Accumulate the sums of a piece in the int32 ``total``; piece 0 initializes it."""
     if piece == 0:
         np.copyto(total, values, casting="unsafe")
     else:
@@ -60,7 +60,7 @@ def accumulate(piece: int, values: np.ndarray, total: np.ndarray) -> None:
 
 
 def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> list[slice]:
-    """Cut ``length`` terms so that each piece sums up exactly; ``b[..., length, n]`` if known."""
+    """Split ``length`` terms into pieces with exact sums; ``b`` [..., length, n] if known."""
     if not a_reach or not b_reach:
         return [slice(None)]
     safe = EXACT // (a_reach * b_reach)
@@ -69,12 +69,12 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
     step = safe
     if b is not None and b.size:
         sizes = np.abs(b)
-        # Equal pieces, in growing numbers: a few trials find a number that is nearly the least.
+        # Try growing numbers of equal pieces; a few trials find nearly the smallest number.
         count = 1
         while -(-length // count) > safe:
             size = -(-length // count)
             starts = range(0, length, size)
-            # Not in float32, in which the very sums that are looked for would be rounded.
+            # Not in float32, which would round the sums that are to be bounded.
             sums = np.add.reduceat(sizes, starts, axis=-2, dtype=np.float64)
             if a_reach * float(sums.max()) <= EXACT:
                 step = size
@@ -86,8 +86,8 @@ def pieces(length: int, a_reach: int, b_reach: int, b: np.ndarray | None) -> lis
 class _Product:
     """``(a - a_zero) @ (b - b_zero)`` of a node's inputs, and its scratch memory in ``layout``.
 
-    ``a`` and ``b`` are the indices of an operand and its zero point. ``integer``: the result must
-    be int32. A constant right side is converted once.
+    ``a`` and ``b`` are each the input indices of an operand and its zero point. If ``integer``, the
+    result must be int32. A constant right operand is converted once.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Product:
             b_dims = (*b_dims[:-2], b_dims[-1], b_dims[-2])
         self.spans = pieces(a_dims[-1], reach_a, reach_b, None)
         self._fixed: Shared[tuple[np.ndarray, list[slice]]] | None = None
-        """a constant right side, and how it is cut"""
+        """a constant right operand in float32, and its pieces along K"""
         _, weights = constant_or_left_out(node, b[0])
         zero_known, b_zero = constant_or_left_out(node, b[1])
         if weights is not None and weights.ndim > 1 and zero_known:
@@ -119,27 +119,29 @@ class _Product:
                 side = np.ascontiguousarray(side)
                 return side, pieces(side.shape[-2], reach_a, reach_b, side)
 
-            # Where it is cut depends on how far both sides reach, which other zero points change.
+            # The pieces depend on the bounds of both operands, and so on the zero points.
             name = "right side", self.transpose_b, reach_a, reach_b
             self._fixed = shared(name, prepared, weights, b_zero)
             self.spans = self._fixed.value[1]
         assert b_type.dtype is not None
-        if b_type.dtype.kind not in "iu":  # floats of 8 bits have no exactness to keep
+        if b_type.dtype.kind not in "iu":  # products of 8-bit floats need not be exact
             self.spans = [slice(None)]
         layout, shape = Scratch(), matmul_shape(a_dims, b_dims)
         dims = rules.all_known(shape) or ()
         self.layout = layout
         self._right = None if self._fixed is not None else layout.field(b_type.dims, FLOAT32)
         self.left = layout.field(a_dims, FLOAT32)
-        """a - a_zero, for the caller to fill"""
+        """a - a_zero, which the caller fills"""
         self.values = layout.field(dims, FLOAT32)
-        """free for the caller after the product"""
+        """scratch that the caller may use after the product"""
         self.total = layout.field(dims, INT32) if len(self.spans) > 1 or integer else None
-        # One product of matrices instead of one for each batch.
+        # One matrix product instead of one per batch.
         self._flat = len(b_dims) == 2 and len(a_dims) > 2
 
     def _right_side(self, b: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
-        """``b - zero`` in ``out``, which has the shape of ``b``; then transposed, if need be."""
+        """Compute ``b - zero`` in ``out``, of the shape of ``b``; return it transposed if
+        necessary.
+        """
         if self.transpose_b:
             b, out = b.swapaxes(-1, -2), out.swapaxes(-1, -2)
         quantization.subtract_zero_point(
@@ -148,7 +150,7 @@ class _Product:
         return out
 
     def fill(self, a: np.ndarray, zero: np.ndarray | None, workspace: np.ndarray) -> None:
-        """Store the left side."""
+        """Store the left operand, ``a - zero``."""
         a = a.T if self.transpose_a else a
         zero = None if zero is None else quantization.zero_of(_per_row(zero))
         quantization.subtract_zero_point(a, zero, self.left(workspace))
@@ -156,8 +158,8 @@ class _Product:
     def __call__(
         self, b: np.ndarray, zero: np.ndarray | None, out: Any, workspace: np.ndarray
     ) -> np.ndarray:
-        """Multiply the left side, which is in place, by the right one and its zero point. The
-        result is int32 in ``out``, if given; else int32 or float32 in the workspace."""
+        """Multiply the stored left operand by ``b - zero``. The result is int32 in ``out``, if
+        given, else int32 or float32 in the workspace."""
         left, values, fixed = self.left(workspace), self.values(workspace), self._fixed
         result = values
         if fixed is not None:
@@ -183,20 +185,20 @@ class _Product:
 
 
 def _per_row(parameter: np.ndarray) -> np.ndarray:
-    """A scale or zero point of the left side: one, one a row, or ready to broadcast."""
+    """Reshape a per-tensor or per-row scale or zero point of the left operand to broadcast."""
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter[:, None] if parameter.ndim == 1 else parameter
 
 
 def _per_column(parameter: np.ndarray) -> np.ndarray:
-    """A scale or zero point of the right side: one, one a column, or ready to broadcast."""
+    """Reshape a per-tensor or per-column scale or zero point of the right operand to broadcast."""
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
 def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    """Check that scales and zero points fit the rows of a and the columns of b. ``a`` and ``b`` are
-    the indices of an operand and its parameters."""
+    """Check that scales and zero points match the rows of a and the columns of b. ``a`` and ``b``
+    are the input indices of an operand and its parameters."""
     for name, (operand, *parameters) in (("a", a), ("b", b)):
         for i in parameters:
             shape = rules.tensor(types, i).shape
@@ -207,7 +209,7 @@ def _check_parameters(types: Types, a: tuple[int, ...], b: tuple[int, ...]) -> N
 
 
 def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> None:
-    """Check that a parameter broadcasts, or is a single element in any number of dims."""
+    """Check that a parameter broadcasts to ``full``, or has one element, of any rank."""
     if parameter is not None and any(dim != 1 for dim in parameter):
         rules.check_broadcasts(name, parameter, full)
 
@@ -215,7 +217,7 @@ def _check_parameter(name: str, parameter: Shape | None, full: Shape | None) -> 
 def _infer_product(
     a: tuple[int, ...], b: tuple[int, ...], dtype: np.dtype | None, like: int = -1
 ) -> Infer:
-    """A product of ``dtype``, or that of input ``like``; ``a`` and ``b`` as above."""
+    """The type of a product, of ``dtype`` or the dtype of input ``like``; ``a``, ``b`` as above."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         shape = matmul_shape(rules.tensor(types, a[0]).shape, rules.tensor(types, b[0]).shape)
@@ -232,13 +234,13 @@ def requantize(
     real: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """``total * factor``, computed in ``real``, as codes in ``out``."""
+    """Scale ``total`` by ``factor`` in the scratch ``real``, and store codes in ``out``."""
     np.multiply(total, factor, out=real, dtype=np.float32, casting="unsafe")
     quantization.store(real, quantization.zero_of(zero), out, True)
 
 
 def bound_codes(codes: np.ndarray, limits: Sequence[int] | None) -> None:
-    """Bound codes in place, to what an activation leaves of them."""
+    """Clamp codes in place to the range of an activation."""
     if limits is not None:
         low, high = limits
         np.clip(codes, low, high, out=codes)
@@ -304,7 +306,7 @@ def _infer_qgemm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     for i in (1, 2, 7, 8):
         parameter = rules.tensor(types, i).shape
         if parameter is not None and any(dim not in (1, None) for dim in parameter):
-            raise ShapeError(f"input {i} of QGemm must be a scalar, its shape is {parameter}")
+            raise ShapeError(f"input {i} of QGemm must be a scalar, but has shape {parameter}")
     _check_parameter("C", rules.tensor(types, 6).shape, shape)
     return (TensorType(rules.tensor(types, 8).dtype if rules.given(types, 8) else FLOAT32, shape),)
 
@@ -315,7 +317,7 @@ def qgemm(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Rout
     transposed = bool(node.attrs.get("transA")), bool(node.attrs.get("transB"))
     alpha = np.float32(node.attrs.get("alpha", 1.0))
     limits = node.attrs.get("code_limits")
-    # The bias is added to integers: the sum may be beyond what float32 holds.
+    # The bias is added in int32: float32 may not represent the sum exactly.
     product = _Product(node, inputs, (0, 2), (3, 5), transposed, rules.given(inputs, 6))
 
     def into(*arguments: RunValue) -> None:

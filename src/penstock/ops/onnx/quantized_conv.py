@@ -1,8 +1,8 @@
 """Convolutions of 8-bit integers: ConvInteger and QLinearConv.
 
-Exact for the same reason as matrix products are (see ``quantized``): in float32, cut along the
-input channels into pieces whose sums it holds exactly. Kernels so large that not even one channel
-would be exact are convolved in float64, which holds every integer up to 2**53.
+Exact for the same reason as matrix products (see ``quantized``): they are computed in float32,
+split along the input channels into pieces with exact sums. If a kernel is too large even for one
+channel, it is convolved in float64, which represents all integers up to 2**53.
 
 The zero point is subtracted first, so that padding by 0 is padding by the zero point.
 """
@@ -40,31 +40,31 @@ from penstock.ops.registry import MICROSOFT, operator
 
 
 def _per_filter(parameter: np.ndarray, rank: int) -> np.ndarray:
-    """A parameter of the weights, or of the result: one, or one for each filter."""
+    """Reshape a per-tensor or per-filter parameter to broadcast along ``rank`` dims."""
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter.reshape(-1, *(1,) * (rank - 1))
 
 
 def _shifted(w: np.ndarray, zero: np.ndarray | None, out: np.ndarray) -> np.ndarray:
-    """The weights less their zero points, of all or of each filter."""
+    """The weights minus their zero points, per tensor or per filter."""
     subtract_zero_point(w, None if zero is None else zero_of(_per_filter(zero, w.ndim)), out)
     return out
 
 
 class _Cut(NamedTuple):
-    """The parts that sums over channels are cut into: channels, and the type to compute in."""
+    """The split of sums over channels: channels per part, and the dtype to compute in."""
 
     dtype: np.dtype
     spans: list[slice]
     parts: list[np.ndarray] | None = None
-    """weights that are constant"""
+    """the parts of constant weights"""
 
 
 def _cut(
     dims: tuple[int, ...], x_reach: int, w_reach: int, weights: np.ndarray | None = None
 ) -> _Cut:
-    """The parts for filters of ``dims``, of which ``weights`` are known or not."""
+    """The split for filters of ``dims``; ``weights`` are their values if known."""
     positions = math.prod(dims[2:])
     if x_reach * w_reach * positions > EXACT:
         return _Cut(FLOAT64, [slice(None)])
@@ -77,7 +77,7 @@ def _cut(
 def _constant_filters(
     node: Node, w: tuple[int, int], x_reach: int, w_reach: int
 ) -> Shared[_Cut] | None:
-    """The filters less their zero points, if both are constant."""
+    """The filters minus their zero points, if both are constant."""
     _, weights = constant_or_left_out(node, w[0])
     zero_known, zero = constant_or_left_out(node, w[1])
     if weights is None or weights.ndim < 3 or not zero_known:
@@ -93,8 +93,8 @@ def _constant_filters(
 
 
 class _Convolution:
-    """The convolution of two inputs of a node, less their zero points, and its scratch memory in
-    ``layout``. ``x`` and ``w`` are the indices of a tensor and its zero point."""
+    """The convolution of two inputs of a node minus their zero points, with scratch memory in
+    ``layout``. ``x`` and ``w`` are the input indices of a tensor and its zero point."""
 
     def __init__(
         self, node: Node, inputs: Tensors, x: tuple[int, int], w: tuple[int, int], integer: bool
@@ -106,7 +106,7 @@ class _Convolution:
         x_dims = channels_first(tensor(inputs, x[0]).dims, self.last)
         w_dims = tensor(inputs, w[0]).dims
         x_reach, w_reach = reach(node, inputs, *x), reach(node, inputs, *w)
-        # Kept, because the cache holds it weakly.
+        # A strong reference, because the cache holds only a weak one.
         self._fixed = fixed = _constant_filters(node, w, x_reach, w_reach)
         cut = _cut(w_dims, x_reach, w_reach) if fixed is None else fixed.value
         self.dtype, self.spans, parts = cut
@@ -114,9 +114,9 @@ class _Convolution:
         self.left = layout.field(x_dims, self.dtype)
         self.right = layout.field(w_dims, FLOAT32) if parts is None else None
         self.values = layout.field(shape, self.dtype)
-        """free for the caller after the convolution"""
+        """scratch that the caller may use after the convolution"""
         several = len(self.spans) > 1
-        # The sum of several parts may be more than float32 holds exactly.
+        # float32 may not represent the sum of several parts exactly.
         self.total = layout.field(shape, INT32) if several or integer else None
         self.parts = parts
         self.routines: list[Routine] = []
@@ -130,7 +130,9 @@ class _Convolution:
         self.scratch = layout.field((room,), UINT8) if room else None
 
     def __call__(self, *arguments: RunValue) -> np.ndarray:
-        """The result with channels first: int32 in ``out``, if given, else int32 or float."""
+        """Convolve; the result has channels first, int32 in ``out`` if given, else int32 or
+        float.
+        """
         x, x_zero, w, w_zero, out, workspace = arguments
         left, values = self.left(workspace), self.values(workspace)
         x = np.moveaxis(x, -1, 1) if self.last else x
@@ -152,7 +154,7 @@ class _Convolution:
 
 
 def _channels(x: np.ndarray, group: int, span: slice) -> np.ndarray:
-    """Some channels of each group."""
+    """The channels ``span`` of each group."""
     if group == 1 or span == slice(None):
         return x[:, span]
     n, c, *spatial = x.shape
@@ -160,7 +162,7 @@ def _channels(x: np.ndarray, group: int, span: slice) -> np.ndarray:
 
 
 def channels_first(shape: Any, last: bool) -> Any:
-    """A shape whose channels come ``last``, or second as they should, with them second."""
+    """Move the channels of a shape to axis 1, if they are ``last``."""
     return (*shape[:1], *shape[-1:], *shape[1:-1]) if last and shape is not None else shape
 
 
@@ -172,7 +174,7 @@ def channels_back(shape: Any, last: bool) -> Any:
 def _check(
     types: Types, shape: Shape | None, scalars: Sequence[int], vectors: Sequence[int]
 ) -> None:
-    """Whether parameters are scalars, or have an entry for each filter."""
+    """Check that parameters are scalars, or have one entry per filter."""
     for i in (*scalars, *vectors):
         parameter = tensor(types, i).shape
         filters = (None if shape is None else shape[1],) if i in vectors else ()
@@ -211,7 +213,7 @@ def _infer_qlinear_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 @operator("QLinearConv", domain=MICROSOFT, infer=_infer_qlinear_conv, work=convolution_work(3))
 @by_shape(arity=(9, 1))
 def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routine:
-    # Added to float32 the bias must be exact there; if it is not, it is added to integers.
+    # A bias that float32 does not represent exactly is added in int32.
     bias_is_known, bias_const = constant_or_left_out(node, 8)
     exact = bias_const is not None and not (np.abs(bias_const) > EXACT).any()
     limits = node.attrs.get("code_limits")
@@ -238,7 +240,7 @@ def qlinear_conv(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
             by_filter = scales.mapped(lambda part: _per_filter(part, spatial))
             fixed_point.store_rescaled(total, by_filter, zero, target)
         else:
-            # Of scales of rank 0, NumPy's result is no array.
+            # For scales of rank 0, NumPy returns a scalar rather than an array.
             scale = x_scale.reshape(()) * w_scale / y_scale.reshape(())
             factor = _per_filter(np.asarray(scale, np.float32), spatial)
             requantize(total, factor, zero, real(workspace), target)

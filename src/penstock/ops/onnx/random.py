@@ -1,8 +1,7 @@
-"""Random numbers, and what is random only in training.
+"""Random number generators, and Dropout.
 
-A seed makes what a kernel draws reproducible from its first call on; further calls go on drawing.
-Without a seed every kernel draws numbers of its own. The numbers differ from those of other
-runtimes, except for Dropout's.
+With a seed, the sequence of numbers that a kernel draws over its calls is reproducible. Without
+one, each kernel seeds itself. The numbers differ from those of other runtimes, except in Dropout.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from penstock.ops.onnx.shape import view_kernel
 from penstock.ops.registry import ArrayFunction, operator
 
 _NATIVE = (FLOAT32, FLOAT64)
-"""The types that NumPy's generators draw directly, into a given array too."""
+"""The dtypes that NumPy's generators draw directly, also into a given array."""
 
 
 def _generator(attrs: Attrs) -> np.random.Generator:
     seed = attrs.get("seed")
     if seed is None or math.isnan(seed):
         return np.random.default_rng()
-    # Seeds are floats: the bits of two different ones differ.
+    # Seeds are floats, so that their bits are used as the integer seed.
     return np.random.default_rng(int(np.float32(seed).view(np.uint32)))
 
 
@@ -42,14 +41,14 @@ def _infer_random(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _given_shape(attrs: Attrs) -> tuple[int, ...]:
     shape = tuple(attrs["shape"])
     if any(d < 0 for d in shape):
-        raise ShapeError(f"{list(shape)} is no shape")
+        raise ShapeError(f"attribute shape {list(shape)} must not have negative dims")
     return shape
 
 
 def _draw(method: ArrayFunction, scale: float, offset: float, out: np.ndarray) -> np.ndarray:
     """Fill ``out`` with ``scale * draws + offset``."""
     native = out.dtype in _NATIVE
-    # NumPy's generators write into contiguous arrays alone.
+    # NumPy's generators only write into contiguous arrays.
     direct = native and out.flags.c_contiguous
     dtype = out.dtype if native else FLOAT32
     draws = method(out.shape, dtype, out if direct else None)
@@ -116,19 +115,19 @@ def multinomial(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim != 2 or not x.shape[1]:
-            raise ShapeError(f"the input must be [batch, classes], not of shape {list(x.shape)}")
+            raise ShapeError(f"the input must have shape [batch, classes], not {list(x.shape)}")
         rows, classes = x.shape
         logits = x.astype(np.float64)
-        # Only differences count, and exp of large logits would overflow.
+        # Subtracting the maximum keeps exp from overflowing.
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         upper = weights.cumsum(axis=1)
         upper /= upper[:, -1:]
-        # Row i covers [i, i + 1), so that one search finds the classes of all rows.
+        # The distribution of row i is mapped to [i, i + 1), so that one search serves all rows.
         row = np.arange(rows)[:, None]
         draws = generator.random((rows, size)) + row
         places = np.searchsorted((upper + row).reshape(-1), draws.reshape(-1), side="right")
         picked = places.reshape(rows, size) - row * classes
-        # A draw just below 1 may round up to the next row.
+        # A draw just below 1 may round up into the next row.
         return picked.clip(0, classes - 1).astype(dtype)
 
     return returning(run)
@@ -150,7 +149,7 @@ def dropout(node: Node, types: Types) -> Kernel:
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)
     seed = node.attrs.get("seed")
-    # ONNX's reference implementation draws with it; its seeds have 32 bits.
+    # The generator of ONNX's reference implementation, whose seeds have 32 bits.
     state = np.random.RandomState(None if seed is None else seed % 2**32)
 
     def drop(x: np.ndarray, *arguments: RunValue) -> None:
@@ -163,9 +162,9 @@ def dropout(node: Node, types: Types) -> Kernel:
                 mask[...] = True
             return
         if not 0 <= dropped < 1:
-            raise ShapeError(f"ratio {dropped} is not in [0, 1)")
+            raise ShapeError(f"ratio {dropped} must be in [0, 1)")
         kept = state.uniform(0, 1.0, x.shape) >= dropped
-        # In the order of the reference implementation, so that the rounding is the same.
+        # In the order of the reference implementation, for the same rounding.
         product = x * kept
         out[...] = product * x.dtype.type(1 / (1 - dropped))
         if mask is not None:

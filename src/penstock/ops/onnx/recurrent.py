@@ -1,11 +1,11 @@
 """Recurrent networks: RNN, GRU and LSTM.
 
-The three differ in the step of their cell; how a layer runs is the same for all. For each direction
-``X @ W^T + bias`` is one product for all steps, then each step adds ``H @ R^T`` and lets the gates
-act. A step writes ``H`` straight into ``Y`` where it can, and nothing is allocated on the way.
+The three share everything but the step of their cell. For each direction, ``X @ W^T + bias`` is one
+product for all steps; then each step adds ``H @ R^T`` and applies the gates. A step writes ``H``
+directly into ``Y`` where possible, and allocates nothing.
 
-A sigmoid is computed as ``(1 + tanh(x / 2)) / 2``; the inner half goes into the weights, so that
-the gates of an LSTM need a single ``tanh`` together.
+Sigmoid is computed as ``(1 + tanh(x / 2)) / 2``; the factor 1/2 of the argument is folded into the
+weights, so that one ``tanh`` computes all gates of an LSTM.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from penstock.ops.common.specialize import Routine, Scratch, Tensors, specialize
 from penstock.ops.onnx.activation import ACTIVATIONS, applied
 from penstock.ops.registry import operator
 
-# Scalars as arrays: what ufuncs take in the least time.
+# Scalars as 0-d arrays, which ufuncs convert fastest.
 _HALF = {dtype: np.array(0.5, dtype) for dtype in (FLOAT32, FLOAT64)}
 
 Activation: TypeAlias = Callable[[np.ndarray, np.ndarray], Any]
-"""``f(x, out)`` with ``out`` a new place or ``x`` itself, as a ufunc has it."""
+"""``f(x, out)``, where ``out`` may be ``x``, as for ufuncs"""
 
 Step: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
-"""``step(x, h, out)``: the next ``H`` from the previous and from this step's ``X @ W^T + bias``."""
+"""``step(x, h, out)`` computes the next ``H`` from the previous ``h`` and this step's
+``x = X @ W^T + bias``"""
 
 
 def _activations(names: Sequence[str], attrs: Attrs) -> list[Activation]:
-    """The named functions, each with the next alpha and beta of the lists if it has such."""
+    """The named functions; each that has parameters takes the next alpha and beta of the lists."""
     values = {key: iter(attrs.get(f"activation_{key}") or ()) for key in ("alpha", "beta")}
     activations: list[Activation] = []
     for name in names:
         if name.lower() not in ACTIVATIONS:
-            raise ShapeError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+            raise ShapeError(f"unknown activation {name!r}; supported are {', '.join(ACTIVATIONS)}")
         make, scratch, defaults = ACTIVATIONS[name.lower()]
         parameters = {key: next(values[key], value) for key, value in defaults.items()}
         activations.append(applied(make, scratch, parameters))
@@ -70,7 +71,7 @@ class Layer(NamedTuple):
     gates: int
     reverse: tuple[bool, ...]  # by direction
     activations: tuple[tuple[Activation, ...], ...]  # by direction
-    plain: bool  # sigmoid and tanh where the equations have them, and nothing else
+    plain: bool  # whether the activations are the default ones
     batch_first: bool
     hidden: int | None
     clip: float | None
@@ -79,12 +80,12 @@ class Layer(NamedTuple):
 
     @property
     def halved(self) -> int:
-        """The number of gates, from the first, that get half their argument from the weights."""
+        """The number of leading gates whose weights are halved for the sigmoid."""
         return self.gates - 1 if self.plain else 0
 
 
 class Cell(NamedTuple):
-    """The number of gates, and the activations of one direction if the node names none."""
+    """The number of gates, and the default activations of one direction."""
 
     gates: int
     activations: tuple[str, ...]
@@ -104,8 +105,13 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)
     if len(names) < len(usual):
-        raise ShapeError(f"{len(names)} activations are given where {len(usual)} are needed")
-    names = names[: len(usual)]  # the default of RNN has one for each of two directions
+        raise ShapeError(
+            f"activations has {len(names)} entries, but {cell} with {directions} directions "
+            f"needs {len(usual)}"
+        )
+    names = names[
+        : len(usual)
+    ]  # the schema's default for RNN has two entries even for one direction
     functions, n = _activations(names, attrs), len(default)
     clip, input_forget = attrs.get("clip") or None, bool(attrs.get("input_forget", 0))
     plain = [name.lower() for name in names] == [name.lower() for name in usual]
@@ -124,8 +130,7 @@ def parse_layer(cell: str, attrs: Attrs, peepholes: bool = False) -> Layer:
 
 
 def steps_and_rows(node: Node) -> tuple[int, int]:
-    """The steps of a layer, and the samples that it takes together, at least one; one each if they
-    are unknown."""
+    """The number of steps of a layer and its batch size, at least 1; both 1 if unknown."""
     x = node.inputs[0]
     if x is None or not isinstance(x.type, TensorType) or not x.type.static:
         return 1, 1
@@ -171,37 +176,37 @@ def _infer_recurrent(cell: str) -> Infer:
 
 
 class CellWeights(NamedTuple):
-    """The weights of one direction. ``w`` and ``r`` are arrays, or other things with a method
-    ``gatewise(out, batch)`` that does what ``gatewise`` does for arrays. ``around``, if not None,
-    is given the step and gates that it has, and gives the step to run in its place."""
+    """The weights of one direction. ``w`` and ``r`` are arrays, or objects with a method
+    ``gatewise(out, batch)`` equivalent to the function ``gatewise``. ``around``, if not None, takes
+    the step and its gates, and returns the step to run instead."""
 
     w: Any  # [input, gates * hidden]
     r: Any  # [hidden, gates * hidden]
-    bias: np.ndarray | None  # [gates * hidden], of both products
-    r_bias: np.ndarray | None  # [hidden]: what a reset gate acts on, with linear_before_reset
+    bias: np.ndarray | None  # [gates * hidden], sum of the biases of W and R
+    r_bias: np.ndarray | None  # [hidden]: bias that the reset gate scales, with linear_before_reset
     peepholes: np.ndarray | None  # [3 * hidden]
     around: Callable[[Step, np.ndarray], Step] | None = None
 
 
 def cell_weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeights]:
-    """The weights of each direction; ``single`` if each step will multiply a vector with them."""
+    """The weights of each direction; ``single`` if the batch is 1."""
     ws, rs, bs, ps = (repeat(None) if inputs[i] is None else inputs[i] for i in (1, 2, 3, 7))
     directions = []
     for w, r, b, p in zip(ws, rs, bs, ps, strict=False):
         n, hidden = r.shape
         bias = r_bias = None
         if b is not None:
-            # Copied, as additions and scalings below must not change the array of the model.
+            # A copy, as the operations below must not modify the model's array.
             bias = b[:n].copy()
-            # The bias of the state's product for the new gate is multiplied by the reset gate; all
-            # others only add up.
+            # Only the recurrent bias of the new gate is scaled by the reset gate; the other biases
+            # are summed.
             if layer.linear_before_reset and layer.cell == "GRU":
                 bias[: n - hidden] += b[n : 2 * n - hidden]
                 r_bias = b[2 * n - hidden :]
             else:
                 bias += b[n:]
         if layer.halved:
-            # sigmoid(x) is (1 + tanh(x / 2)) / 2: of half the arguments, one tanh does all gates.
+            # sigmoid(x) = (1 + tanh(x / 2)) / 2: with halved weights, one tanh computes all gates.
             scale = np.ones((n, 1), r.dtype)
             scale[: layer.halved * hidden] = 0.5
             w, r = w * scale, r * scale
@@ -215,10 +220,10 @@ def cell_weights(layer: Layer, inputs: RunValues, single: bool) -> list[CellWeig
 
 
 def gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
-    """Function, matrix and target that multiply rows with ``matrix`` into ``out``.
+    """Return function, matrix and output view that multiply rows by ``matrix`` into ``out``.
 
-    ``out`` is [gates, rows, hidden], so that what acts on one gate reads contiguous memory. For a
-    batch of one it is the memory of [rows, gates * hidden], which a single product writes.
+    ``out`` is [gates, rows, hidden], so that each gate is contiguous. For a batch of 1, its memory
+    is also [rows, gates * hidden], which a single product writes.
     """
     if not isinstance(matrix, np.ndarray):
         own: tuple[Any, ...] = matrix.gatewise(out, batch)
@@ -230,11 +235,11 @@ def gatewise(matrix: Any, out: np.ndarray, batch: int) -> tuple[Any, ...]:
     return split or np.matmul, matrix.reshape(len(matrix), gates, hidden).transpose(1, 0, 2), out
 
 
-# Cells: steps act on gates of [gates, batch, hidden]
+# Cells: steps use gates of shape [gates, batch, hidden]
 
 
 class _State(NamedTuple):
-    """The cell state of an LSTM: read from ``now``, written to ``next``, often one array."""
+    """The cell state of an LSTM: read from ``now``, written to ``next``, often the same array."""
 
     now: np.ndarray
     next: np.ndarray
@@ -257,7 +262,7 @@ def _rnn(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _
 
 
 def _half_sigmoid(dtype: np.dtype) -> Activation:
-    """The sigmoid of twice its argument."""
+    """Sigmoid of twice the argument."""
     half = _HALF[dtype]
 
     def function(x: np.ndarray, out: np.ndarray) -> None:
@@ -276,7 +281,7 @@ def _gru(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: _
     clip, linear, r_bias = layer.clip, layer.linear_before_reset, weights.r_bias
     zr, new = gates[:2], gates[2]
     z, reset = zr
-    # One product for all gates if the reset comes after it, else two.
+    # One product for all gates with linear_before_reset, else two.
     columns = (3 if linear else 2) * hidden
     first = gates if linear else zr
     multiply, r, product = gatewise(weights.r[:, :columns], first, gates.shape[1])
@@ -332,7 +337,7 @@ def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: 
     clip, input_forget = layer.clip, layer.input_forget
     act_f, act_g, act_h = layer.activations[d]
     p = weights.peepholes
-    # ONNX has peepholes in the order i, o, f.
+    # The peepholes are in the order i, o, f.
     p_i, p_o, p_f = (None,) * 3 if p is None else np.split(p, 3)
 
     def gate(x: np.ndarray, peephole: np.ndarray | None, cell: np.ndarray, act: Activation) -> None:
@@ -354,7 +359,7 @@ def _lstm(layer: Layer, d: int, weights: CellWeights, gates: np.ndarray, state: 
         np.multiply(f, c, c_next)
         np.multiply(i, new, new)
         np.add(c_next, new, c_next)
-        # ONNX lets the output gate look at the next cell, the others at the cell before.
+        # The output gate's peephole reads the new cell state, the others read the previous one.
         gate(o, p_o, c_next, act_f)
         act_h(c_next, new)
         np.multiply(o, new, out)
@@ -369,14 +374,15 @@ _STEPS = {"RNN": _rnn, "GRU": _gru, "LSTM": _lstm}
 
 
 _Entries: TypeAlias = Iterable[tuple[np.ndarray, Any, Any]]
-"""For each step the product of its input, the output, and flags of the samples that still run; the
-latter two are None if there are none."""
+"""for each step: the product of its input, its output (or None), and a mask of the samples that
+have not ended (or None)"""
 
 
 def _buffered(
     step: Step, h: np.ndarray, spare: np.ndarray, state: _State, entries: _Entries
 ) -> np.ndarray:
-    """All steps with ``H`` in ``h`` and ``spare``; a sequence that has ended keeps its state."""
+    """Run all steps, alternating ``H`` between ``h`` and ``spare``; sequences that have ended keep
+    their state."""
     for x, y, live in entries:
         checkpoint()
         step(x, h, spare)
@@ -388,14 +394,14 @@ def _buffered(
         np.copyto(h, spare, where=live)
         np.copyto(state.now, state.next, where=live)
         if y is not None:
-            # ONNX has zeros behind the end of a sequence.
+            # Outputs after the end of a sequence are 0.
             y[...] = 0
             np.copyto(y, spare, where=live)
     return h
 
 
 Weigh: TypeAlias = Callable[[RunValues, bool], Sequence[CellWeights]]
-"""``weigh(inputs, single)``: the weights of each direction; ``single``: the batch is 1."""
+"""``weigh(inputs, single)`` returns the weights of each direction; ``single``: the batch is 1"""
 
 
 def layer_routine(
@@ -429,14 +435,14 @@ class _LayerRun:
         self.gates = layout.field((gates, batch, hidden), dtype)
         self.h, self.spare = layout.field(state, dtype), layout.field(state, dtype)
         self.c = layout.field(state, dtype)
-        # The sequences that have ended are masked, also where there is no cell state.
+        # Ended sequences are masked in H, and in the cell state if there is one.
         self.c_next = layout.field(state if self.lstm else (batch, 0), dtype)
 
     def __call__(self, *arguments: RunValue) -> None:
         batch, (*values, y, y_h, y_c, workspace) = self.batch, arguments
         x, _, _, _, lengths, h0, c0, _ = values[:8]
         product = self.product(workspace)
-        # All with time first: views.
+        # Views with the time axis first.
         xs = product.reshape(self.time_first).transpose(self.order)
         if self.layer.batch_first:
             y = None if y is None else y.transpose(1, 2, 0, 3)
@@ -444,8 +450,10 @@ class _LayerRun:
         live, steps = None, len(xs)
         if self.ends:
             if lengths.size and (lengths.min() < 0 or lengths.max() > steps):
-                raise ShapeError(f"sequence_lens must lie in 0 to {steps}, the steps in X")
-            # The sequences that still run at each step: [steps, batch, 1].
+                raise ShapeError(
+                    f"sequence_lens must be between 0 and {steps}, the number of steps in X"
+                )
+            # A mask of the sequences that have not ended at each step: [steps, batch, 1].
             live = np.arange(steps)[:, None, None] < lengths[:, None]
         x = x.reshape(self.rows, self.width)
         for d, weights in enumerate(self.weigh(values, batch == 1)):
@@ -458,7 +466,7 @@ class _LayerRun:
             if self.lstm:
                 c = self.c(workspace) if y_c is None else y_c[d]
                 np.copyto(c, 0 if c0 is None else c0[d])
-            # A sequence that has ended keeps its cell, so that the next one may not overwrite it.
+            # Ended sequences keep their cell state, so that it needs a second buffer.
             cell = _State(c, c_next if self.ends else c)
             gates = self.gates(workspace)
             step = _STEPS[self.layer.cell](self.layer, d, weights, gates, cell)
@@ -480,7 +488,7 @@ class _LayerRun:
         workspace: np.ndarray,
     ) -> np.ndarray:
         """Run all steps of a direction from ``h0`` on; return the last hidden state."""
-        # Steps only read the state before them, so that the first may be the caller's array.
+        # Steps do not modify the previous state: the first may be the caller's array.
         if self.direct and h0 is not None:
             h = h0
         else:
@@ -503,7 +511,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     @cache
     def prepared(single: bool) -> Shared[list[CellWeights]]:
         def make() -> list[CellWeights]:
-            # Inputs of 16 bits are widened for each run, but constants need that only once.
+            # 16-bit inputs are widened in each run, constants only once.
             wide = [c.astype(FLOAT32) if c is not None and is_half(c.dtype) else c for c in consts]
             return cell_weights(layer, wide, single)
 

@@ -1,8 +1,8 @@
-"""Reductions along axes, and running sums and products.
+"""Reductions along axes, and cumulative sums and products.
 
-Sums of 16-bit floats are taken in float32. Sums of contiguous float32 and float64 tensors over axes
-that lie together are products with a vector of ones: BLAS is several times faster than NumPy there,
-and as accurate.
+Sums of 16-bit floats accumulate in float32. Sums of contiguous float32 and float64 tensors over
+adjacent axes are products with a vector of ones: BLAS is several times faster than NumPy there, and
+as accurate.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from penstock.ops.registry import ArrayFunction, operator
 class _Form(NamedTuple):
     """The reduction of a shape along axes."""
 
-    axes: tuple[int, ...]  # counted from the front
-    kept: tuple[int, ...]  # the result's shape with dims of 1 for the axes
+    axes: tuple[int, ...]  # not negative
+    kept: tuple[int, ...]  # the result's shape with keepdims
     final: tuple[int, ...]  # the result's shape as the node declares it
-    terms: int  # elements of one of the result
+    terms: int  # elements reduced to one
     group: tuple[int, int, int] | None = None
-    """the shape with the axes merged into the middle one, if they are adjacent, of floats"""
+    """the shape (outer, reduced, inner), if the reduction axes are adjacent and the dtype is
+    float
+    """
     ones: np.ndarray | None = None
-    """a vector to sum the group with, unless that is long"""
+    """the vector of ones to sum ``group`` with, unless the reduction is long"""
 
 
-LONG = 65536  # elements from which on the pairwise sums of NumPy are clearly more accurate
+LONG = 65536  # reduced elements from which on NumPy's pairwise summation is clearly more accurate
 
 
 def reduction_form(
     shape: tuple[int, ...], dtype: np.dtype, axes: Sequence[int] | None, keepdims: bool
 ) -> _Form:
-    """``axes`` are all of them if ``None``. A tensor of rank 0 counts as one of rank 1."""
+    """The form of a reduction over ``axes``; None: all axes. A scalar is treated as rank 1."""
     rank = len(shape)
     taken = tuple(range(rank)) if axes is None else tuple(sorted(rules.normalize_axes(axes, rank)))
     kept = tuple(1 if i in taken else dim for i, dim in enumerate(shape))
@@ -53,7 +55,7 @@ def reduction_form(
     count = math.prod(shape[i] for i in taken)
     if not rank:
         return _Form((0,), (1,), (), 1)
-    # BLAS has no integers, and NumPy no product of small floats by it.
+    # NumPy uses BLAS only for float32 and float64.
     if dtype.kind != "f" or not taken or taken[-1] - taken[0] != len(taken) - 1 or not count:
         return _Form(taken, kept, final, count)
     group = math.prod(shape[: taken[0]]), count, math.prod(shape[taken[-1] + 1 :])
@@ -62,7 +64,7 @@ def reduction_form(
 
 
 Reduce: TypeAlias = Callable[[np.ndarray, _Form, np.ndarray | None], Any]
-"""``reduce(x, form, out)`` gives an array of shape ``form.kept``, ``out`` if that is one."""
+"""``reduce(x, form, out)`` returns an array of shape ``form.kept``, which is ``out`` if given"""
 
 # Called as (x, axes, dtype, out, keepdims, initial).
 _add: Callable[..., RunValue] = np.add.reduce
@@ -72,12 +74,12 @@ _minimum: Callable[..., RunValue] = np.minimum.reduce
 
 
 def _total(x: np.ndarray, form: _Form, out: np.ndarray | None = None) -> np.ndarray:
-    """The sum, in the dtype of ``x``."""
+    """The sum in the dtype of ``x``."""
     if form.group is not None and form.ones is not None and x.flags.c_contiguous:
         before, count, after = form.group
         if after == 1 and before >= row_reduce.MANY:
             return _into(np.matmul(x.reshape(before, count), form.ones).reshape(form.kept), out)
-        # Below that, the call of BLAS costs more than NumPy's loop.
+        # For fewer elements, the BLAS call costs more than NumPy's loop.
         if after > 1 and count * after >= 1024:
             sums = np.matmul(form.ones, x.reshape(before, count, after))
             return _into(sums.reshape(form.kept), out)
@@ -97,8 +99,8 @@ def _mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
 
 
 def _integer_mean(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
-    """Towards zero, as division of integers is; 0 of nothing."""
-    # The sum of many small integers overflows their type, though their mean does not.
+    """The mean of integers, rounded towards zero as integer division; 0 for no elements."""
+    # The sum may overflow the dtype though the mean does not.
     dtype = np.dtype(np.uint64 if x.dtype.kind == "u" else np.int64)
     sums = _add(x, form.axes, dtype, None, True)
     count = np.array(form.terms, dtype)
@@ -136,7 +138,7 @@ def _square_sum(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarra
 
 
 def _then(reduce: Reduce, ufunc: ArrayFunction) -> Reduce:
-    """``ufunc`` of a reduction."""
+    """Apply ``ufunc`` to the result of a reduction."""
 
     def function(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
         result = reduce(x, form, out)
@@ -146,9 +148,9 @@ def _then(reduce: Reduce, ufunc: ArrayFunction) -> Reduce:
 
 
 def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarray:
-    """Relative to the maximum, so that nothing overflows."""
+    """log(sum(exp(x))), computed relative to the maximum to avoid overflow."""
     peak = _highest(x, form, None)
-    # Infinities less themselves would be NaN; relative to 0 they come out as they should.
+    # inf - inf would be NaN: infinite maxima are replaced by 0.
     np.copyto(peak, 0, where=np.logical_not(np.isfinite(peak)))
     terms = np.subtract(x, peak)
     result = _total(np.exp(terms, terms), form, out)
@@ -157,10 +159,10 @@ def _log_sum_exp(x: np.ndarray, form: _Form, out: np.ndarray | None) -> np.ndarr
 
 
 class _Reduction(NamedTuple):
-    """A reduction on floats of 32 and 64 bits, and its forms for other dtypes.
+    """A reduction of float32 and float64, with variants for other dtypes.
 
-    Without a form for integers, they are converted to float64 and back. ``native`` reductions take
-    any dtype as it is. ``combine`` computes the one known element of an integer result from those
+    Without a variant for integers, these are converted to float64 and back. ``native`` reductions
+    accept any dtype. ``combine`` computes an integer result of one element from the known elements
     of the input.
     """
 
@@ -199,7 +201,7 @@ _REDUCTIONS = {
 
 
 def _known_axes(axes: Sequence[int], attrs: Attrs) -> tuple[int, ...] | None:
-    """Axes as ``reduction_form`` takes them: an empty list may stand for all."""
+    """The axes for ``reduction_form``: None for all axes, as an empty list may mean."""
     return tuple(axes) if len(axes) or attrs.get("noop_with_empty_axes") else None
 
 
@@ -209,7 +211,7 @@ def _compile(node: Node, types: Types) -> Kernel:
     count = len(node.inputs)
     spelled = rules.known_ints(node, (), 1) if rules.given(node.inputs, 1) else ()
     fixed = None if spelled is None else _known_axes(spelled, node.attrs)
-    # Most runs repeat the shapes of those before; each form has a vector of ones to be filled.
+    # Runs mostly repeat shapes, and each form has a vector of ones.
     forms = lru_cache(maxsize=16)(reduction_form)
 
     def run(*arguments: np.ndarray) -> np.ndarray:
@@ -232,7 +234,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
     into: ArrayFunction = run
     type_ = rules.tensor(types, 0)
-    # With keepdims the output has the shape in which reductions write.
+    # With keepdims, reductions can write to the output directly.
     if spelled is not None and type_.static and type_.rank and keepdims:
         assert type_.dtype is not None
         reduce, dtype = reduction.on(type_.dtype)
@@ -256,7 +258,7 @@ def reduced_type(type_: TensorType, axes: Sequence[int] | None, keepdims: bool) 
 
 
 def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
-    """The type of a reduction over axes of which at most the number is known."""
+    """The type of a reduction over unknown axes, whose number may be known."""
     if type_.shape is None:
         return TensorType(type_.dtype)
     if attrs.get("keepdims", 1):
@@ -265,7 +267,9 @@ def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     if not isinstance(count, int) or count == 0:
         return TensorType(type_.dtype)
     if count > len(type_.shape):
-        raise ShapeError(f"{count} axes are too many for rank {len(type_.shape)}")
+        raise ShapeError(
+            f"axes has {count} entries, more than the rank of the input, {len(type_.shape)}"
+        )
     return TensorType(type_.dtype, (None,) * (len(type_.shape) - count))
 
 
@@ -302,7 +306,7 @@ def _infer_cumulative(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 def _axis(values: Sequence[Dim], rank: int) -> int:
     if len(values) != 1:
-        raise ShapeError(f"axis must be one number, not {list(values)}")
+        raise ShapeError(f"axis must have exactly one element, not {list(values)}")
     axis = values[0]
     return rules.normalize_axis(axis, rank) if isinstance(axis, int) else 0
 
@@ -322,8 +326,7 @@ def cumulative(node: Node, types: Types) -> Kernel:
         if exclusive:
             target[:1] = function.identity
             source, target = source[:-1], target[1:]
-        # A running sum in 16 bits stops to grow where its terms are less than half of its last
-        # digit.
+        # A 16-bit running sum stops growing once its terms are below half a unit in the last place.
         if is_small(x.dtype):
             np.copyto(target, function.accumulate(source, 0, FLOAT32), casting="unsafe")
         else:

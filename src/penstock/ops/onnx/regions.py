@@ -20,11 +20,11 @@ from penstock.ops.onnx.convolution import BLOCK_BYTES, MIN_BLOCK, conv_shape, ke
 from penstock.ops.registry import operator
 
 MAX_SAMPLES = 2**20
-"""samples of one region along one axis; a region with more is refused"""
+"""the maximum number of samples of one region along one axis"""
 
 
 def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
-    """The feature map, and the number of regions, each a row of ``columns`` numbers."""
+    """The type of the feature map, and the number of regions; rois have ``columns`` columns."""
     x, rois = rules.tensor(types, 0), rules.tensor(types, 1)
     rules.check_shape("X", x.shape, (None,) * 4)
     rules.check_shape("rois", rois.shape, (None, columns))
@@ -33,12 +33,12 @@ def _regions(types: Types, columns: int) -> tuple[TensorType, Dim]:
 
 def _check_finite(regions: np.ndarray) -> None:
     if not np.isfinite(regions).all():
-        raise ShapeError("regions must be finite")
+        raise ShapeError("rois must be finite")
 
 
 def _check_batch(indices: np.ndarray, batch: int) -> list[int]:
     if indices.size and not (indices.min() >= 0 and indices.max() < batch):
-        raise ShapeError(f"the image of a region is out of range for a batch of {batch}")
+        raise ShapeError(f"the batch indices of rois must be in [0, {batch})")
     return [int(i) for i in indices]
 
 
@@ -50,44 +50,46 @@ def _infer_roi_align(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         count = batch[0]
     size = attrs.get("output_height", 1), attrs.get("output_width", 1)
     if min(size) < 1:
-        raise ShapeError(f"output size {size} must be positive")
+        raise ShapeError(f"output_height and output_width {size} must be positive")
     rules.choice(attrs, "mode", "avg", ("avg", "max"))
     channels = None if x.shape is None else x.shape[1]
     return (TensorType(rules.same_dtype(types, (0, 1)), (count, channels, *size)),)
 
 
 class _Samples:
-    """The samples of the bins (rows) of one region along an axis: ``neighbours`` with weights."""
+    """The samples of one region along an axis: ``neighbours`` and weights, one row per bin."""
 
     def __init__(
         self, start: np.floating, extent: np.floating, bins: int, ratio: int, size: int
     ) -> None:
         step = extent / bins
-        # With a ratio of 0, ONNX takes about as many samples of a bin as it has pixels.
+        # sampling_ratio 0 means ceil(bin size) samples per bin.
         grid = ratio if ratio > 0 else max(int(np.ceil(step)), 0)
         if grid * bins > MAX_SAMPLES:
-            raise ShapeError(f"a region of extent {extent} has too many samples")
-        # In the dtype of the regions: the number of samples jumps where rounding differs.
+            raise ShapeError(
+                f"a region of extent {extent} needs more than {MAX_SAMPLES} samples: check rois "
+                "and sampling_ratio"
+            )
+        # In the dtype of rois: another rounding could change the number of samples.
         bin_ = np.arange(bins).astype(step.dtype)[:, None]
         inner = np.arange(grid).astype(step.dtype) + step.dtype.type(0.5)
         at = start + bin_ * step + inner * step / max(grid, 1)
-        # A sample that is further outside than one pixel counts as 0; a nearer one takes the
-        # border.
+        # Samples more than one pixel outside are 0; nearer ones are clamped to the border.
         inside = (at >= -1) & (at <= size)
         at = np.maximum(at, 0)
         low = np.minimum(at, size - 1).astype(np.int64)
-        # From the last element on there is no other neighbour: all weight is on the first.
+        # At the last element, the first neighbour has all the weight.
         fraction = np.where(low >= size - 1, 0, at - low)
         self.samples = low.shape
         high = np.minimum(low + 1, size - 1)
         self.neighbours = ((low, (1 - fraction) * inside), (high, fraction * inside))
 
     def matrix(self, size: int, dtype: np.dtype) -> np.ndarray:
-        """Sums over the samples of each bin as a matrix (bins, elements)."""
+        """The sum over the samples of each bin, as a matrix [bins, elements]."""
         dense = np.zeros((self.samples[0], size), np.float64)
         rows = np.arange(len(dense))[:, None]
         for elements, weights in self.neighbours:
-            # Samples of a bin may share a pixel, of which ``+=`` would add one alone.
+            # Samples of a bin may share a pixel, which ``+=`` would add only once.
             np.add.at(dense, (rows, elements), weights)
         return dense.astype(dtype)
 
@@ -109,14 +111,16 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
         x1, y1, x2, y2 = corners
         tables = []
         for start, end, count, size in ((y1, y2, bins[0], sizes[0]), (x1, x2, bins[1], sizes[1])):
-            # Without the half pixel, ONNX takes regions for at least one pixel high and wide.
+            # In mode output_half_pixel, regions are at least one pixel high and wide.
             extent = end - start if shifted else np.maximum(end - start, one)
             tables.append(_Samples(start, extent, count, ratio, size))
         return tables
 
     (n, channels, *sizes), dtype = static_type(inputs, 0)
     if 0 in sizes:
-        raise ShapeError(f"no pixels in shape {(n, channels, *sizes)}")
+        raise ShapeError(
+            f"the spatial dims of X must not be 0, but its shape is {(n, channels, *sizes)}"
+        )
 
     def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
         images = _check_batch(batch, n)
@@ -126,10 +130,10 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
             if highest:
                 np.copyto(result, _highest(x[image], rows, columns), casting="unsafe")
                 continue
-            # A bin without samples is 0, and not 0 / 0.
+            # A bin without samples yields 0 rather than 0 / 0.
             count = max(rows.samples[1] * columns.samples[1], 1)
-            # Weights are products of those along either axis, and so are their sums: two products
-            # of matrices take the place of a sum over the samples of each bin.
+            # Bilinear weights are separable, so that two matrix products replace the sum over the
+            # samples of each bin.
             across = np.matmul(x[image], columns.matrix(sizes[1], dtype).T)
             np.matmul(rows.matrix(sizes[0], dtype) / dtype.type(count), across, result)
 
@@ -137,7 +141,9 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
 
 
 def _highest(image: np.ndarray, rows: _Samples, columns: _Samples) -> Any:
-    """The greatest weighted neighbour of any sample of each bin; weights are not summed up."""
+    """The maximum over all weighted neighbours of the samples of each bin, as ONNX defines mode
+    max.
+    """
     if 0 in rows.samples + columns.samples:
         return 0
     bins, samples = rows.samples
@@ -160,7 +166,7 @@ def _infer_max_roi_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
 
 
 def _bins(start: float, end: float, count: int, size: int) -> list[tuple[int, int]]:
-    """The elements in each of ``count`` bins from pixel ``start`` to ``end``, both included."""
+    """The slices of ``count`` bins from pixel ``start`` to ``end`` inclusive."""
     extent = np.float32(max(end - start + 1, 1)) / np.float32(count)
     edges = np.arange(count + 1, dtype=np.float32) * extent
     lows = np.clip(np.floor(edges[:-1]) + start, 0, size)
@@ -182,7 +188,7 @@ def max_roi_pool(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) 
         images = _check_batch(rois[:, 0], n)
         # Halves are rounded away from zero.
         corners = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).tolist()
-        out.fill(0)  # what a bin without pixels gives
+        out.fill(0)  # the value of an empty bin
         for image, (x1, y1, x2, y2), result in zip(images, corners, out, strict=True):
             checkpoint()
             columns = _bins(x1, x2, bins[1], width)
@@ -208,7 +214,7 @@ def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
         return (TensorType(dtype, offset.shape and (offset.shape[0], None, *offset.shape[2:])),)
     rules.check_shape("bias", rules.tensor(types, 3).shape, (shape[1],))
     if x.shape is not None and isinstance(x.shape[1], int) and x.shape[1] % groups:
-        raise ShapeError(f"{x.shape[1]} channels do not divide into {groups} offset groups")
+        raise ShapeError(f"the {x.shape[1]} channels must be divisible by offset_group={groups}")
     kernel = kernel_dims(attrs, w.shape, len(shape) - 2)
     for name, type_, per_tap in (("offset", offset, len(shape) - 2), ("mask", mask, 1)):
         rows = rules.dim_product((groups, per_tap, *kernel))
@@ -217,7 +223,9 @@ def _infer_deform_conv(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 def _window_positions(axes: Sequence[Window], dtype: np.dtype) -> np.ndarray:
-    """The positions of each window's elements before offsets: (axes, kernel elements, windows)."""
+    """Positions of the window elements before offsets are added: [axes, kernel elements,
+    windows].
+    """
     rank, kernel = len(axes), [axis.kernel for axis in axes]
     counts = [axis.count for axis in axes]
     positions = np.empty((rank, *kernel, *counts), dtype)
@@ -233,7 +241,7 @@ def _window_positions(axes: Sequence[Window], dtype: np.dtype) -> np.ndarray:
 def _interpolate(
     image: np.ndarray, at: np.ndarray, sizes: Sequence[int], pitch: Sequence[int]
 ) -> np.ndarray:
-    """Linear interpolation of an image (channels, elements) at positions (axes, ...); 0 outside."""
+    """Interpolate an image [channels, elements] linearly at positions [axes, ...]; 0 outside."""
     low = np.floor(at)
     fraction = at - low
     total: Any = 0
@@ -244,7 +252,7 @@ def _interpolate(
             place = low[i] + bit
             inside = (place >= 0) & (place < sizes[i])
             index = index + np.where(inside, place, 0).astype(np.int64) * pitch[i]
-            # Elements outside are read from a place inside, with a weight of 0.
+            # Neighbours outside are clamped to the image, with weight 0.
             weight = weight * (fraction[i] if bit else 1 - fraction[i]) * inside
         total = total + image[:, index] * weight
     return np.asarray(total)

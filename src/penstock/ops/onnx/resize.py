@@ -1,8 +1,8 @@
-"""Resize: interpolation along some axes, one axis after the other.
+"""Resize: separable interpolation, one axis after the other.
 
-Interpolation is separable, so each resized axis gets a table, made once for given shapes: for every
-output position the input positions it reads, with their weights. Nearest needs positions only, and
-where these are evenly spaced or repeat it is a strided copy.
+Each resized axis has a table, computed once per shape: for each output position, the input indices
+that it reads and their weights. Mode nearest needs only indices; where these are evenly spaced or
+repeat, it is a strided copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.ops.registry import operator
 
 
 class _Axis(NamedTuple):
-    """One resized axis. ``width`` is the output size before it was rounded to ``out``."""
+    """One resized axis; ``width`` is the output size before rounding to ``out``."""
 
     axis: int
     size: int
@@ -45,13 +45,13 @@ class _Axis(NamedTuple):
 
 
 def _floats(types: Types, consts: Consts, index: int) -> tuple[float, ...] | None:
-    """A float input: its contents, () if it is left out or empty, None if unknown."""
+    """The elements of a float input: () if it is omitted or empty, None if unknown."""
     if not given(types, index):
         return ()
     const = consts[index] if index < len(consts) else None
     if const is not None:
         return tuple(float(x) for x in const.reshape(-1))
-    # Up to opset 12 an input that is not used is an empty tensor.
+    # Up to opset 12, an unused input is an empty tensor.
     return () if tensor(types, index).shape == (0,) else None
 
 
@@ -62,22 +62,25 @@ def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
 
 def _count(name: str, values: Sized, axes: Sequence[int], times: int = 1) -> None:
     if len(values) != times * len(axes):
-        raise ShapeError(f"{name} has {len(values)} elements where {times * len(axes)} are needed")
+        raise ShapeError(
+            f"{name} has {len(values)} elements, but needs {times * len(axes)} for axes "
+            f"{list(axes)}"
+        )
 
 
 def _by_scales(dims: Sequence[Dim], scales: Sequence[float]) -> list[tuple[Dim, float, float]]:
-    """Output size, scale and unrounded output size of each dim."""
+    """Output dim, scale and unrounded output size of each dim."""
     axes: list[tuple[Dim, float, float]] = []
     for dim, scale in zip(dims, scales, strict=True):
         if not 0 < scale < np.inf:
-            raise ShapeError(f"a scale must be positive, not {scale}")
+            raise ShapeError(f"scales must be positive and finite, not {scale}")
         if not isinstance(dim, int):
             axes.append((dim if scale == 1 else None, scale, 0.0))
             continue
         if not scale * dim < 2**62:
-            raise ShapeError(f"{dim} elements times {scale} are too many")
+            raise ShapeError(f"dim {dim} times scale {scale} is too large")
         out = int(np.float32(dim) * np.float32(scale))
-        # Scales are float32: where one is a rounded quotient of the sizes, take the quotient.
+        # Scales are float32: if one is a rounded quotient of the sizes, use the exact quotient.
         exact = dim > 0 and np.float32(out / dim) == np.float32(scale)
         axes.append((out, out / dim if exact else scale, out if exact else scale * dim))
     return axes
@@ -100,7 +103,7 @@ def _by_sizes(
         return [(None, 1.0, 0.0)] * len(dims)
     choose = min if policy == "not_larger" else max
     scale = choose(size / dim for dim, size in zip(old, new, strict=True))
-    # ONNX rounds halves up here.
+    # Halves are rounded up here.
     return [(int(scale * dim + 0.5), scale, scale * dim) for dim in old]
 
 
@@ -114,7 +117,7 @@ def _resized(types: Types, attrs: Attrs, consts: Consts) -> list[tuple[Dim, floa
     scales = _floats(types, consts, 2)
     sizes = ints(types, consts, 3) if given(types, 3) else ()
     if scales and sizes:
-        raise ShapeError("scales and sizes must not both be given")
+        raise ShapeError("only one of scales and sizes may be given")
     if scales:
         _count("scales", scales, axes)
         return _by_scales(dims, scales)
@@ -161,21 +164,21 @@ def _every_axis(types: Types, attrs: Attrs, consts: Consts) -> list[_Axis]:
     for i, (axis, (out, scale, width)) in enumerate(zip(axes, resized, strict=True)):
         assert isinstance(out, int)
         if out and not shape[axis]:
-            raise ShapeError(f"axis {axis} is empty and cannot be resized to {out}")
-        # ONNX has all starts of the region first, then all ends.
+            raise ShapeError(f"axis {axis} has dim 0 and cannot be resized to {out}")
+        # roi has the starts of all axes, then the ends.
         start, end = (roi[i], roi[len(axes) + i]) if roi else (0.0, 1.0)
         every.append(_Axis(axis, shape[axis], out, scale, width, start, end))
     return every
 
 
 def _corners(axis: _Axis, x: np.ndarray) -> np.ndarray:
-    # A single element has no two corners to align: ONNX takes the first.
+    # A single output element reads the first input element.
     return x * 0.0 if axis.width == 1 else x * (axis.size - 1) / (axis.width - 1)
 
 
 def _crop(axis: _Axis, x: np.ndarray) -> np.ndarray:
     last, extent = axis.size - 1, axis.end - axis.start
-    # ONNX takes the middle of the region for a single element.
+    # A single output element reads the centre of roi.
     if axis.out == 1:
         return x + 0.5 * (axis.start + axis.end) * last
     return axis.start * last + x * extent * last / (axis.width - 1)
@@ -198,7 +201,7 @@ _COORDINATES: dict[str, Callable[[_Axis, np.ndarray], np.ndarray]] = {
 
 
 def _fixed_point(axis: _Axis, coordinates: str, bits: int) -> np.ndarray:
-    """Positions as TFLite's integer kernels compute them, with ``bits`` bits of fraction."""
+    """Positions in fixed point with ``bits`` fractional bits, as TFLite's integer kernels."""
     one, corners = 1 << bits, coordinates == "align_corners" and axis.out > 1
     size, out = (axis.size - 1, axis.out - 1) if corners else (axis.size, axis.out)
     step = (one * size + out // 2) // out
@@ -226,7 +229,7 @@ def far_weight(x: np.ndarray, a: float | np.floating) -> np.ndarray:
 
 
 def cubic_weights(t: np.ndarray, a: float | np.floating) -> list[np.ndarray]:
-    """The weights of the four pixels around a place, which is ``t`` behind the second of them."""
+    """The weights of four adjacent pixels for a position ``t`` after the second of them."""
     return [far_weight(1 + t, a), near_weight(t, a), near_weight(1 - t, a), far_weight(2 - t, a)]
 
 
@@ -241,13 +244,13 @@ _FILTERS = {"linear": (1, lambda x, _: np.maximum(1 - np.abs(x), 0)), "cubic": (
 
 
 class Table(NamedTuple):
-    """The elements that an axis reads: ``indices[k]``, ``weights[k]`` of each output position."""
+    """The taps of an axis: ``indices[k]`` and ``weights[k]`` of tap k for each output position."""
 
     axis: int
     size: int
     out: int
     indices: np.ndarray  # intp [taps, out]
-    weights: np.ndarray  # float64 [taps, out]; of nearest, all ones
+    weights: np.ndarray  # float64 [taps, out]; all ones for mode nearest
     outside: np.ndarray | None  # bool [out]: positions that are extrapolated, if any
 
 
@@ -260,7 +263,7 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
     last = axis.size - 1
     outside = None
     if name == "tf_crop_and_resize":
-        rounding_error = 1e-6 * axis.size  # of a roi that means to end at the border
+        rounding_error = 1e-6 * axis.size  # of a roi that ends at the border
         outside = (x < -rounding_error) | (x > last + rounding_error)
         x = np.clip(x, 0, last)
         if not outside.any():
@@ -275,40 +278,40 @@ def _table(axis: _Axis, attrs: Attrs) -> Table:
 
 
 def _filtered(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices, which may lie outside, and weights of each tap that some position ``x`` needs."""
+    """Indices, which may be out of range, and weights of the taps that some position ``x`` uses."""
     parts = []
     for start in range(0, max(len(x), 1), _POSITIONS):
         checkpoint()
         parts.append(_taps(axis, attrs, mode, x[start : start + _POSITIONS]))
-        # The first part tells the size of the whole, so that a table too large is refused before it
-        # is made.
+        # The size of the table follows from the first part, so that one that is too large is
+        # rejected before it is built.
         if not start:
             reserve(3 * sum(part.nbytes for part in parts[0]) * (len(x) // _POSITIONS))
     indices, weights = (np.concatenate(part, 1) for part in zip(*parts, strict=True))
     checkpoint()
-    used = np.flatnonzero(weights.any(1))  # some taps may be needed by no position
+    used = np.flatnonzero(weights.any(1))  # drop taps that no position uses
     used = used if len(used) else np.zeros(1, np.intp)
     return indices[used], weights[used]
 
 
-# Positions between two looks at the run.
+# Positions between two checks for cancellation.
 _POSITIONS = 2**20
 
 
 def _taps(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices, which may lie outside, and weights of each tap at positions ``x``."""
+    """Indices, which may be out of range, and weights of all taps at positions ``x``."""
     radius, shape = _FILTERS[mode]
-    # Antialiasing stretches the filter over as many pixels as fall onto one.
+    # Antialiasing widens the filter by the downsampling factor.
     stretch = min(axis.scale, 1.0) if attrs.get("antialias") and axis.out else 1.0
     reach = int(np.ceil(radius / stretch))
     left = np.floor(x)
     offsets = np.arange(1 - reach, 1 + reach)[:, None]
     weights = shape((offsets - (x - left)) * stretch, attrs.get("cubic_coeff_a", -0.75))
-    # Stretched, the weights at whole distances no longer add up to 1.
+    # The weights of a widened filter must be normalized.
     if stretch != 1:
         weights = weights / weights.sum(0)
     indices = (left + offsets).astype(np.intp)
-    # ONNX gives elements outside a weight of 0, and scales the others to add up to 1.
+    # With exclude_outside, weights outside are 0 and the others are normalized.
     if attrs.get("exclude_outside"):
         weights = np.where((indices < 0) | (indices >= axis.size), 0.0, weights)
         total = weights.sum(0)
@@ -317,7 +320,7 @@ def _taps(axis: _Axis, attrs: Attrs, mode: str, x: np.ndarray) -> tuple[np.ndarr
 
 
 def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
-    """The tables of the axes that change; all shapes and parameters are known."""
+    """The tables of the resized axes, for known shapes and parameters."""
     return [
         _table(axis, attrs)
         for axis in _every_axis(types, attrs, consts)
@@ -330,12 +333,12 @@ def resize_tables(types: Types, attrs: Attrs, consts: Consts) -> list[Table]:
 Resampler = tuple[Callable[[np.ndarray, np.ndarray, np.ndarray], None], int]
 """``run(x, out, workspace)``, and its workspace in bytes"""
 
-# Bytes of scratch worth having: more of it, and passes over it leave the processor's cache.
+# Bytes of scratch memory that stay in the processor's cache.
 _CACHE = 2**18
 
 
 def _evenly(indices: np.ndarray) -> slice | None:
-    """The slice that picks ``indices``, if there is one."""
+    """The slice equivalent to ``indices``, if one exists."""
     step = int(indices[1] - indices[0]) if len(indices) > 1 else 1
     if step < 1 or (np.diff(indices) != step).any():
         return None
@@ -343,14 +346,15 @@ def _evenly(indices: np.ndarray) -> slice | None:
 
 
 def _repeats(table: Table) -> int:
-    """The number of times that each element is indexed, if it is one for all, in order; or 0."""
+    """How often each element is repeated, if equally often and in order; otherwise 0."""
     factor = table.out // table.size
     even = np.array_equal(table.indices[0], np.repeat(np.arange(table.size), factor))
     return factor if even else 0
 
 
 def _sorted(tables: Sequence[Table]) -> list[Table]:
-    """Axes that shrink first, then from the last: it gathers single elements, the others rows."""
+    """Order axes: those that shrink first, then from the last one, which gathers single elements
+    while the others gather rows."""
     return sorted(tables, key=lambda table: (table.out / table.size, -table.axis))
 
 
@@ -382,7 +386,7 @@ def _gatherer(shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype) ->
     steps = []
     for table in tables:
         current[table.axis] = table.out
-        # Objects must not live in raw memory.
+        # The workspace is raw memory, which cannot hold object references.
         field = None if dtype == STRING else layout.field(current, dtype)
         steps.append((table.indices[0], table.axis, field))
     *steps, (last_indices, last_axis, _) = steps
@@ -390,7 +394,7 @@ def _gatherer(shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype) ->
     def run(x: np.ndarray, out: np.ndarray, workspace: np.ndarray) -> None:
         for indices, axis, field in steps:
             checkpoint()
-            # Indices are in range; but in its mode "raise" NumPy would buffer what it writes.
+            # The indices are valid, but in mode "raise" np.take buffers its output.
             x = np.take(x, indices, axis, None if field is None else field(workspace), "clip")
         np.take(x, last_indices, last_axis, out, "clip")
 
@@ -398,13 +402,13 @@ def _gatherer(shape: Sequence[int], tables: Sequence[Table], dtype: np.dtype) ->
 
 
 def _repeater(shape: Sequence[int], factors: dict[int, int], dtype: np.dtype) -> Resampler:
-    """Whole factors: strided copies repeat the last axis, a broadcast all others at once."""
+    """Integer scales: strided copies repeat the last axis, one broadcast copy all others."""
     last = len(shape) - 1
     repeat = factors.get(last, 1)
     across = len(factors) > (repeat > 1)
     layout, rows = Scratch(), [*shape[:-1], shape[-1] * repeat]
     field = layout.field(rows, dtype) if across and repeat > 1 else None
-    # Each axis as itself and its repetitions, for the rows and for the output.
+    # Each axis as (dim, repetitions), for the rows and for the output.
     narrow = [d for size in rows for d in (size, 1)]
     wide = [d for axis, size in enumerate(rows) for d in (size, factors.get(axis, 1))]
     wide[-1] = 1
@@ -425,20 +429,20 @@ def _repeater(shape: Sequence[int], factors: dict[int, int], dtype: np.dtype) ->
 
 def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype) -> Resampler:
     if dtype == STRING:
-        raise ShapeError("strings have a nearest, but nothing between them")
+        raise ShapeError("strings cannot be interpolated: use mode 'nearest'")
     wide = FLOAT64 if dtype.itemsize >= 4 and dtype != FLOAT32 else FLOAT32
     if dtype.kind == "c":
         wide = dtype
     order, layout, current = _sorted(tables), Scratch(), list(shape)
     widened = layout.field(shape, wide) if dtype != wide else None
-    passes = []  # of each axis: its taps as indices and weights, the result, and scratch memory
+    passes = []  # per axis: indices and weights of its taps, the result, and scratch memory
     for table in order:
         current[table.axis] = table.out
         last = table is order[-1] and widened is None
         trailing = (1,) * (len(shape) - table.axis - 1)
         weights = table.weights.astype(wide).reshape(-1, table.out, *trailing)
         taps = list(zip(table.indices, weights, strict=True))
-        result = None if last else layout.field(current, wide)  # the last writes the output
+        result = None if last else layout.field(current, wide)  # the last pass writes to the output
         passes.append((table.axis, taps, result, layout.field(current, wide)))
     limits = np.iinfo(dtype) if dtype.kind in "iu" else None
 
@@ -462,7 +466,7 @@ def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype)
                 checkpoint()
                 np.add(target, other, target)
             x = target
-        # Cubic weights may be negative, so that results may lie beyond all elements.
+        # Cubic weights may be negative, so that results may exceed the range of the dtype.
         if limits is not None:
             np.rint(x, x)
             np.clip(x, limits.min, limits.max, x)
@@ -475,13 +479,13 @@ def _interpolate(tables: Sequence[Table], shape: Sequence[int], dtype: np.dtype)
 def _blocked(
     make: Callable[..., Resampler], tables: Sequence[Table], x: TensorType, out: TensorType
 ) -> Resampler:
-    """The resampler in blocks of the axes before the first resized one, to use little scratch."""
+    """Run a resampler in blocks along the leading axes, which limits its scratch memory."""
     assert x.dtype is not None
     first = min(table.axis for table in tables)
     run, size = make(tables, x.dims, x.dtype)
     if first == 0 or size <= _CACHE:
         return run, size
-    # Axes before the first resized one only repeat the work: their blocks share the scratch memory.
+    # Axes before the first resized one are batch axes: their blocks share the scratch memory.
     count = math.prod(x.dims[:first])
     block = max(count * _CACHE // size, 1)
     inner, outer = x.dims[first:], out.dims[first:]
@@ -496,7 +500,7 @@ def _blocked(
         if count % block:
             start = count - count % block
             rest(x[start:], flat[start:], workspace)
-        # A reshape of what is not contiguous is a copy.
+        # Reshaping a non-contiguous array copies it.
         if not np.may_share_memory(flat, out):
             np.copyto(out, flat.reshape(out.shape))
 

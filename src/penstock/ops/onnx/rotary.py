@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs of features turn by an angle that grows with their position.
+"""Rotary position embedding (RoPE): pairs of features are rotated by position-dependent angles.
 
 https://arxiv.org/pdf/2104.09864
 """
@@ -20,15 +20,17 @@ from penstock.ops.registry import MICROSOFT, operator
 
 
 def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Rows of a cache of cosines or sines, as [batch, 1, sequence, half]."""
-    # Negative ones, too: NumPy would count them from the end of the cache.
+    """Gather rows of a cache of cosines or sines as [batch, 1, sequence, half]."""
+    # NumPy would interpret negative positions from the end of the cache.
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
-        raise ShapeError(f"positions up to {positions.max()} do not fit a cache of {len(cache)}")
+        raise ShapeError(
+            f"position_ids must be in [0, {len(cache)}), the rows of the cos and sin caches"
+        )
     return np.take(cache, positions, 0)[:, None]
 
 
 class Rotation:
-    """Turns the first ``2 * half`` features of [batch, heads, sequence, size] in pairs."""
+    """Rotate the first ``2 * half`` features of [batch, heads, sequence, size] in pairs."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class Rotation:
         interleaved: bool,
     ) -> None:
         self.turning = 2 * half
-        # Half of the turning features, and their partners; those beyond stay as they are.
+        # The two halves of the rotated features; the remaining features are copied.
         self.first, self.second = slice(0, half), slice(half, 2 * half)
         if interleaved:
             self.first, self.second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -53,7 +55,9 @@ class Rotation:
         out: np.ndarray,
         workspace: np.ndarray,
     ) -> None:
-        """Turn ``x`` by angles whose cosines and sines broadcast to [batch, 1, sequence, half]."""
+        """Rotate ``x`` by angles whose cosines and sines broadcast to [batch, 1, sequence,
+        half].
+        """
         a, b = x[..., self.first], x[..., self.second]
         out_a, out_b = out[..., self.first], out[..., self.second]
         spare = self.spare(workspace)
@@ -66,9 +70,9 @@ class Rotation:
         np.copyto(out[..., self.turning :], x[..., self.turning :])
 
 
-# Where cosines, sines and positions stand among the inputs. One position id alone, which
-# com.microsoft has, is where all samples start. Its attributes scale and is_packed_batching mean
-# nothing, as in ONNX Runtime.
+# The input indices of cosines, sines and positions. In com.microsoft, a single position id is the
+# first position of all samples. Its attributes scale and is_packed_batching are ignored, as in ONNX
+# Runtime.
 _ONNX = (1, 2, 3)
 _MICROSOFT = (2, 3, 1)
 
@@ -78,15 +82,15 @@ def _heads(shape: tuple[Dim, ...], attrs: Attrs, half: Dim) -> tuple[Dim, ...]:
     if len(shape) == 4:
         return shape
     if len(shape) != 3:
-        raise ShapeError(f"the input must have rank 3 or 4, its shape is {shape}")
+        raise ShapeError(f"the input must have rank 3 or 4, but has shape {shape}")
     hidden, heads = shape[2], attrs.get("num_heads") or 0
     if heads < 1 and not attrs.get("rotary_embedding_dim") and isinstance(half, int) and half:
-        # As ONNX Runtime has it, the cache says how large a head is.
+        # As in ONNX Runtime, the head size follows from the cache.
         heads = hidden // (2 * half) if isinstance(hidden, int) else 0
     if heads < 1:
         if hidden is None or isinstance(hidden, str):
             return (shape[0], None, shape[1], None)
-        raise ShapeError("an input of rank 3 needs a positive num_heads")
+        raise ShapeError("the input has rank 3: the attribute num_heads must be positive")
     return (shape[0], heads, shape[1], share(hidden, heads, "the input"))
 
 
@@ -100,13 +104,20 @@ def _infer_rotary(
     turning = attrs.get("rotary_embedding_dim") or size
     if isinstance(turning, int):
         if turning % 2 or (isinstance(size, int) and turning > size):
-            raise ShapeError(f"{turning} of {size} features cannot be turned in pairs")
+            raise ShapeError(
+                f"the rotary dim {turning} must be even and at most the head size, {size}"
+            )
         if isinstance(cos.shape[-1], int) and cos.shape[-1] != turning // 2:
-            raise ShapeError(f"caches of shape {cos.shape} do not fit {turning // 2} angles")
+            raise ShapeError(
+                f"the last dim of the cos cache {cos.shape} must be {turning // 2}, half the "
+                "rotary dim"
+            )
     if sin.shape is not None and len(sin.shape) != len(cos.shape):
-        raise ShapeError(f"caches have other shapes, {cos.shape} and {sin.shape}")
+        raise ShapeError(
+            f"the cos and sin caches must have the same shape, but have {cos.shape} and {sin.shape}"
+        )
     if not given(types, order[2]):
-        check_shape("a cache without position_ids", cos.shape, (batch, length, None))
+        check_shape("the cos cache, as position_ids is omitted,", cos.shape, (batch, length, None))
         return (x.without_data(),)
     check_shape("a cache", cos.shape, (None, None))
     allowed = [(batch, length), *([(1,)] if order is _MICROSOFT else [])]
@@ -143,7 +154,7 @@ def rotary_embedding(node: Node, inputs: Tensors, outputs: Tensors, consts: Cons
 
 
 def cache_places(op: Op) -> tuple[int, int, int]:
-    """The places of cosines, sines and positions among the inputs of an operation."""
+    """The input indices of cosines, sines and positions of an operation."""
     return _MICROSOFT if op.domain == MICROSOFT else _ONNX
 
 

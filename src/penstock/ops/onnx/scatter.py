@@ -1,7 +1,7 @@
-"""Elements replaced, or added to, at given indices.
+"""ScatterElements, ScatterND and TensorScatter.
 
-All of these copy their first input and then write to the copy; where the first input may be given
-up, the output takes its memory over and nothing is copied.
+They copy the first input and write to the copy; if the output reuses the memory of the first input,
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _accumulation(attrs: Attrs) -> np.ufunc | None:
 
 
 def _updating(place: Callable[..., None]) -> Kernel:
-    """The kernel that copies input 0 and calls ``place(copy, *other inputs)``."""
+    """A kernel that copies input 0 and calls ``place(copy, *other inputs)``."""
 
     def run(x: np.ndarray, *rest: np.ndarray) -> np.ndarray:
         out = x.copy()
@@ -46,39 +46,41 @@ def _updating(place: Callable[..., None]) -> Kernel:
 
 
 def _same_memory(x: np.ndarray, out: np.ndarray) -> bool:
-    """Whether ``out`` has taken over the memory of ``x``, which may then be another array object.
-    Of little data the copy costs less than the look."""
+    """Whether ``out`` and ``x`` are the same memory, as they may be in different array objects.
+    Small arrays count as different, since copying them costs less than the test."""
     return out is x or (out.nbytes > _LITTLE and out.ctypes.data == x.ctypes.data)
 
 
 def _accumulate(
     ufunc: np.ufunc, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
 ) -> None:
-    """``out[index] = ufunc(out[index], updates)``, once for each time that an index occurs.
+    """``out[index] = ufunc(out[index], updates)``, applied once per occurrence of an index.
 
-    ``index`` has an array for each of the first axes. With a single one ``ufunc.at`` is several
-    times faster, so positions are counted through all axes where that is possible.
+    ``index`` has one array for each leading axis. ``ufunc.at`` is several times faster for flat
+    indices, so indices are flattened where possible.
     """
-    # A reshaped array of other memory would be a copy, and the updates lost.
+    # Reshaping a non-contiguous array would copy it, and the updates would be lost.
     if not out.flags.c_contiguous:
         ufunc.at(out, tuple(index), updates)
         return
     depth = len(index)
     dims, block = out.shape[:depth], math.prod(out.shape[depth:])
     try:
-        # ONNX counts negative indices from the end of an axis; NumPy's function takes none.
+        # Negative indices count from the end of an axis, which ravel_multi_index does not support.
         positions = np.ravel_multi_index(
             [np.where(i < 0, i + n, i) for i, n in zip(index, dims, strict=True)], dims
         )
     except ValueError as error:
-        raise ShapeError(f"an index does not fit the data: {error}") from None
+        raise ShapeError(
+            f"an index is out of range for data of shape {out.shape}: {error}"
+        ) from None
     if depth < out.ndim:
         positions = positions[..., None] * block + np.arange(block)
     ufunc.at(out.reshape(-1), positions.reshape(-1), updates.reshape(-1))
 
 
 _MOST_WRITTEN = 2**20
-"""elements that are written at once, which takes NumPy up to 0.1 s"""
+"""elements written per call, which takes NumPy up to 0.1 s"""
 
 
 def _write(
@@ -90,7 +92,7 @@ def _write(
         for begin in range(0, rows, step):
             checkpoint()
             part = slice(begin, begin + step)
-            # Arrays of an open grid, of fewer dims, are broadcast along the rows.
+            # Arrays of an open grid broadcast along the rows.
             places = [i[part] if i.ndim == rank else i for i in index]
             _write_at_once(ufunc, out, places, updates[part])
     else:
@@ -101,7 +103,7 @@ def _write_at_once(
     ufunc: np.ufunc | None, out: np.ndarray, index: Sequence[np.ndarray], updates: np.ndarray
 ) -> None:
     if ufunc is None:
-        # NumPy goes through what is named twice in the order of memory, of which the last counts.
+        # For duplicate indices, NumPy writes in memory order, and the last write wins.
         *places, updates = [np.asarray(i, order="C") for i in (*index, updates)]
         out[tuple(places)] = updates
     else:
@@ -126,7 +128,9 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
         if out.ndim != indices.ndim:
-            raise ShapeError(f"data has {out.ndim} dims, indices have {indices.ndim}")
+            raise ShapeError(
+                f"data has rank {out.ndim} and indices rank {indices.ndim}: they must be equal"
+            )
         check_shape("updates", updates.shape, indices.shape)
         _write(ufunc, out, indexing.element_index(indices, normalize_axis(axis, out.ndim)), updates)
 
@@ -142,9 +146,9 @@ def _infer_scatter_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 
 def _updates_shape(dims: Shape, indices: Shape) -> Shape | None:
-    """The shape that updates must have; ``None`` if the length of the index tuples is unknown."""
+    """The expected shape of updates; None if the length of the index tuples is unknown."""
     if not indices:
-        raise ShapeError("indices must have a dim at least")
+        raise ShapeError("indices is a scalar: it must have rank 1 or more")
     depth = indices[-1]
     if not isinstance(depth, int):
         return None
@@ -173,7 +177,7 @@ def _infer_tensor_scatter(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
 def _cache_axis(attrs: Attrs, rank: int) -> int:
     axis = normalize_axis(attrs.get("axis", -2), rank)
     if axis == 0:
-        raise ShapeError("the axis to write along must not be that of the batch, 0")
+        raise ShapeError("axis must not be 0, the batch axis")
     return axis
 
 
@@ -181,7 +185,7 @@ def _check_update(cache: Shape, update: Shape, axis: int) -> None:
     length, size = (d[axis] if len(d) > axis else None for d in (update, cache))
     check_shape("update", update, (*cache[:axis], length, *cache[axis + 1 :]))
     if isinstance(length, int) and isinstance(size, int) and length > size:
-        raise ShapeError(f"an update of length {length} does not fit a cache of length {size}")
+        raise ShapeError(f"update has length {length} along the axis, but past_cache only {size}")
 
 
 @operator("TensorScatter", since=24, infer=_infer_tensor_scatter, strings=True)
@@ -196,12 +200,17 @@ def tensor_scatter(node: Node, types: Types) -> Kernel:
             out[(*[slice(None)] * axis, slice(length))] = update
             return
         if start.shape != out.shape[:1]:
-            raise ShapeError(f"write_indices do not fit a batch of {out.shape[0]}")
+            raise ShapeError(
+                f"write_indices has shape {start.shape}, but must be [{out.shape[0]}], one entry "
+                "per sample"
+            )
         positions = start[:, None] + np.arange(length)
         if circular:
             positions %= size
         elif positions.size and (positions.min() < 0 or positions.max() >= size):
-            raise ShapeError(f"an update of length {length} ends beyond the cache's {size}")
+            raise ShapeError(
+                f"update of length {length} at write_indices exceeds the cache of length {size}"
+            )
         batch = np.arange(len(start))[:, None]
         np.moveaxis(out, axis, 1)[batch, positions] = np.moveaxis(update, axis, 1)
 

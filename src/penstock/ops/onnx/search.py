@@ -1,6 +1,6 @@
-"""Places of extreme elements along an axis: ArgMax, ArgMin and TopK.
+"""ArgMax, ArgMin and TopK.
 
-NaNs are extreme for ArgMax and ArgMin, and greater than all else for TopK.
+NaN is the extremum for both ArgMax and ArgMin, and greater than all other values for TopK.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def arg_extreme(node: Node, types: Types) -> Kernel:
             zero[...] = 0
             return zero
         if not x.shape[axis]:
-            raise ShapeError(f"axis {axis} of shape {x.shape} has no elements to choose from")
-        # NumPy takes the first of equal ones, which is the last of them once the axis is turned.
+            raise ShapeError(f"axis {axis} of shape {x.shape} must not have dim 0")
+        # NumPy returns the first of equal elements; on a reversed axis, this is the last one.
         if last:
             x = np.flip(x, axis)
         result = method(x, axis, out, keepdims=keepdims)
@@ -61,27 +61,31 @@ def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if type_.shape is None:
         return TensorType(type_.dtype), TensorType(INT64)
     if not type_.shape:
-        raise ShapeError("TopK needs a tensor of rank 1 at least")
+        raise ShapeError("the input of TopK must have rank 1 or more")
     axis = normalize_axis(attrs.get("axis", -1), len(type_.shape))
     k, size = one_integer(types, consts, 1, "K"), type_.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
-        raise ShapeError(f"K is {k}, but axis {axis} has {size} elements")
+        raise ShapeError(
+            f"K is {k}: it must be at least 0 and at most {size}, the dim of axis {axis}"
+        )
     shape = (*type_.shape[:axis], k, *type_.shape[axis + 1 :])
     return TensorType(type_.dtype, shape), TensorType(INT64, shape)
 
 
 def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
-    """The places of the ``k`` most extreme elements along the last axis, the most extreme first. Of
-    equal elements the first comes first, and NaNs are greater than all else."""
+    """The indices of the ``k`` largest (or smallest) elements along the last axis, in order. Equal
+    elements are ordered by index, and NaN is greater than all other values."""
     n = x.shape[-1]
     if is_small(x.dtype):
         x = x.astype(FLOAT32)
     if x.dtype.itemsize > 4 or x.size <= 64:
-        if largest:  # descending and stable is ascending and stable, with both ends exchanged
+        if (
+            largest
+        ):  # a stable descending sort is a stable ascending sort of the reversed axis, reversed
             return (n - 1 - np.argsort(x[..., ::-1], -1, kind="stable")[..., ::-1])[..., :k]
         return np.argsort(x, -1, kind="stable")[..., :k]
-    # Each element is an integer above its place. No two are equal, so that NumPy's vectorized
-    # selection and sort, which are neither stable nor give places, do both.
+    # Pack each element, as an integer, above its index. The keys are distinct and contain the
+    # indices, so that NumPy's vectorized partition and sort can be used, which are not stable.
     keys = ordered_integers(x).astype(np.int64)
     if largest:
         np.invert(keys, keys)
@@ -95,15 +99,15 @@ def _top_places(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
 
 
 def ordered_integers(x: np.ndarray) -> np.ndarray:
-    """Integers of at most 32 bits in the order of ``x``."""
+    """Map ``x`` to integers of at most 32 bits with the same order."""
     if x.dtype == np.uint32:
-        # With its highest bit inverted, an unsigned number orders as a signed one.
+        # Inverting the highest bit maps unsigned to signed order.
         return np.bitwise_xor(x, np.uint32(1 << 31)).view(np.int32)
     if x.dtype != FLOAT32:
         return x
     bits = np.add(x, np.float32(0)).view(np.int32)  # -0 becomes 0
     np.copyto(bits, np.int32(0x7FFFFFFF), where=np.isnan(x))
-    # Of negative floats the greater has the smaller magnitude.
+    # The order of negative floats is that of their inverted magnitudes.
     flips = np.right_shift(bits, 31)
     np.bitwise_and(flips, np.int32(0x7FFFFFFF), flips)
     return np.bitwise_xor(bits, flips, bits)
@@ -119,11 +123,14 @@ def top_k(
     axis: int = -1,
     largest: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Always sorted, which ``sorted=0`` allows."""
+    """The result is always sorted, which is valid for ``sorted=0`` too."""
     axis = normalize_axis(axis, x.ndim)
     count = int(one_element(k, "K"))
     if not 0 <= count <= x.shape[axis]:
-        raise ShapeError(f"K is {count}, but axis {axis} has {x.shape[axis]} elements")
+        raise ShapeError(
+            f"K is {count}: it must be at least 0 and at most {x.shape[axis]}, the dim of axis "
+            f"{axis}"
+        )
     top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, bool(largest)), -1, axis)
     chosen = np.take_along_axis(x, top, axis)
     if values is not None:

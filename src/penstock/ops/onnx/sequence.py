@@ -1,8 +1,8 @@
 """Sequences and optionals.
 
-A sequence is an immutable list: an operation that adds or removes returns a new list of the
-same arrays. They are not copied here: a plan copies tensors in memory that it uses again before
-they go into a list. A tensor that comes out of a list is a view of it.
+A sequence is an immutable list: operations that insert or erase return a new list of the same
+arrays. Arrays are not copied here: plans copy tensors in reused memory before they are put into a
+list. A tensor taken out of a list is a view of its element.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.onnx.arrange import cuts
 from penstock.ops.registry import array_operator
 
-# Bytes that a list takes for each element, and for an element that is a view.
+# Bytes of a list entry, and of an entry with its own view object.
 _PLACE_BYTES = 8
 _VIEW_BYTES = 200
 
 
 def _infer_sequence_construct(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if not types:
-        raise ShapeError("SequenceConstruct needs an input at least")
+        raise ShapeError("SequenceConstruct needs at least one input")
     rules.same_dtype(types, range(len(types)))
     joined, *others = [without_data(type_ or ANY) for type_ in types]
     for type_ in others:
@@ -75,7 +75,7 @@ def _infer_split_to_sequence(types: Types, attrs: Attrs, consts: Consts) -> Sequ
 
 
 def _part_size(dim: Dim, split: Sequence[int] | None, rank: int | None) -> Dim:
-    """The size that all parts have, if they all have one."""
+    """The common size of all parts, if known."""
     if split is None or not split or rank is None:
         return None
     if rank == 0:
@@ -95,22 +95,24 @@ def split_to_sequence(
     elif split.ndim == 0:
         size = int(split)
         if size < 1:
-            raise ShapeError(f"cannot split into parts of {size}")
+            raise ShapeError(f"split is {size}: the size of the parts must be positive")
         sizes = [min(size, n - start) for start in range(0, n, size)]
     else:
         sizes = split.tolist()
         if any(size < 0 for size in sizes) or sum(sizes) != n:
-            raise ShapeError(f"split {sizes} does not add up to dim {n}")
+            raise ShapeError(
+                f"split {sizes} must be nonnegative and add up to {n}, the dim along the axis"
+            )
     reserve(_VIEW_BYTES * len(sizes))
     parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
-    # ONNX ignores keepdims where a split is given.
+    # keepdims is ignored if split is given.
     if split is not None or keepdims:
         return parts
     return [part.squeeze(axis) for part in with_checkpoints(parts)]
 
 
 def _element(types: Types) -> Type:
-    """The type of the elements of the sequence that comes first."""
+    """The element type of input 0, a sequence."""
     type_ = types[0] if types else None
     if isinstance(type_, OptionalType):
         type_ = type_.element
@@ -122,10 +124,10 @@ def _element(types: Types) -> Type:
 
 
 def _position(position: np.ndarray, count: int) -> int:
-    """A position among ``count`` as an int; negative ones count from the back."""
+    """Convert a position in a sequence of ``count`` elements to a nonnegative int."""
     place = int(rules.one_element(position, "position"))
     if not -count <= place < count:
-        raise ShapeError(f"position {place} is out of range for {count} places in a sequence")
+        raise ShapeError(f"position {place} is out of range for a sequence of {count} elements")
     return place % count
 
 
@@ -141,11 +143,13 @@ def sequence_insert(
     sequence: list[object], x: np.ndarray, position: np.ndarray | None = None
 ) -> list[object]:
     n = len(sequence)
-    # One place more than there are elements, but -1 is still before the last element.
+    # Positions range from -n to n; -1 inserts before the last element.
     where = n if position is None else int(rules.one_element(position, "position"))
     where += n if where < 0 else 0
     if not 0 <= where <= n:
-        raise ShapeError(f"position {where} is out of range for {n} elements")
+        raise ShapeError(
+            f"position {where} is out of range for an insertion into a sequence of {n} elements"
+        )
     reserve(_PLACE_BYTES * n)
     return [*sequence[:where], keep(x), *sequence[where:]]
 
@@ -191,7 +195,7 @@ def _infer_concat_from_sequence(types: Types, attrs: Attrs, consts: Consts) -> S
 
 
 _MANY = 2**16
-"""elements of a sequence that are joined at once, which takes NumPy about 0.1 s"""
+"""sequence elements concatenated per call, which takes NumPy about 0.1 s"""
 
 
 @array_operator("ConcatFromSequence", since=11, infer=_infer_concat_from_sequence, strings=True)
@@ -204,7 +208,7 @@ def concat_from_sequence(sequence: list[np.ndarray], *, axis: int, new_axis: int
     for begin in range(0, len(sequence), _MANY):
         checkpoint()
         parts.append(join(sequence[begin : begin + _MANY], axis))
-    # A new axis is there already, in each of the parts.
+    # The parts already have the new axis.
     return np.concatenate(parts, axis)
 
 
@@ -231,7 +235,7 @@ def _infer_get_element(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 @array_operator("OptionalGetElement", since=15, infer=_infer_get_element, view=True, strings=True)
 def optional_get_element(x: object) -> object:
     if x is None:
-        raise ShapeError("the optional has no element to get")
+        raise ShapeError("the optional is empty: it has no element")
     return x
 
 

@@ -1,4 +1,4 @@
-"""Shapes of tensors, and operations that give the same elements another shape."""
+"""Shape, Size, Reshape, Squeeze, Transpose and other operations on the shapes of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.registry import ArrayFunction, operator
 
-_LARGE = 2**14  # elements from which on a copy takes longer than to see whether there is to be one
+_LARGE = 2**14  # elements above which a copy costs more than testing whether it is needed
 
 
 def view_kernel(view: ArrayFunction) -> Kernel:
@@ -26,8 +26,8 @@ def view_kernel(view: ArrayFunction) -> Kernel:
 
 
 def _refill(x: np.ndarray, out: np.ndarray) -> None:
-    """Copy the elements of ``x`` in order to ``out``, which has another shape."""
-    # Of another output, ``reshape`` would be a copy, and what is written there lost.
+    """Copy the elements of ``x`` in row-major order to ``out``, which has another shape."""
+    # For a non-contiguous output, ``reshape`` would copy, and the writes would be lost.
     if out.flags.c_contiguous:
         out.reshape(x.shape)[...] = x
     else:
@@ -35,17 +35,20 @@ def _refill(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _carried(type_: TensorType, source: TensorType) -> TensorType:
-    """``type_`` with the contents of ``source``, whose elements are the same in the same order."""
+    """``type_`` with the known contents of ``source``, which has the same elements in order."""
     return type_ if source.data is None else rules.with_data(type_, lambda: source.data)
 
 
 def unknown_shape(types: Types, index: int) -> Shape | None:
-    """The shape that a 1-D input spells out if only its length is known, dims unknown."""
+    """The shape, of unknown dims, that a 1-D shape input of known length describes."""
     spelled = rules.tensor(types, index).shape
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
     if spelled[0] > rules.MAX_WHOLE_NUMBERS:
-        raise ShapeError(f"input {index} has {spelled[0]} elements, too many for dims or axes")
+        raise ShapeError(
+            f"input {index} has {spelled[0]} elements, more than {rules.MAX_WHOLE_NUMBERS} dims "
+            "or axes"
+        )
     return (None,) * spelled[0]
 
 
@@ -59,7 +62,7 @@ def _infer_shape(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("Shape", infer=_infer_shape, strings=True, traits={"total"})
 def shape(node: Node, types: Types) -> Kernel:
-    # Slices of Python clamp as the definition asks.
+    # Python slices clamp as the specification requires.
     taken = slice(node.attrs.get("start") or 0, node.attrs.get("end"))
 
     def into(x: np.ndarray, out: np.ndarray) -> None:
@@ -82,15 +85,17 @@ def size(node: Node, types: Types) -> Kernel:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """The product of ``dims`` divided by that of ``others``, as far as it is known. Equal names
-    cancel. Raises ``ShapeError`` if it cannot be a whole number."""
+    """The product of ``dims`` divided by the product of ``others``, or None if unknown. Equal
+    symbolic dims cancel. Raises ``ShapeError`` if the quotient cannot be an integer."""
     if None in dims or None in others:
         return None
     known, known_others = rules.all_known(dims), rules.all_known(others)
     if known is not None and known_others is not None:
         whole, divisor = math.prod(known), math.prod(known_others)
         if divisor == 0 or whole % divisor:
-            raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
+            raise ShapeError(
+                f"{whole} elements cannot be divided by {divisor}, the product of the other dims"
+            )
         return whole // divisor
     names, divisors = (Counter(d for d in side if isinstance(d, str)) for side in (dims, others))
     whole, divisor = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, others))
@@ -102,20 +107,24 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
         return next(iter(names)) if names.total() == 1 and whole == divisor != 0 else None
     if divisor != 0 and whole % divisor == 0:
         return whole // divisor
-    if cancelled:  # a cancelled dim may be 0, and then everything fits
+    if cancelled:  # if a cancelled dim is 0, any quotient is possible
         return None
-    raise ShapeError(f"{whole} elements cannot be divided into blocks of {divisor}")
+    raise ShapeError(
+        f"{whole} elements cannot be divided by {divisor}, the product of the other dims"
+    )
 
 
 def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
-    """The shape that Reshape gives a tensor of shape ``dims``, as far as both are known. Dims that
-    0 copies take no part in inferring -1, so that an empty batch keeps its other dims."""
-    # Loops and sets, as this is asked for each Reshape several times.
+    """The output shape of Reshape for an input of shape ``dims``, as far as known. Dims copied by
+    0 are excluded when -1 is inferred, so that an empty batch keeps its other dims."""
+    # Loops and sets for speed: this runs several times per Reshape.
     least = min([0, *[d for d in target if isinstance(d, int)]])
     if least < -1 or target.count(-1) > 1:
-        raise ShapeError(f"{list(target)} is no shape to reshape to")
+        raise ShapeError(
+            f"shape {list(target)} is invalid: dims must be at least -1, and at most one may be -1"
+        )
     if allowzero and 0 in target and -1 in target:
-        raise ShapeError(f"with allowzero, {list(target)} leaves the dim for -1 undetermined")
+        raise ShapeError(f"with allowzero=1, shape {list(target)} must not contain both 0 and -1")
     copied: set[int] = set()
     if 0 in target and not allowzero:
         copied = {i for i, d in enumerate(target) if d == 0}
@@ -125,25 +134,30 @@ def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) ->
     spelled: Sequence[Dim] = target
     if copied:
         if max(copied) >= len(dims):
-            raise ShapeError(f"{list(target)} copies a dim that shape {list(dims)} does not have")
+            raise ShapeError(
+                f"a 0 in shape {list(target)} copies a dim that the input {list(dims)} does not "
+                "have"
+            )
         rest, spelled = [[d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target)]
     try:
         inferred = _missing_dim(rest, spelled)
     except ShapeError as error:
-        raise ShapeError(f"shape {list(dims)} does not fit {list(target)}: {error}") from None
+        raise ShapeError(f"cannot reshape {list(dims)} to {list(target)}: {error}") from None
     known = [inferred if d in (None, -1) else d for d in target]
     return tuple([dims[i] if i in copied else d for i, d in enumerate(known)] if copied else known)
 
 
 def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
-    """The one unknown dim of ``target``, a shape of as many elements as ``dims``, if it is known.
-    An unknown element may be a dim, 0 or -1; in each case the resulting dim is the same."""
+    """The inferred value of the only unknown dim of ``target``, given the elements of ``dims``.
+    Whether an unknown entry is a dim, 0 or -1, the resulting dim is the same."""
     others = [d for d in target if d not in (None, -1)]
     if len(others) < len(target):
         return _quotient(dims, others) if len(others) == len(target) - 1 else None
     before, after = rules.all_known(dims), rules.all_known(others)
     if before is not None and after is not None and math.prod(before) != math.prod(after):
-        raise ShapeError(f"they have {math.prod(before)} and {math.prod(after)} elements")
+        raise ShapeError(
+            f"they have {math.prod(before)} and {math.prod(after)} elements, which must be equal"
+        )
     return None
 
 
@@ -172,7 +186,7 @@ def reshape(node: Node, types: Types) -> Kernel:
     if target is None:
         return Kernel(lambda x, shape: resolved(x, shape.tolist()), into, view=True)
     fixed: Any = target if dims is None else reshaped_dims(dims, target, allowzero)
-    # Only a run knows which dims are copied.
+    # Which dims are copied is only known at run time.
     if dims is None and 0 in target and not allowzero:
         return Kernel(lambda x, _: resolved(x, fixed), into, view=True)
 
@@ -180,13 +194,13 @@ def reshape(node: Node, types: Types) -> Kernel:
         try:
             return x.reshape(fixed)
         except ValueError:
-            # NumPy's error does not say what does not fit.
+            # NumPy's message lacks the shapes.
             return resolved(x, fixed)
 
     def run_large(x: np.ndarray, _: np.ndarray) -> np.ndarray:
         try:
             return x.reshape(fixed, copy=False)
-        except ValueError:  # compiled code copies faster than NumPy what cannot be a view
+        except ValueError:  # compiled code copies faster than NumPy if the result cannot be a view
             return resolved(contiguous()(x), fixed)
 
     large = dims is not None and math.prod(dims) >= _LARGE
@@ -226,7 +240,7 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
         return (TensorType(x.dtype),)
     rank = len(x.shape)
     if not rules.given(types, 1):
-        if rules.all_known(x.shape) is None:  # any dim that is not known may be 1
+        if rules.all_known(x.shape) is None:  # an unknown dim may be 1
             return (TensorType(x.dtype),)
         dropped = {i for i, dim in enumerate(x.shape) if dim == 1}
     else:
@@ -238,7 +252,9 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
         dropped = set(rules.normalize_axes(axes, rank))
         for axis in dropped:
             if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
-                raise ShapeError(f"axis {axis} of shape {list(x.shape)} is not 1")
+                raise ShapeError(
+                    f"axis {axis} of shape {list(x.shape)} must have dim 1 to be removed"
+                )
     kept = tuple([dim for i, dim in enumerate(x.shape) if i not in dropped])
     return (_carried(TensorType(x.dtype, kept), x),)
 
@@ -271,7 +287,7 @@ def _infer_unsqueeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 def unsqueeze(node: Node, types: Types) -> Kernel:
     def index(axes: Sequence[int], rank: int) -> rules.Index:
         added = rules.normalize_axes(axes, rank + len(axes))
-        # The ellipsis keeps an array of a 0-d one.
+        # The ellipsis keeps a 0-d array from becoming a scalar.
         return (*[None if i in added else slice(None) for i in range(rank + len(axes))], ...)
 
     axes, known_rank = rules.known_ints(node, types, 1), rules.tensor(types, 0).rank
@@ -290,7 +306,9 @@ def _infer_transpose(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if perm is None:
         perm = range(len(x.shape))[::-1]
     elif sorted(perm) != list(range(len(x.shape))):
-        raise ShapeError(f"perm {list(perm)} does not permute the axes of shape {list(x.shape)}")
+        raise ShapeError(
+            f"perm {list(perm)} is not a permutation of the axes of shape {list(x.shape)}"
+        )
     return (_carried(TensorType(x.dtype, tuple([x.shape[i] for i in perm])), x),)
 
 
@@ -312,7 +330,7 @@ def transpose(node: Node, types: Types) -> Kernel:
         try:
             return x.transpose(axes)
         except ValueError:
-            raise ShapeError(f"perm {list(axes)} does not permute {x.ndim} axes") from None
+            raise ShapeError(f"perm {list(axes)} is not a permutation of {x.ndim} axes") from None
 
     return view_kernel(run)
 
@@ -323,13 +341,13 @@ def _infer_expand(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if target is None:
         target = unknown_shape(types, 1)
     elif any(isinstance(d, int) and d < 0 for d in target):
-        raise ShapeError(f"{list(target)} is no shape to expand to")
+        raise ShapeError(f"shape {list(target)} must not have negative dims")
     type_ = TensorType(x.dtype, rules.broadcast_shapes([x.shape, target]))
     return (rules.with_data(type_, lambda: repeated(x, type_)),)
 
 
 def repeated(x: TensorType, result: TensorType) -> tuple[Dim, ...] | None:
-    """The contents of ``x`` over and over, until ``result`` is full."""
+    """The known contents of ``x``, broadcast to the shape of ``result``."""
     dims = rules.all_known(result.shape)
     count = 1 if not dims else dims[0]
     if dims is None or not x.data or count > MAX_DATA:

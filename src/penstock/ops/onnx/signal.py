@@ -1,8 +1,7 @@
 """Signal processing: Fourier transforms and windows.
 
-ONNX keeps complex numbers as a last axis of two. Where that axis is contiguous it is viewed as
-complex, so that transforms read and write it in place. ``np.fft`` computes in the precision of its
-input.
+ONNX stores complex numbers in a last axis of dim 2. If it is contiguous, it is viewed as complex,
+so that transforms access it without copies. ``np.fft`` computes in the precision of its input.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ def _transform(
 
 
 def _onesided(x: np.ndarray, n: int, axis: int, out: np.ndarray | None = None) -> np.ndarray:
-    """The first half of the transform: of real input, or of complex input cut off."""
+    """The first n // 2 + 1 elements of the transform of real or complex input."""
     if x.dtype.kind != "c":
         return np.fft.rfft(x, n, axis, out=out)
-    # Only of real input one half of the transform follows from the other.
+    # Only the transform of real input is symmetric.
     half = np.fft.fft(x, n, axis)
     half = half[(*[slice(None)] * (axis % x.ndim), slice(n // 2 + 1))]
     if out is None:
@@ -70,9 +69,9 @@ def _function(inverse: bool, onesided: bool) -> Callable[..., np.ndarray]:
 
 
 def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tuple[int | None, Dim]:
-    """Axis (if known) and length of a DFT."""
+    """The axis (None if unknown) and the length of a DFT."""
     shape = rules.tensor(types, 0).shape
-    # Version 20 has an input in place of the attribute, with another default.
+    # Since version 20, axis is an input with another default.
     at: Dim = attrs.get("axis", 1) if version == 17 else -2
     if rules.given(types, 2):
         at = rules.one_integer(types, consts, 2, "axis")
@@ -81,21 +80,27 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
     if shape is not None:
         rank = len(shape)
         if rank < 2:
-            raise ShapeError(f"input must have rank 2 at least, its shape is {shape}")
+            raise ShapeError(f"the input must have rank 2 or more, but has shape {shape}")
         if isinstance(shape[-1], int) and shape[-1] not in (1, 2):
-            raise ShapeError(f"the last dim of input must be 1 or 2, its shape is {shape}")
+            raise ShapeError(
+                "the last dim of the input must be 1 (real) or 2 (complex), but its shape is "
+                f"{shape}"
+            )
         if axis is not None:
             if not -rank <= axis < rank or axis % rank == rank - 1:
-                raise ShapeError(f"axis {axis} is no signal axis of shape {shape}")
+                raise ShapeError(
+                    f"axis {axis} is not a signal axis of shape {shape}: it must not be the last "
+                    "one"
+                )
             axis %= rank
             length = shape[axis]
             if attrs.get("inverse") and attrs.get("onesided"):
-                # Half of a transform of n has n // 2 + 1 elements: n is taken to be even.
+                # A one-sided transform of n has n // 2 + 1 elements: n is assumed to be even.
                 length = 2 * (length - 1) if isinstance(length, int) else None
     if rules.given(types, 1):
         length = rules.one_integer(types, consts, 1, "dft_length")
     if isinstance(length, int) and length < 1:
-        raise ShapeError(f"a Fourier transform of length {length} is not defined")
+        raise ShapeError(f"the length of the Fourier transform is {length}: it must be positive")
     return axis, length
 
 
@@ -128,13 +133,13 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
 
 
 def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
-    """Step, frame length and number of frames."""
+    """The frame step, frame length and number of frames of an STFT."""
     shape = rules.tensor(types, 0).shape
     signal: Dim = None
     if shape is not None:
         last = shape[2:]
         if len(shape) not in (2, 3) or (last and isinstance(last[0], int) and not 0 < last[0] < 3):
-            raise ShapeError(f"signal must be [batch, length, 1 or 2], its shape is {shape}")
+            raise ShapeError(f"signal must have shape [batch, length, 1 or 2], not {shape}")
         signal = shape[1]
     step = rules.one_integer(types, consts, 1, "frame_step", 1)
     window_shape = rules.tensor(types, 2).shape
@@ -144,14 +149,16 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     if rules.given(types, 3):
         length = rules.one_integer(types, consts, 3, "frame_length", 1) or window
         if isinstance(window, int) and isinstance(length, int) and window != length:
-            raise ShapeError(f"window has {window} elements, frame_length is {length}")
+            raise ShapeError(
+                f"window has {window} elements, but frame_length is {length}: they must be equal"
+            )
     frames: Dim = None
     if isinstance(length, int):
         if length < 1:
-            raise ShapeError(f"frame_length must be positive, it is {length}")
+            raise ShapeError(f"frame_length must be positive, not {length}")
         if isinstance(signal, int):
             if length > signal:
-                raise ShapeError(f"a frame of {length} is longer than the signal of {signal}")
+                raise ShapeError(f"frame_length {length} exceeds the signal length, {signal}")
             frames = (signal - length) // step + 1 if isinstance(step, int) else None
     return step, length, frames
 
@@ -172,8 +179,8 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     (batch, _, *last), dtype = static_type(inputs, 0)
     if not last:
         warn(
-            "STFT of a signal of shape [batch, length], which ONNX does not have: taken for "
-            "[batch, length, 1], as ONNX Runtime does",
+            "the signal of STFT has shape [batch, length], which ONNX does not allow: it is read "
+            "as [batch, length, 1], as in ONNX Runtime",
             RuntimeWarning,
         )
     step, length, frames = _stft_sizes(inputs, node.attrs, consts)
@@ -184,7 +191,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     def into(*arguments: np.ndarray) -> None:
         x = _values(arguments[0]) if last else arguments[0]
         strides = (x.strides[0], step * x.strides[1], x.strides[1])
-        # Frames overlap, and are not copied.
+        # Frames are overlapping views.
         every = np.lib.stride_tricks.as_strided(x, framed.shape, strides, writeable=False)
         if windowed:
             every = np.multiply(every, arguments[2], framed(arguments[-1]))
@@ -193,7 +200,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
     return Routine(into, layout.size if windowed else 0, prepared=(1, 3))
 
 
-# ONNX defines Hamming's window with 25 / 46, not with the customary 0.54.
+# ONNX defines the Hamming window with 25 / 46 rather than the customary 0.54.
 _WINDOWS = {
     "HannWindow": (0.5, 0.5),
     "HammingWindow": (25 / 46, 21 / 46),
@@ -221,8 +228,8 @@ def _window(
 ) -> np.ndarray:
     n = int(rules.one_element(size, "size"))
     if n < 0:
-        raise ShapeError(f"size must not be negative, it is {n}")
-    # A symmetric window of one sample: its middle would be 0 / 0.
+        raise ShapeError(f"size must not be negative, but is {n}")
+    # Avoids 0 / 0 for a symmetric window of one sample.
     whole = n if periodic else max(n - 1, 1)
     phase = np.arange(n) * (2 * np.pi / max(whole, 1))
     result = np.zeros(n)
@@ -240,10 +247,10 @@ def _infer_mel(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("MelWeightMatrix", since=17, infer=_infer_mel, prepared=_DTYPE)
 def mel_weight_matrix(*inputs: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Triangles over the bins of a spectrum, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
+    """Triangular filters over spectrum bins, evenly spaced in mel = 2595 * log10(1 + hertz / 700).
 
-    As in ONNX's own definition, the edges of the triangles are rounded down to whole bins, and the
-    spacing counts one triangle more than there are.
+    As in ONNX's definition, edges are rounded down to whole bins, and the spacing is computed for
+    one more filter than there are.
     """
     bands, length, rate = (int(rules.one_element(x, "input")) for x in inputs[:3])
     low, high = (float(rules.one_element(x, "input")) for x in inputs[3:])

@@ -1,7 +1,6 @@
-"""Softmax and its kin, along an axis. 16-bit floats are computed in float32 and rounded once.
+"""Softmax, LogSoftmax and Hardmax. 16-bit floats are computed in float32 and rounded once.
 
-Along the last axis, a tensor is taken some rows at a time, so that what is widened to float32 on
-the way stays small and in the cache.
+Along the last axis, blocks of rows are processed, so that float32 copies stay in the cache.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ _add: Callable[..., RunValue] = np.add.reduce
 _maximum: Callable[..., RunValue] = np.maximum.reduce
 
 Normalize: TypeAlias = Callable[[np.ndarray, int, np.ndarray], None]
-"""From an array of float32 or float64, along an axis, into another, or into the same one."""
+"""``normalize(x, axis, out)`` on float32 or float64, where ``out`` may be ``x``"""
 
 
 def _highest(x: np.ndarray, axis: int) -> np.ndarray:
-    """The maxima along ``axis``, kept as a dim of 1; NaN where there is one."""
+    """The maxima along ``axis`` with keepdims; NaN is propagated."""
     if x.ndim == 2 and axis == 1 and x.flags.c_contiguous:
         return row_reduce.maxima(x)
     return _maximum(x, axis, None, None, True, -math.inf)
 
 
 def _total(x: np.ndarray, axis: int) -> np.ndarray:
-    """The sums along ``axis``, kept as a dim of 1."""
+    """The sums along ``axis`` with keepdims."""
     if x.ndim == 2 and axis == 1:
         return row_reduce.sums(x)
     return _add(x, axis, None, None, True)
 
 
 def _softmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
-    # Exponentials of numbers that are at most 0 do not overflow.
+    # After subtracting the maximum, exp does not overflow.
     np.subtract(x, _highest(x, axis), out)
     np.exp(out, out)
     np.divide(out, _total(out, axis), out)
@@ -64,11 +63,11 @@ def _hardmax(x: np.ndarray, axis: int, out: np.ndarray) -> None:
 
 
 def along_axis(normalize: Normalize, x: np.ndarray, axis: int, out: np.ndarray) -> None:
-    """Apply ``normalize`` to floats of any dtype and layout; ``axis`` counts from the front."""
+    """Apply ``normalize`` to floats of any dtype and layout; ``axis`` is not negative."""
     if not x.size:
         return
     dtype = wide(x.dtype)
-    # Memory that is not contiguous takes the same way: sums must not depend on it.
+    # Non-contiguous memory is handled the same way, so that sums do not depend on the layout.
     target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
     if axis == x.ndim - 1:
         width = x.shape[-1]
@@ -99,7 +98,7 @@ def _rows(normalize: Normalize, x: np.ndarray, out: np.ndarray, dtype: np.dtype)
 
 
 SINGLE_AXIS = 13
-"""the version since which these are over one axis, and not over all from that axis on"""
+"""since this version, they normalize over one axis; before, over all axes from ``axis`` on"""
 
 _NORMALIZE: Mapping[str, Normalize]
 _NORMALIZE = {"Softmax": _softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}
@@ -120,7 +119,7 @@ def _infer_flattened(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 
 def _compile(node: Node, types: Types) -> Kernel:
-    """Before version 13, ``axis`` and all that follow it are taken together."""
+    """Before version 13, ``axis`` and all following axes are flattened."""
     normalize, attrs, flattens = _NORMALIZE[node.op.name], node.attrs, node.op.since < 13
     node.op.infer(types, attrs, ())
     axis = attrs.get("axis", -1)

@@ -1,6 +1,6 @@
 """Strings: arrays of dtype object with ``str`` elements.
 
-None of these kernels writes into given memory: strings are objects, which no arena can hold.
+No kernel writes into given memory, since arenas cannot hold string objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.ops.registry import ArrayFunction, array_operator, operator
 
 
 def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
-    """A string tensor; NumPy itself would make a fixed-width one of a list."""
+    """A string tensor of dtype object; NumPy would convert a list to a fixed-width dtype."""
     array = np.empty(len(values), STRING)
     array[:] = values
     return array.reshape(shape)
@@ -31,23 +31,23 @@ def strings(values: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
 
 @array_operator("StringConcat", since=20, infer=broadcast_to(STRING), strings=True)
 def string_concat(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    # Without broadcasting, the result has no more characters than the operands together.
+    # Without broadcasting, the result is no larger than both operands together.
     if x.shape != y.shape:
         _reserve_joined(x, y)
     joined = np.add(x, y)
-    # Of operands of rank 0, NumPy's result is the string itself.
+    # For operands of rank 0, NumPy returns a string rather than an array.
     return joined if isinstance(joined, np.ndarray) else strings([joined], ())
 
 
 def _reserve_joined(x: np.ndarray, y: np.ndarray) -> None:
-    """Ask for the memory of a concatenation that repeats strings."""
+    """Reserve the memory of a concatenation that repeats strings by broadcasting."""
     count = math.prod(np.broadcast_shapes(x.shape, y.shape))
     chars = [sum(map(len, part.reshape(-1).tolist())) / (part.size or 1) for part in (x, y)]
     reserve(int(count * sum(chars)))
 
 
 def padded_rows(rows: Sequence[list[str]], pad: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of strings, one for each element of ``shape``, all as long as the longest."""
+    """Pad rows of strings, one per element of ``shape``, to the length of the longest."""
     width = max(map(len, rows), default=0)
     reserve(len(rows) * width * STRING.itemsize)
     parts = np.empty((len(rows), width), STRING)
@@ -66,14 +66,14 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringSplit", since=20, infer=_infer_split, strings=True)
 def string_split(node: Node, types: Types) -> Kernel:
-    # In ONNX, an empty delimiter stands for any whitespace, too.
+    # In ONNX, an empty delimiter also means any whitespace.
     delimiter, limit = node.attrs.get("delimiter") or None, node.attrs.get("maxsplit")
     limit = -1 if limit is None else limit
 
     def split(text: str) -> list[str]:
         parts = text.split(delimiter, limit)
         if delimiter is None and parts:
-            # Whitespace at the end is dropped, even if maxsplit leaves some there.
+            # Trailing whitespace is stripped, even where maxsplit leaves some.
             parts[-1] = parts[-1].rstrip()
         return parts
 
@@ -91,7 +91,9 @@ _CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.uppe
 def _check_row(shape: Shape) -> None:
     one_row = len(shape) == 2 and (shape[0] == 1 or not isinstance(shape[0], int))
     if len(shape) != 1 and not one_row:
-        raise ShapeError(f"strings to normalize have shape [C] or [1, C], not {shape}")
+        raise ShapeError(
+            f"the input of StringNormalizer must have shape [C] or [1, C], not {shape}"
+        )
 
 
 def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -104,7 +106,7 @@ def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 @operator("StringNormalizer", since=10, infer=_infer_normalizer, strings=True)
 def string_normalizer(node: Node, types: Types) -> Kernel:
-    """Upper and lower case are those of Unicode, whatever the locale."""
+    """Case conversion follows Unicode, independent of the locale."""
     change = _CASES[choice(node.attrs, "case_change_action", "NONE", _CASES)]
     fold: Callable[[str], str] = str if node.attrs.get("is_case_sensitive", 0) else str.lower
     stop = {fold(word) for word in node.attrs.get("stopwords") or ()}
@@ -114,7 +116,7 @@ def string_normalizer(node: Node, types: Types) -> Kernel:
         texts = x.reshape(-1).tolist()
         if stop:
             texts = [text for text in texts if fold(text) not in stop]
-        # ONNX has one empty string where all words were dropped.
+        # If all words are stop words, the output is one empty string.
         kept = list(map(change, texts)) or [""]
         return strings(kept, (*(1,) * (x.ndim - 1), len(kept)))
 
@@ -127,7 +129,7 @@ def regex_full_match(attrs: Attrs) -> ArrayFunction:
     try:
         match = Regex(attrs.get("pattern") or "").fullmatch
     except RegexError as error:
-        raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+        raise ShapeError(f"attribute pattern is not a valid RE2 pattern: {error}") from error
 
     def run(x: np.ndarray) -> np.ndarray:
         texts = with_checkpoints(x.reshape(-1).tolist())
@@ -138,36 +140,44 @@ def regex_full_match(attrs: Attrs) -> ArrayFunction:
 
 
 class NgramPool:
-    """The n-grams to count, as a trie that whole arrays descend by binary search. A node is the
-    number of a prefix; ``step`` leads from it to the prefix one token longer."""
+    """The n-grams to count, as a trie that is traversed for whole arrays by binary search. A node
+    is the number of a prefix; ``step`` extends prefixes by one token."""
 
     def __init__(self, attrs: Attrs) -> None:
         pool = attrs.get("pool_strings") or attrs.get("pool_int64s") or []
         counts, indexes = attrs["ngram_counts"], attrs["ngram_indexes"]
         self.shortest, self.longest = attrs["min_gram_length"], attrs["max_gram_length"]
         if not 1 <= self.shortest <= self.longest:
-            raise ShapeError(f"bad n-gram lengths {self.shortest} to {self.longest}")
+            raise ShapeError(
+                f"min_gram_length={self.shortest} must be at least 1 and at most "
+                f"max_gram_length={self.longest}"
+            )
         self.longest = min(self.longest, len(counts))
         self.numbers = {token: i for i, token in enumerate(dict.fromkeys(pool), 1)}
         self.base = len(self.numbers) + 1
         self.width = max(indexes, default=-1) + 1
         if min(indexes, default=0) < 0:
             raise ShapeError("ngram_indexes must not be negative")
-        columns = [-1]  # of each node the output column; -1 where a prefix is no n-gram
+        columns = [-1]  # the output column of each node; -1 for a prefix that is not an n-gram
         edges: list[dict[int, int]] = [{} for _ in range(self.longest)]
-        at = 0  # which n-gram of the pool
+        at = 0  # index of the n-gram in the pool
         for length, start in enumerate(counts, 1):
             stop = counts[length] if length < len(counts) else len(pool)
             if not 0 <= start <= stop <= len(pool) or (stop - start) % length:
-                raise ShapeError(f"ngram_counts {list(counts)} do not fit {len(pool)} tokens")
+                raise ShapeError(
+                    f"ngram_counts {list(counts)} must be ascending offsets of whole n-grams in "
+                    f"a pool of {len(pool)}"
+                )
             for first in range(start, stop, length):
                 if at >= len(indexes):
-                    raise ShapeError(f"{len(indexes)} ngram_indexes are too few for the pool")
+                    raise ShapeError(
+                        f"ngram_indexes has {len(indexes)} entries, fewer than the pool has n-grams"
+                    )
                 if self.shortest <= length <= self.longest:
                     node = 0
                     for depth, token in enumerate(pool[first : first + length]):
-                        # Numbers of tokens are below the base, so that each pair has a key of its
-                        # own.
+                        # Token numbers are below the base, so that (node, token) pairs have unique
+                        # keys.
                         key = node * self.base + self.numbers[token]
                         node = edges[depth].setdefault(key, len(columns))
                         if node == len(columns):
@@ -181,13 +191,13 @@ class NgramPool:
             self.levels.append((keys, np.array([edge[k] for k in keys.tolist()], np.int64)))
 
     def tokens(self, x: np.ndarray) -> np.ndarray:
-        """The number of each token, from 1; 0 where the pool has no such token."""
+        """The number of each token, from 1; 0 for tokens that are not in the pool."""
         get = self.numbers.get
         flat = [get(token, 0) for token in with_checkpoints(x.reshape(-1).tolist())]
         return np.array(flat, np.int64).reshape(x.shape)
 
     def step(self, depth: int, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """The nodes one token further down; -1 where there is none."""
+        """The nodes of prefixes extended by a token; -1 where none exists."""
         keys, targets = self.levels[depth]
         if not len(keys):
             return np.full(nodes.shape, -1)
@@ -201,11 +211,11 @@ def _infer_tfidf(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if shape is None:
         return (TensorType(FLOAT32),)
     if len(shape) not in (1, 2):
-        raise ShapeError(f"TfIdfVectorizer takes tensors of shape [C] or [N, C], not {shape}")
+        raise ShapeError(f"the input of TfIdfVectorizer must have shape [C] or [N, C], not {shape}")
     return (TensorType(FLOAT32, (*shape[:-1], max(attrs["ngram_indexes"], default=-1) + 1)),)
 
 
-_MOST_TOKENS = 2**18  # of rows that are counted together
+_MOST_TOKENS = 2**18  # tokens of the rows that are counted together
 
 
 @operator("TfIdfVectorizer", since=9, infer=_infer_tfidf, strings=True)
@@ -216,11 +226,11 @@ def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
     weigh = weighted(attrs, pool.width)
 
     def counted(tokens: np.ndarray) -> np.ndarray:
-        """The number of each n-gram in each row."""
+        """The number of occurrences of each n-gram in each row."""
         rows, length = tokens.shape
         cells = []
         first_cell = np.arange(rows)[:, None] * pool.width
-        # To skip s tokens is a distance of s + 1.
+        # Skipping s tokens means a distance of s + 1.
         for distance in range(1, min(skips + 1, max(length, 1)) + 1):
             nodes = np.zeros((rows, length), np.int64)
             for depth in range(pool.longest):
@@ -229,7 +239,7 @@ def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
                 checkpoint()
                 following = tokens[:, depth * distance :]
                 nodes = pool.step(depth, nodes[:, : following.shape[1]], following)
-                # Single tokens have no distance: they count once.
+                # Unigrams have no skips: count them once.
                 if depth + 1 >= pool.shortest and (depth or distance == 1):
                     columns = np.where(nodes >= 0, pool.columns[nodes], -1)
                     cells.append((columns + first_cell)[columns >= 0])
@@ -238,7 +248,9 @@ def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
-            raise ShapeError(f"TfIdfVectorizer takes shapes [C] and [N, C], not {x.shape}")
+            raise ShapeError(
+                f"the input of TfIdfVectorizer must have shape [C] or [N, C], not {x.shape}"
+            )
         rows = x.reshape(1, -1) if x.ndim == 1 else x
         tokens, counts = pool.tokens(rows), np.empty((len(rows), pool.width), np.float32)
         step = 1 + _MOST_TOKENS // max(rows.shape[1], 1)
@@ -250,17 +262,19 @@ def tfidf_vectorizer(attrs: Attrs) -> ArrayFunction:
 
 
 def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
-    """The weighting of counts of n-grams, in output columns; the attribute has weights in the order
-    of the pool."""
+    """A function that weights n-gram counts by output column; the attribute ``weights`` is in the
+    order of the pool."""
     mode = choice(attrs, "mode", "", ("TF", "IDF", "TFIDF"))
     weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]
     columns = np.ones(width, np.float32)
     if weights and len(weights) != len(indexes):
-        raise ShapeError(f"{len(weights)} weights for {len(indexes)} n-grams")
+        raise ShapeError(
+            f"weights has {len(weights)} entries, but ngram_indexes has {len(indexes)}"
+        )
     columns[indexes if weights else []] = weights or []
 
     def weigh(counts: np.ndarray) -> np.ndarray:
-        # ONNX counts an n-gram once for IDF, and has no weights for TF.
+        # IDF counts an n-gram at most once, and TF has no weights.
         if mode == "IDF":
             counts = np.minimum(counts, 1)
         return counts * columns if weights and mode != "TF" else counts

@@ -1,6 +1,6 @@
-"""Places of elements: slices, joins, gathers and shapes where TensorFlow's are not ONNX's.
+"""Slicing, concatenation, gathering and shapes, where TensorFlow differs from ONNX.
 
-Axes, begins and sizes are inputs here, and may be known only during the run.
+Axes, begins and sizes are inputs, and may be known only at run time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.ops.common.dtypes import INT32
 from penstock.ops.registry import ArrayFunction
 from penstock.ops.tensorflow import common
 
-_FEW = 1024  # elements whose places NumPy finds in less time by dims than as one number
+_FEW = 1024  # elements below which NumPy finds indices faster per axis than as flat indices
 
 
 def _axis(axis: np.ndarray, rank: int) -> int:
@@ -56,23 +56,27 @@ def fill(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
-    """The shape that a tensor contains."""
+    """Convert a tensor of dims to a shape."""
     if dims.ndim != 1 or (dims < 0).any():
-        raise ShapeError(f"{dims.tolist()} is not a shape")
+        raise ShapeError(
+            f"{dims.tolist()} is not a valid shape: it must be a vector of dims of at least 0"
+        )
     return tuple(dims.tolist())
 
 
 def _points(num: np.ndarray) -> int:
     count = common.integer(num, "the number of points")
     if count < 1:
-        raise ShapeError(f"there must be one point or more, not {count}")
+        raise ShapeError(f"the number of points must be at least 1, not {count}")
     return count
 
 
 @common.array_operator("LinSpace", infer=common.sized(lambda a, b, n: (_points(n), *a), 2))
 def lin_space(start: np.ndarray, stop: np.ndarray, num: np.ndarray) -> np.ndarray:
     if start.shape != stop.shape:
-        raise ShapeError(f"points between shapes {start.shape} and {stop.shape}")
+        raise ShapeError(
+            f"start of shape {start.shape} and stop of shape {stop.shape} must have the same shape"
+        )
     return np.linspace(start, stop, _points(num), dtype=start.dtype)
 
 
@@ -89,7 +93,7 @@ def _infer_one_hot(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
 def one_hot(
     x: np.ndarray, depth: np.ndarray, on: np.ndarray, off: np.ndarray, *, axis: int = -1
 ) -> np.ndarray:
-    """``on`` at the place that an index names; indices out of range name none."""
+    """``on`` at each index, ``off`` elsewhere; indices out of range select nothing."""
     place = rules.normalize_axis(axis, x.ndim + 1)
     numbers = np.arange(common.integer(depth, "the depth")).reshape([-1] + [1] * (x.ndim - place))
     return np.where(np.expand_dims(x, place) == numbers, on, off).astype(on.dtype)
@@ -165,7 +169,7 @@ def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _index(
     begin: Sequence[Dim], end: Sequence[Dim], strides: Sequence[int], attrs: Attrs
 ) -> rules.Index:
-    """The index in NumPy's notation; slices have None for dims that are not known."""
+    """The equivalent NumPy index, with None as slice bounds of unknown dims."""
     dims: list[Any] = []
     for i, step in enumerate(strides):
         bit = 1 << i
@@ -175,17 +179,17 @@ def _index(
             dims.append(np.newaxis)
         elif attrs["shrink_axis_mask"] & bit:
             if step <= 0:
-                raise ShapeError("a dim that is taken away must have a positive stride")
+                raise ShapeError("strides must be positive where shrink_axis_mask is set")
             dims.append(begin[i])
         else:
             if step == 0:
-                raise ShapeError("a stride must not be 0")
+                raise ShapeError("strides must not contain 0")
             first = None if attrs["begin_mask"] & bit else begin[i]
             last = None if attrs["end_mask"] & bit else end[i]
             dims.append(slice(first, last, step))
     if dims.count(Ellipsis) > 1:
-        raise ShapeError("a slice has one ellipsis at most")
-    # Dims that no entry speaks of stay whole.
+        raise ShapeError("ellipsis_mask must have at most one bit set")
+    # Axes without an entry are kept whole.
     return tuple(dims) if Ellipsis in dims else (*dims, Ellipsis)
 
 
@@ -196,12 +200,12 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     if begin is None or end is None or strides is None or x.shape is None:
         return (TensorType(x.dtype),)
     if not len(begin) == len(end) == len(strides):
-        raise ShapeError("begin, end and strides have different lengths")
+        raise ShapeError("begin, end and strides must have the same length")
     index = _index(begin, end, strides, attrs)
     dims = _sliced(x.shape, index)
     data: tuple[Dim, ...] | None = None
     if x.data is not None and len(x.shape) == 1 and len(dims) <= 1 and np.newaxis not in index:
-        # As objects, since contents may be names of dims.
+        # An object array, since contents may be symbolic dims.
         taken: Any = np.array(x.data, object)[index]
         data = tuple(taken.reshape(-1).tolist())
     return (TensorType(x.dtype, dims, data),)
@@ -209,13 +213,13 @@ def _infer_strided_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 def _check_vectors(*ranks: int | None) -> None:
     if not {*ranks} <= {None, 1}:
-        raise ShapeError("begin, end and strides must have one dim each")
+        raise ShapeError("begin, end and strides must have rank 1")
 
 
 def _sliced(dims: Shape, index: rules.Index) -> Shape:
     used = len([i for i in index if i is not Ellipsis and i is not np.newaxis])
     if used > len(dims):
-        raise ShapeError(f"{used} dims are sliced of {len(dims)}")
+        raise ShapeError(f"the slice indexes {used} dims of an input of rank {len(dims)}")
     result: list[Dim] = []
     left = list(dims)
     for item in index:
@@ -228,12 +232,12 @@ def _sliced(dims: Shape, index: rules.Index) -> Shape:
         else:
             dim = left.pop(0)
             if isinstance(item, slice):
-                # A slice of everything has the length of its dim, also where that is not known.
+                # A full slice keeps the dim, even if it is unknown.
                 everything = item == slice(None, None, item.step) and abs(item.step) == 1
                 length = len(range(*item.indices(dim))) if isinstance(dim, int) else None
                 result.append(dim if everything else length)
             elif isinstance(dim, int) and not -dim <= item < dim:
-                raise ShapeError(f"slice index {item} of a dim of {dim} is out of bounds")
+                raise ShapeError(f"slice index {item} is out of bounds for dim {dim}")
     return tuple(result)
 
 
@@ -258,7 +262,7 @@ def _infer_strided_slice_grad(types: Types, attrs: Attrs, consts: Consts) -> Seq
 
 @common.operator("StridedSliceGrad", infer=_infer_strided_slice_grad)
 def strided_slice_grad(node: Node, types: Types) -> Kernel:
-    """Zeros of a shape, but for the slice, which is what flows back."""
+    """The gradient of StridedSlice: zeros of the input's shape, with ``dy`` in the slice."""
     attrs = node.attrs
 
     def function(
@@ -268,9 +272,9 @@ def strided_slice_grad(node: Node, types: Types) -> Kernel:
         index = _index(begin.tolist(), end.tolist(), strides.tolist(), attrs)
         result = np.zeros(shape.tolist(), dy.dtype)
         place = result[index]
-        # An assignment would broadcast a gradient of a smaller shape.
+        # The assignment would silently broadcast a smaller gradient.
         if place.shape != dy.shape:
-            raise ShapeError(f"a gradient of shape {dy.shape} for a slice of {place.shape}")
+            raise ShapeError(f"the gradient has shape {dy.shape}, but the slice has {place.shape}")
         result[index] = dy
         return result
 
@@ -283,26 +287,31 @@ def _infer_slice(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None or begin is None or sizes is None:
         return (TensorType(x.dtype, None if x.shape is None else (None,) * len(x.shape)),)
     if not len(x.shape) == len(begin) == len(sizes):
-        raise ShapeError(f"begin {begin} and size {sizes} do not fit shape {x.shape}")
+        raise ShapeError(
+            f"begin {begin} and size {sizes} must have one entry per axis of shape {x.shape}"
+        )
     return (TensorType(x.dtype, tuple(map(_slice_length, x.shape, begin, sizes))),)
 
 
 def _slice_length(dim: Dim, first: int, count: int) -> Dim:
-    """The length of ``count`` elements of a dim from ``first`` on; of the rest of it if -1."""
+    """The length of a slice of ``count`` elements from ``first``; -1 takes the rest of the dim."""
     if not isinstance(dim, int):
         if count < -1:
-            raise ShapeError(f"a slice of {count}")
+            raise ShapeError(f"size {count} must be at least -1")
         return count if count != -1 else dim if first == 0 else None
     length = dim - first if count == -1 else count
     if not (0 <= first <= dim and 0 <= length <= dim - first):
-        raise ShapeError(f"a slice of {count} from {first} is not in a dim of {dim}")
+        raise ShapeError(f"a slice of size {count} from {first} is out of bounds for dim {dim}")
     return length
 
 
 @common.array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
 def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     if not begin.size == sizes.size == x.ndim:
-        raise ShapeError(f"a slice of {begin.size} dims of shape {x.shape}")
+        raise ShapeError(
+            f"begin has {begin.size} and size {sizes.size} entries: both need {x.ndim}, one per "
+            "axis"
+        )
     places = zip(x.shape, begin.tolist(), sizes.tolist(), strict=True)
     return x[tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])]
 
@@ -314,9 +323,9 @@ def reverse(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
 
 @common.array_operator("Transpose", infer=common.dtype_only(), view=True, strings=True, moves=True)
 def transpose(x: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """With an order of dims that only the run knows."""
+    """Transpose with a permutation that is known only at run time."""
     if sorted(order.tolist()) != list(range(x.ndim)):
-        raise ShapeError(f"{order.tolist()} is not an order of {x.ndim} dims")
+        raise ShapeError(f"perm {order.tolist()} is not a permutation of {x.ndim} axes")
     return x.transpose(order.tolist())
 
 
@@ -325,13 +334,13 @@ def _infer_matrix_transpose(types: Types, attrs: Attrs, consts: Consts) -> Seque
     if x.shape is None:
         return (TensorType(x.dtype),)
     if len(x.shape) < 2:
-        raise ShapeError(f"matrices have two dims or more, not shape {x.shape}")
+        raise ShapeError(f"the input must have rank 2 or more, but has shape {x.shape}")
     return (TensorType(x.dtype, (*x.shape[:-2], x.shape[-1], x.shape[-2])),)
 
 
 @common.operator("MatrixTranspose", infer=_infer_matrix_transpose, moves=True)
 def matrix_transpose(node: Node, types: Types) -> Kernel:
-    """The last two dims swapped, and the elements conjugated if the attribute says so."""
+    """Swap the last two axes, and conjugate the elements if attribute ``conjugate`` is set."""
     if node.attrs.get("conjugate"):
         return Kernel(lambda x: np.conjugate(np.swapaxes(x, -1, -2)))
     return Kernel(lambda x: np.swapaxes(x, -1, -2), view=True)
@@ -347,9 +356,9 @@ def _infer_pack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if len(shapes) < len(types):
         return (TensorType(dtype),)
     if any(len(dims) != len(shapes[0]) for dims in shapes):
-        raise ShapeError(f"tensors of shapes {shapes} cannot be packed into one")
+        raise ShapeError(f"the inputs of Pack must have the same rank, but have shapes {shapes}")
     axis = rules.normalize_axis(attrs.get("axis", 0), len(shapes[0]) + 1)
-    # A dim that all inputs share is known if that of one input is.
+    # The inputs have the same shape: a dim is known if it is known for any input.
     rows = zip(*shapes, strict=True)
     dims = [next((d for d in row if isinstance(d, int)), row[0]) for row in rows]
     data = None
@@ -377,9 +386,9 @@ def _infer_unpack(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def unpack(x: np.ndarray, *, num: int, axis: int = 0) -> common.Outputs:
     place = rules.normalize_axis(axis, x.ndim)
     if x.shape[place] != num:
-        raise ShapeError(f"a dim of {x.shape[place]} cannot be unpacked into {num}")
+        raise ShapeError(f"num is {num}, but axis {axis} has dim {x.shape[place]}")
     moved = np.moveaxis(x, place, 0) if place else x
-    # Elements of a vector are arrays, too, for which NumPy takes longer.
+    # For vectors, the ellipsis yields 0-d arrays rather than scalars, but is slower.
     return common.outputs([moved[i] if x.ndim > 1 else moved[i, ...] for i in range(num)])
 
 
@@ -396,13 +405,13 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 def _equal_part(dim: int, count: int) -> int:
     if dim % count:
-        raise ShapeError(f"a dim of {dim} cannot be split into {count} equal parts")
+        raise ShapeError(f"dim {dim} cannot be split into {count} equal parts")
     return dim // count
 
 
 @common.array_operator("Split", infer=_infer_split, view=True, strings=True, moves=True)
 def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> common.Outputs:
-    """Unlike TensorFlow's, the tensor comes first, and then the axis."""
+    """Unlike in TensorFlow, input 0 is the tensor and input 1 the axis."""
     place = _axis(axis, x.ndim)
     _equal_part(x.shape[place], num_split)
     return common.outputs(np.split(x, num_split, place))
@@ -412,17 +421,21 @@ def split(x: np.ndarray, axis: np.ndarray, *, num_split: int) -> common.Outputs:
 def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> common.Outputs:
     place, counts = _axis(axis, x.ndim), sizes.tolist()
     if counts.count(-1) == 1:
-        # The sum of all sizes has the -1 in it.
+        # sum(counts) includes the -1.
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
     if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
-        raise ShapeError(f"sizes {sizes.tolist()} do not fit a dim of {x.shape[place]}")
+        raise ShapeError(
+            f"size_splits {sizes.tolist()} must add up to {x.shape[place]}, the dim along the axis"
+        )
     return common.outputs(np.split(x, np.cumsum(counts)[:-1], place))
 
 
 def _concat_dims(first: Sequence[int], *rest: Any) -> list[int]:
     place, dims = _axis(rest[-1], len(first)), list(first)
     if any(len(other) != len(first) for other in rest[:-1]):
-        raise ShapeError(f"shapes {(first, *rest[:-1])} cannot be joined")
+        raise ShapeError(
+            f"the inputs must have the same rank, but have shapes {(first, *rest[:-1])}"
+        )
     dims[place] = sum(other[place] for other in (first, *rest[:-1]))
     return dims
 
@@ -436,7 +449,7 @@ def concat(*inputs: np.ndarray) -> np.ndarray:
 
 @common.array_operator("ConcatOffset")
 def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> common.Outputs:
-    """The beginning of each of several concatenated tensors."""
+    """The offset of each of several concatenated tensors, as vectors [rank]."""
     place = _axis(axis, shapes[0].size)
     offsets, at = [np.zeros_like(shape) for shape in shapes], 0
     for offset, shape in zip(offsets, shapes, strict=True):
@@ -451,21 +464,24 @@ def concat_offset(axis: np.ndarray, *shapes: np.ndarray) -> common.Outputs:
     infer=lambda types, attrs, consts: [TensorType() if t is None else t for t in types],
 )
 def identity_n(*inputs: RunValue) -> common.Outputs:
-    """Copies, not views: the outputs of one node are all live or all dead."""
+    """Copy all inputs: the outputs of one node are all live or all dead."""
     return common.outputs([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
 
 
 @common.array_operator("Roll", infer=rules.same_type, strings=True, moves=True)
 def roll(x: np.ndarray, shift: np.ndarray, axis: np.ndarray) -> np.ndarray:
     if not x.ndim:
-        raise ShapeError("a scalar cannot be rolled")
+        raise ShapeError("the input of Roll must have rank 1 or more, but is a scalar")
     if shift.ndim > 1 or shift.shape != axis.shape:
-        raise ShapeError(f"shifts of shape {shift.shape} along axes of shape {axis.shape}")
+        raise ShapeError(
+            f"shift of shape {shift.shape} and axis of shape {axis.shape} must be equal scalars "
+            "or vectors"
+        )
     axes = tuple([rules.normalize_axis(place, x.ndim) for place in axis.reshape(-1).tolist()])
     return np.roll(x, shift.reshape(-1).tolist(), axes)
 
 
-# Elements by their places.
+# Gather and scatter.
 
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -480,7 +496,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     numbers = rules.all_known(places.data)
     if x.data is not None and numbers is not None and len(dims) <= 1 and not batch:
         if any(not 0 <= i < len(x.data) for i in numbers):
-            raise ShapeError(f"indices {numbers} are not in [0, {len(x.data)})")
+            raise ShapeError(f"indices {numbers} must be in [0, {len(x.data)})")
         data = tuple([x.data[i] for i in numbers])
     return (TensorType(x.dtype, dims, data),)
 
@@ -488,7 +504,7 @@ def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _batch(batch: int, places: Sequence[Any]) -> int:
     batch = batch + len(places) if batch < 0 else batch
     if not 0 <= batch <= len(places):
-        raise ShapeError(f"batch_dims {batch} do not fit indices of rank {len(places)}")
+        raise ShapeError(f"batch_dims {batch} is out of range for indices of rank {len(places)}")
     return batch
 
 
@@ -496,25 +512,30 @@ def _batch(batch: int, places: Sequence[Any]) -> int:
 def gather(
     x: np.ndarray, places: np.ndarray, axis: np.ndarray | None = None, *, batch_dims: int = 0
 ) -> np.ndarray:
-    """Along the first axis if none is given."""
+    """Gather along ``axis``, by default the first one."""
     place = 0 if axis is None else _axis(axis, x.ndim)
-    # NumPy would count negative indices from the end, which are errors in TensorFlow.
+    # Negative indices are errors in TensorFlow; NumPy would count them from the end.
     if places.size and (places.min() < 0 or places.max() >= x.shape[place]):
-        raise ShapeError(f"indices up to {places.max()} are not in [0, {x.shape[place]})")
+        raise ShapeError(
+            f"indices {places.min()} to {places.max()} must be in [0, {x.shape[place]})"
+        )
     batch = _batch(batch_dims, places.shape)
     return _gathered(x, places, place, batch) if batch else np.take(x, places, place)
 
 
 def _gathered(x: np.ndarray, places: np.ndarray, axis: int, batch: int) -> np.ndarray:
-    """Elements of each entry of a batch by places of its own."""
+    """Gather with ``batch`` leading batch dims, each entry with its own indices."""
     if x.shape[:batch] != places.shape[:batch] or axis < batch:
-        raise ShapeError(f"{batch} dims of {x.shape} and {places.shape} are no common batch")
+        raise ShapeError(
+            f"the first {batch} dims of {x.shape} and {places.shape} must be equal, and precede "
+            "the axis"
+        )
     moved = np.moveaxis(x, axis, batch)
     rest = places.ndim - batch
     grids = np.ogrid[tuple([slice(n) for n in x.shape[:batch]])]
     index = tuple([grid.reshape(grid.shape + (1,) * rest) for grid in grids])
     taken = moved[(*index, places)]
-    # The dims of the places stand where the axis was.
+    # The dims of the indices replace the axis.
     order = [*range(batch), *range(batch + rest, rest + axis)]
     order += [*range(batch, batch + rest), *range(rest + axis, taken.ndim)]
     return taken.transpose(order)
@@ -525,7 +546,7 @@ _scatter_type = common.sized(lambda indices, updates, dims: _shape_of(dims), 2, 
 
 @common.array_operator("ScatterNd", infer=_scatter_type, strings=True)
 def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np.ndarray:
-    """Updates of one place add up."""
+    """Scatter updates into zeros; updates with equal indices are summed."""
     out = np.zeros(_shape_of(dims), updates.dtype)
     limits = np.array(out.shape[: indices.shape[-1]])
     if indices.size and ((indices < 0) | (indices >= limits)).any():
@@ -533,7 +554,7 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     places, depth = tuple(np.moveaxis(indices, -1, 0)), indices.shape[-1]
     if depth and len(distinct_rows(indices.reshape(-1, depth))[0]) == indices.size // depth:
         out[places] = updates
-    else:  # a plain += adds once to a place that several indices name
+    else:  # += would apply only one of several updates with equal indices
         np.add.at(out, places, updates)
     return out
 
@@ -546,24 +567,27 @@ def scatter_nd(indices: np.ndarray, updates: np.ndarray, dims: np.ndarray) -> np
     infer=lambda types, attrs, consts: [rules.tensor(types, 0)],
 )
 def non_negative(x: np.ndarray) -> np.ndarray:
-    """Indices as they are, unless one is negative: in ONNX, these count from the end."""
+    """Return indices unchanged after checking that none is negative, as ONNX would count these
+    from the end."""
     if x.size and x.min() < 0:
-        raise ShapeError(f"index {x.min()} is negative; indices count from 0")
+        raise ShapeError(f"index {x.min()} must not be negative")
     return x
 
 
 def _scattered(name: str, function: np.ufunc) -> None:
-    """Register an operation that changes the elements at some places by ``function``, once for each
-    time that a place is named."""
+    """Register an operation that applies the ufunc ``function`` to elements at given indices, once
+    per occurrence of an index."""
 
     @common.array_operator(name, infer=rules.same_type)
     def scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
         depth = indices.shape[-1] if indices.ndim else 0
         if not indices.ndim or depth > x.ndim:
-            raise ShapeError(f"indices of shape {indices.shape} for a tensor of {x.shape}")
+            raise ShapeError(
+                f"indices of shape {indices.shape} do not match a tensor of shape {x.shape}"
+            )
         wanted = indices.shape[:-1] + x.shape[depth:]
         if updates.shape != wanted:
-            raise ShapeError(f"updates have shape {updates.shape}, which must be {wanted}")
+            raise ShapeError(f"updates must have shape {wanted}, not {updates.shape}")
         if ((indices < 0) | (indices >= np.array(x.shape[:depth], np.int64))).any():
             raise ShapeError(f"indices are out of bounds for shape {x.shape}")
         out = x.copy()
@@ -582,7 +606,7 @@ for _name, _function in (
 @common.array_operator("InvertPermutation", infer=rules.same_type)
 def invert_permutation(x: np.ndarray) -> np.ndarray:
     if x.ndim != 1 or not np.array_equal(np.sort(x), np.arange(x.size)):
-        raise ShapeError(f"{x.tolist()} is not a permutation")
+        raise ShapeError(f"{x.tolist()} is not a permutation of 0 to {x.size - 1}")
     return np.argsort(x).astype(x.dtype)
 
 
@@ -592,7 +616,7 @@ def invert_permutation(x: np.ndarray) -> np.ndarray:
     strings=True,
 )
 def where(x: np.ndarray) -> np.ndarray:
-    """As ``np.argwhere``, which takes longer."""
+    """Like ``np.argwhere``, but faster."""
     if x.ndim and x.size <= _FEW:
         columns = x.nonzero()
         out = np.empty((columns[0].size, x.ndim), np.int64)
@@ -619,23 +643,28 @@ def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @common.array_operator("Select", infer=_infer_select, strings=True)
 def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A vector of conditions chooses among rows."""
+    """Select elements; a vector condition selects whole rows."""
     if a.shape != b.shape:
-        raise ShapeError(f"shapes {a.shape} and {b.shape} differ")
+        raise ShapeError(
+            f"both values of Select must have the same shape, but have {a.shape} and {b.shape}"
+        )
     if condition.shape not in ((), a.shape[:1], a.shape):
-        raise ShapeError(f"a condition of shape {condition.shape} does not fit {a.shape}")
+        raise ShapeError(
+            f"a condition of shape {condition.shape} must be a scalar, have shape {a.shape}, or "
+            "one entry per row"
+        )
     if condition.ndim == 1 and a.ndim > 1:
         condition = condition.reshape(-1, *(1,) * (a.ndim - 1))
     return np.where(condition, a, b)
 
 
-# Reductions to truth values, over axes that are an input.
+# Boolean reductions, whose axes are an input.
 
 
 def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     given = rules.tensor(types, 1).dtype
-    if given is not None and given.kind not in "iu":  # a file of TFLite may have any
-        raise ShapeError(f"axes are integers, not {given}")
+    if given is not None and given.kind not in "iu":  # a TFLite file may declare any type
+        raise ShapeError(f"axes must be integers, not {given}")
     dims, axes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)

@@ -1,5 +1,4 @@
-"""Elements moved between batch, channels and places in images, in blocks; mirrored borders; means
-and variances of batches."""
+"""SpaceToBatch, BatchToSpace, SpaceToDepth, DepthToSpace, padding and fused batch normalization."""
 
 from __future__ import annotations
 
@@ -18,11 +17,17 @@ from penstock.ops.tensorflow.common import array_operator, operator, sized
 
 
 def _blocks(block: np.ndarray, pairs: np.ndarray, rank: int) -> list[int]:
-    """The sides of a block, checked."""
+    """Check and return the sides of a block."""
     if block.ndim != 1 or pairs.shape != (block.size, 2) or block.size >= rank:
-        raise ShapeError(f"blocks of {block.shape} and {pairs.shape} for {rank} dims")
+        raise ShapeError(
+            f"block_shape {block.shape} and paddings or crops {pairs.shape} do not match rank "
+            f"{rank}"
+        )
     if (block < 1).any() or (pairs < 0).any():
-        raise ShapeError(f"blocks of {block.tolist()}, {pairs.tolist()}")
+        raise ShapeError(
+            f"block_shape {block.tolist()} must be positive, paddings or crops {pairs.tolist()} "
+            "not negative"
+        )
     return [int(size) for size in block]
 
 
@@ -39,10 +44,10 @@ def space_to_batch(x: np.ndarray, block: np.ndarray, pads: np.ndarray) -> np.nda
     n = len(sides)
     x = np.pad(x, [(0, 0), *map(tuple, pads.tolist()), *[(0, 0)] * (x.ndim - 1 - n)])
     if any(dim % side for dim, side in zip(x.shape[1:], sides, strict=False)):
-        raise ShapeError(f"shape {x.shape} is not made of blocks {sides}")
+        raise ShapeError(f"the padded shape {x.shape} must be divisible by block_shape {sides}")
     inner = [part for d, s in zip(x.shape[1:], sides, strict=False) for part in (d // s, s)]
     split = x.reshape(x.shape[0], *inner, *x.shape[n + 1 :])
-    # TensorFlow has the place in a block before the image in the new batch.
+    # In the new batch, the position in the block is outermost, then the image.
     order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2), *range(2 * n + 1, split.ndim)]
     dims = x.shape[0] * int(np.prod(sides)), *inner[::2], *x.shape[n + 1 :]
     return split.transpose(order).reshape(dims)
@@ -53,7 +58,7 @@ def _unbatched_dims(x: Sequence[int], block: np.ndarray, crops: np.ndarray) -> l
     for axis, side in enumerate(_blocks(block, crops, len(dims)), 1):
         dims[0], dims[axis] = dims[0] // side, dims[axis] * side - sum(crops[axis - 1].tolist())
     if min(dims) < 0:
-        raise ShapeError(f"crops {crops.tolist()} of shape {tuple(x)}")
+        raise ShapeError(f"crops {crops.tolist()} exceed the dims of shape {tuple(x)}")
     return dims
 
 
@@ -63,21 +68,26 @@ def batch_to_space(x: np.ndarray, block: np.ndarray, crops: np.ndarray) -> np.nd
     n, size = len(sides), int(np.prod(sides))
     _unbatched_dims(x.shape, block, crops)
     if x.shape[0] % size:
-        raise ShapeError(f"a batch of {x.shape[0]} is not made of blocks {sides}")
+        raise ShapeError(
+            f"the batch of {x.shape[0]} must be divisible by the product of block_shape {sides}"
+        )
     split = x.reshape(*sides, x.shape[0] // size, *x.shape[1:])
     order = [n, *[axis for i in range(n) for axis in (n + 1 + i, i)]]
     moved = split.transpose([*order, *range(2 * n + 1, split.ndim)])
     whole = [dim * side for dim, side in zip(x.shape[1:], sides, strict=False)]
     joined = moved.reshape(x.shape[0] // size, *whole, *x.shape[n + 1 :])
     cut = [slice(a, d - b) for (a, b), d in zip(crops.tolist(), whole, strict=True)]
-    # A view would keep what is cropped away in memory.
+    # A view would keep the cropped elements in memory.
     return joined[(slice(None), *cut)].copy()
 
 
 def _size(attrs: Attrs) -> int:
     size = attrs.get("block_size")
     if type(size) is not int or size < 1 or attrs.get("data_format") not in ("NHWC", "NCHW"):
-        raise ShapeError(f"block_size {size!r} with data_format {attrs.get('data_format')!r}")
+        raise ShapeError(
+            f"block_size {size!r} must be a positive integer, and data_format "
+            f"{attrs.get('data_format')!r} NHWC or NCHW"
+        )
     return size
 
 
@@ -93,7 +103,7 @@ def _infer_blocks(to_space: bool) -> Infer:
 @operator("SpaceToDepth", infer=_infer_blocks(False), moves=True, strings=True)
 @operator("DepthToSpace", infer=_infer_blocks(True), moves=True, strings=True)
 def rearrange_images(node: Node, types: Types) -> Kernel:
-    """ONNX's operations of these names, for images with channels last or second."""
+    """ONNX's operations of the same names, for images with channels last or first."""
     size, to_space = _size(node.attrs), node.op.name == "DepthToSpace"
     if node.attrs["data_format"] == "NCHW":
         return Kernel(lambda x: rearrange_blocks(x, b=size, to_space=to_space))
@@ -110,7 +120,9 @@ def rearrange_images(node: Node, types: Types) -> Kernel:
 
 def _padded_dims(x: Sequence[int], pads: np.ndarray) -> list[int]:
     if pads.shape != (len(x), 2) or (pads < 0).any():
-        raise ShapeError(f"padding {pads.tolist()} of shape {x}")
+        raise ShapeError(
+            f"paddings {pads.tolist()} must have one pair of at least 0 per axis of shape {x}"
+        )
     return [dim + sum(pair) for dim, pair in zip(x, pads.tolist(), strict=True)]
 
 
@@ -120,7 +132,9 @@ def mirror_pad(x: np.ndarray, pads: np.ndarray, *, mode: str = "SYMMETRIC") -> n
     # REFLECT does not repeat the border.
     most = np.array(x.shape)[:, np.newaxis] - reflects
     if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
-        raise ShapeError(f"padding {pads.tolist()} of shape {x.shape}, mirrored")
+        raise ShapeError(
+            f"paddings {pads.tolist()} are out of range for a mirrored shape {x.shape}"
+        )
     return np.pad(x, pads.tolist(), mode="reflect" if reflects else "symmetric")
 
 
@@ -135,7 +149,7 @@ def _infer_batch_norm(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 
 @operator("FusedBatchNorm", infer=_infer_batch_norm)
 def fused_batch_norm(node: Node, types: Types) -> Kernel:
-    """In training: by the mean and variance of the batch itself, which are given as well."""
+    """In training, normalize by the mean and variance of the batch, which are outputs too."""
     epsilon, factor = np.float32(node.attrs["epsilon"]), np.float32(node.attrs["factor"])
     first = node.attrs["data_format"].startswith("NC")
     count = len(node.outputs)
@@ -145,17 +159,17 @@ def fused_batch_norm(node: Node, types: Types) -> Kernel:
     ) -> tuple[np.ndarray, ...]:
         moved = np.moveaxis(x, 1, -1) if first else x
         axes = tuple(range(moved.ndim - 1))
-        # TensorFlow, too, has the statistics of half-precision images in float32.
+        # As in TensorFlow, statistics of float16 images are float32.
         wide = moved.astype(np.float32)
         own_mean, own_var = wide.mean(axes), wide.var(axes)
         y = (wide - own_mean) * (scale / np.sqrt(own_var + epsilon)) + offset
         y = y.astype(x.dtype)
-        # The variance that is handed on is that of a sample.
+        # The output variance is the sample variance (n - 1).
         size = wide.size // max(wide.shape[-1], 1)
         # TensorFlow divides by 1 for a batch of one value.
         given_var = own_var * np.float32(size / max(size - 1, 1))
         next_mean, next_var = own_mean, given_var
-        # With 1, what is given for the mean and the variance may be empty.
+        # With exponential_avg_factor 1, the input mean and variance may be empty.
         if factor != 1:
             next_mean = mean * (1 - factor) + own_mean * factor
             next_var = var * (1 - factor) + given_var * factor
@@ -174,8 +188,8 @@ def _infer_batch_norm_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
 
 @operator("FusedBatchNormGrad", infer=_infer_batch_norm_grad)
 def fused_batch_norm_grad(node: Node, types: Types) -> Kernel:
-    """From the gradient, the images, the scale, and the mean and variance that were used: those of
-    the batch itself if ``training``, through which the gradient flows as well."""
+    """Inputs: dy, x, scale, and the mean and variance of the forward pass. If ``training``, these
+    are the batch's own, and the gradient flows through them too."""
     epsilon, training = np.float32(node.attrs["epsilon"]), node.attrs["training"]
     first, count = node.attrs["data_format"].startswith("NC"), len(node.outputs)
 
@@ -183,7 +197,7 @@ def fused_batch_norm_grad(node: Node, types: Types) -> Kernel:
         dy: np.ndarray, x: np.ndarray, scale: np.ndarray, mean: np.ndarray, var: np.ndarray
     ) -> tuple[np.ndarray, ...]:
         if dy.shape != x.shape:
-            raise ShapeError(f"a gradient of shape {dy.shape} for images of shape {x.shape}")
+            raise ShapeError(f"the gradient has shape {dy.shape}, but x has {x.shape}")
         wide_dy, wide_x = (
             (np.moveaxis(a, 1, -1) if first else a).astype(np.float32) for a in (dy, x)
         )

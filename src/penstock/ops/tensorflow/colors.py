@@ -1,6 +1,6 @@
-"""Colours: between red, green, blue and hue, saturation, value, and images adjusted in the latter.
+"""Conversion between RGB and HSV, and adjustment of hue and saturation.
 
-The last dim has the three channels. Hues are from 0 to 1 where they are values of a tensor.
+The last dim has the three channels. Hues in tensors are in [0, 1].
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from penstock.ops.tensorflow.common import array_operator
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and not fits(x.shape[-1:], (3,)):
-        raise ShapeError(f"three channels are needed, not an image of shape {x.shape}")
+        raise ShapeError(
+            f"the last dim of an image must be 3, the channels, but its shape is {x.shape}"
+        )
     return (TensorType(x.dtype, x.shape),)
 
 
 def _channels(x: np.ndarray, rank: int = 1) -> np.ndarray:
-    """``[3, ...]``, in float32 at least."""
+    """The channels as [3, ...], in float32 or wider."""
     if x.ndim < rank or x.shape[-1] != 3:
-        raise ShapeError(f"three channels, and {rank} dims at least, are needed, not {x.shape}")
+        raise ShapeError(
+            f"the input must have rank {rank} or more and a last dim of 3, but has shape {x.shape}"
+        )
     return np.moveaxis(x.astype(np.float64 if x.dtype == np.float64 else np.float32), -1, 0)
 
 
 def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The hue in sixths of the circle, the least and the largest channel (Smith, Color gamut
-    transform pairs, 1978)."""
+    """The hue in sixths of the circle, and the minimum and maximum of the channels (Smith, Color
+    gamut transform pairs, 1978)."""
     high = np.maximum(np.maximum(red, green), blue)
     low = np.minimum(np.minimum(red, green), blue)
     spread = high - low
@@ -40,13 +44,13 @@ def _hue(red: np.ndarray, green: np.ndarray, blue: np.ndarray) -> tuple[np.ndarr
         (green - blue) / spread,
         np.where(green == high, 2 + (blue - red) / spread, 4 + (red - green) / spread),
     )
-    # Greys have no hue, and above it is 0 / 0.
+    # The hue of greys is 0 rather than 0 / 0.
     hue = np.where(spread > 0, hue, hue.dtype.type(0))
     return np.where(hue < 0, hue + 6, hue), low, high
 
 
 def _weights(hue: np.ndarray) -> np.ndarray:
-    """The place of each channel between the least and the largest one, by the hue in sixths."""
+    """The position of each channel between minimum (0) and maximum (1), for a hue in sixths."""
     parts = (np.abs(hue - 3) - 1, 2 - np.abs(hue - 2), 2 - np.abs(hue - 4))
     return np.stack([np.clip(part, 0, 1) for part in parts])
 
@@ -70,7 +74,7 @@ def hsv_to_rgb(x: np.ndarray) -> np.ndarray:
 
 @array_operator("AdjustHue", infer=_infer)
 def adjust_hue(x: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Turns hues by ``delta`` of the circle."""
+    """Rotate hues by ``delta`` of the full circle."""
     hue, low, high = _hue(*_channels(x, 3))
     turned = np.mod(hue + one_element(delta, "delta") * 6, 6)
     return _image(low + (high - low) * _weights(turned), x.dtype)

@@ -1,4 +1,4 @@
-"""Registration of TensorFlow's operations, and what they read of attributes and inputs."""
+"""Registration of TensorFlow's operations, and helpers to read attributes and inputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ array_operator = partial(registry.array_operator, domain=registry.TENSORFLOW)
 
 
 def dtype_only(index: int = 0) -> Infer:
-    """``infer``: one output of the dtype of input ``index`` and a shape that only the run knows."""
+    """``infer`` for one output with the dtype of input ``index`` and an unknown shape."""
     return lambda types, attrs, consts: (TensorType(tensor(types, index).dtype),)
 
 
 def sized(shape: Callable[..., Sequence[int]], *contents: int, index: int = 0) -> Infer:
-    """``infer``: one output of the dtype of input ``index``. Its ``shape`` follows from the inputs:
-    the ``contents`` of some and the dims of the others, and the attributes that it names; where
-    these are unknown, or the kernel will refuse them, it is left to the run."""
+    """``infer`` for one output with the dtype of input ``index``. The function ``shape`` computes
+    its shape from the inputs, as elements (``contents``) or dims, and from the attributes in its
+    signature; if these are unknown or invalid, the shape is unknown until run time.
+    """
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         dtype, places = tensor(types, index).dtype, [i % len(types) for i in contents]
@@ -48,7 +49,7 @@ def sized(shape: Callable[..., Sequence[int]], *contents: int, index: int = 0) -
 
 
 def of_type(name: str) -> Infer:
-    """``infer``: one output of the element type that attribute ``name`` names."""
+    """``infer`` for one output whose dtype is the value of attribute ``name``."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         dtype = find_dtype(attrs.get(name, ""))
@@ -61,7 +62,7 @@ def of_type(name: str) -> Infer:
 
 
 def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> np.dtype:
-    """The dtype that an attribute names, which must be of one of these kinds, if there are any."""
+    """The dtype in attribute ``name``; its NumPy kind must be in ``codes``, if not empty."""
     dtype = find_dtype(attrs.get(name) or default)
     if dtype is None or (codes and dtype.kind not in codes):
         raise ShapeError(f"{name} is {attrs.get(name)!r}, which is not a supported element type")
@@ -69,7 +70,7 @@ def named_dtype(attrs: Attrs, name: str, default: str = "", codes: str = "") -> 
 
 
 def out_type(attrs: Attrs) -> np.dtype:
-    """The integer type of results that are numbers of things."""
+    """The integer dtype of results that are indices or counts, in attribute ``out_type``."""
     return named_dtype(attrs, "out_type", "int32", "iu")
 
 
@@ -77,14 +78,14 @@ OUT_TYPE: registry.Prepared = {"out_type": lambda node: out_type(node.attrs)}
 
 
 def integer(x: np.ndarray, name: str) -> int:
-    """The value of an input that must be one integer."""
+    """The value of an input that must be an integer tensor of one element."""
     if x.size != 1 or x.dtype.kind not in "iu":
         raise ShapeError(f"{name} must be one integer, not {x.dtype}{list(x.shape)}")
     return int(x.item())
 
 
 def count(x: np.ndarray, name: str) -> int:
-    """The value of an input that must be one number of things, a scalar of at least 0."""
+    """The value of an input that must be a count, an integer scalar of at least 0."""
     number = integer(x, name)
     if x.ndim or number < 0:
         raise ShapeError(f"{name} must be a scalar of at least 0, not {x.tolist()}")
@@ -92,32 +93,34 @@ def count(x: np.ndarray, name: str) -> int:
 
 
 def lengths(values: Sequence[Dim] | None) -> Shape | None:
-    """Contents of a tensor that are dims, as far as they are known."""
+    """Check the known elements of a tensor of dims, and return them as a shape."""
     if values is not None and any(isinstance(value, int) and value < 0 for value in values):
         raise ShapeError(f"dims must not be negative: {list(values)}")
     return None if values is None else tuple(values)
 
 
 def dims_of(shape: Sequence[int | None] | None) -> Shape | None:
-    """A shape out of attributes or tensors, where -1 stands for an unknown dim."""
+    """Convert a shape in attributes or tensors, in which -1 means an unknown dim."""
     return None if shape is None else tuple([None if d is None or d < 0 else d for d in shape])
 
 
 def handle(type_: type[T], name: str) -> Callable[..., T]:
-    """Return the check that a value is a handle of ``type_``, which returns the value. Its second
-    argument, if there is one, names the element type that the elements must have."""
+    """Return a function that checks that a value is a ``type_`` and returns it. Its optional second
+    argument is the required element type."""
 
     def checked(value: object, dtype: str = "") -> T:
         if not isinstance(value, type_):
-            raise ShapeError(f"a handle of a {name} is needed, not a {type(value).__name__}")
-        # Handles have no dtype, so that they are elements of None.
+            raise ShapeError(f"the input must be a {name}, not a {type(value).__name__}")
+        # Elements that are handles have dtype None.
         if dtype and find_dtype(dtype) != value.dtype:  # type: ignore[attr-defined]
-            raise ShapeError(f"the node is for elements of {dtype}, the {name} is not")
+            raise ShapeError(
+                f"the node expects a {name} with elements of type {dtype}, not {value.dtype}"
+            )
         return value
 
     return checked
 
 
 def outputs(parts: Sequence[np.ndarray]) -> Outputs:
-    """The return value of a kernel with these outputs: a tuple, or the only one itself."""
+    """The return value of a kernel with these outputs: a tuple, or the single output itself."""
     return parts[0] if len(parts) == 1 else tuple(parts)

@@ -23,7 +23,7 @@ _value_type = of_type("T")
 
 
 def _passed(types: Types, attrs: Attrs) -> Type:
-    """The type of a value that is one of several, as far as all of their types are known."""
+    """The common type of values of which one is passed on, as far as all types are known."""
     (declared,) = _value_type((), attrs, ())
     tensors: list[Type] = [type_ for type_ in types if isinstance(type_, TensorType)]
     joined = reduce(join, tensors) if tensors and len(tensors) == len(types) else declared
@@ -39,7 +39,7 @@ def _outputs(count: int) -> Infer:
 
 
 def _without(node: Node, types: Types) -> Kernel:
-    reason = "only the frames executor runs it"
+    reason = "the frames executor runs it"
     raise Unsupported.of([(node.op.full_name, reason, node.label)])
 
 
@@ -50,7 +50,7 @@ def _register(role: Role, names: Sequence[str], infer: Infer, arity: Arity) -> N
 
 _register(Role.SWITCH, ("Switch", "RefSwitch"), _outputs(2), (2, 2))
 _register(Role.SWITCH, ("_SwitchN",), _outputs(0), (2, None))
-_PLACE = TensorType(INT32, ())  # of the input that came
+_PLACE = TensorType(INT32, ())  # the index of the input that arrived
 _register(
     Role.MERGE, ("Merge", "RefMerge"), lambda types, a, c: (_passed(types, a), _PLACE), (None, 2)
 )
@@ -64,4 +64,4 @@ operator("Call", pure=False, strings=True, role=Role.CALL)(_without)
 @array_operator("NoOp", pure=False)
 @array_operator("ControlTrigger", pure=False, role=Role.CONTROL_TRIGGER)
 def no_op() -> None:
-    """Does nothing; other nodes wait for it."""
+    """Do nothing; the node serves as a control input."""

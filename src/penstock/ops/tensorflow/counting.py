@@ -1,4 +1,4 @@
-"""Values that are counted or ranked: distinct ones, bins, places in sorted rows, the top k."""
+"""Unique, Bincount, LowerBound, UpperBound and InTopK."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _number_type(attrs: Attrs) -> np.dtype:
 
 
 def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """The distinct values, the number of each element's, and their counts."""
+    """The types of the distinct values, their indices for each element, and their counts."""
     x, dtype = rules.tensor(types, 0), _number_type(attrs)
     dims: Sequence[Dim] | None = x.shape
     numbers: Dim = None
@@ -50,9 +50,10 @@ def _infer_unique(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def unique(
     x: np.ndarray, axes: np.ndarray | None = None, *, dtype: np.dtype, count: int
 ) -> tuple[np.ndarray, ...]:
-    """Distinct elements in the order of their first places, or distinct slices along the axis that
-    the second input has, if it has one; the number of each element's; with three outputs, how many
-    elements are equal. NaNs differ from one another."""
+    """Distinct elements in order of first occurrence, or distinct slices along the axis in the
+    second input; the index of each element among them; and, as a third output, their counts. NaNs
+    are distinct from one another.
+    """
     axis = _slice_axis(x, axes)
     moved = np.moveaxis(x, axis, 0) if axis else x
     first, numbers = _distinct_rows(moved.reshape(len(moved), -1))
@@ -66,15 +67,17 @@ def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
     """The axis whose slices are compared."""
     if axes is None or not axes.size:
         if x.ndim != 1:
-            raise ShapeError(f"a vector is needed without an axis, not shape {x.shape}")
+            raise ShapeError(
+                f"without an axis, the input must have rank 1, but its shape is {x.shape}"
+            )
         return 0
     if axes.size > 1 or axes.ndim != 1:
-        raise ShapeError(f"the axis must be a vector of one element at most, not {axes.tolist()}")
+        raise ShapeError(f"axis must be a vector of at most one element, not {axes.tolist()}")
     return rules.normalize_axis(int(axes[0]), x.ndim)
 
 
 def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of rows that differ from all before them, and for each row which one it equals."""
+    """The indices of rows that differ from all previous ones, and each row's index among these."""
     real = rows.dtype.kind == "f"
     if rows.size and (rows.dtype.kind in "biu" or (real and not np.isnan(rows).any())):
         return distinct_rows(rows + rows.dtype.type(0) if real else rows)[:2]  # -0 becomes 0
@@ -83,7 +86,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.empty(len(rows), np.int64)
     for i, row in enumerate(rows.tolist()):
         checkpoint()
-        # A NaN is an object of its own in each row, so that tuples with one are never equal.
+        # Each NaN is a new object, so that tuples that contain one are never equal.
         numbers[i] = places.setdefault(tuple(row), len(places))
         if len(places) > len(first):
             first.append(i)
@@ -94,7 +97,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _infer_bins(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    """``[..., size]``: a dim of rows before the bins if the values have two."""
+    """The shape [size], or [rows, size] for values of rank 2."""
     ragged = len(types) == 4
     dtype, shape = rules.tensor(types, 3 if ragged else 2).dtype, rules.tensor(types, 0).shape
     sizes = common.lengths(rules.ints(types, consts, 2 if ragged else 1))
@@ -111,13 +114,17 @@ def _infer_bins(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _binned(
     rows: np.ndarray, count: int, x: np.ndarray, size: np.ndarray, weights: np.ndarray, binary: bool
 ) -> np.ndarray:
-    """The number of each row's values in each bin, or the sum of their weights, or whether there
-    are any. ``rows`` has the row of each value; values from ``size`` on are in no bin."""
+    """Count the values of each row in each bin, or sum their weights, or, if ``binary``, return
+    whether any exist. ``rows`` has the row of each value; values of ``size`` or more are
+    ignored."""
     bins = common.count(size, "the number of bins")
     if weights.size and weights.shape != x.shape:
-        raise ShapeError(f"weights of shape {weights.shape} for values of {x.shape}")
+        raise ShapeError(
+            f"weights of shape {weights.shape} must be empty or have the shape of the values, "
+            f"{x.shape}"
+        )
     if x.size and x.min() < 0:
-        raise ShapeError(f"value {x.min()} is negative, and has no bin")
+        raise ShapeError(f"values must not be negative, but the minimum is {x.min()}")
     out = np.zeros((count, bins), weights.dtype)
     inside = x < bins
     places = (rows * bins + x)[inside]
@@ -135,7 +142,7 @@ def dense_bincount(
     x: np.ndarray, size: np.ndarray, weights: np.ndarray, *, binary_output: bool = False
 ) -> np.ndarray:
     if x.ndim > 2:
-        raise ShapeError(f"values of rank 1 or 2 are needed, not shape {x.shape}")
+        raise ShapeError(f"the values must have rank 1 or 2, but have shape {x.shape}")
     count = len(x) if x.ndim == 2 else 1
     rows = np.arange(count).reshape(-1, 1) if x.ndim == 2 else np.zeros(x.shape, np.int64)
     out = _binned(rows, count, x, size, weights, binary_output)
@@ -151,14 +158,16 @@ def ragged_bincount(
     *,
     binary_output: bool = False,
 ) -> np.ndarray:
-    """As DenseBincount, for rows of which ``splits`` has the beginnings and the last end."""
+    """DenseBincount for ragged rows, whose ``splits`` are the offsets of rows and the final end."""
     if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != x.size:
-        raise ShapeError(f"splits {splits.tolist()} do not lead from 0 to {x.size} values")
+        raise ShapeError(
+            f"splits {splits.tolist()} must start at 0 and end at {x.size}, the number of values"
+        )
     rows = np.searchsorted(np.maximum.accumulate(splits), np.arange(x.size), "right") - 1
     return _binned(rows, splits.size - 1, x, size, weights, binary_output)
 
 
-# Places.
+# Positions in sorted rows.
 
 
 @common.array_operator(
@@ -167,9 +176,13 @@ def ragged_bincount(
     prepared={**common.OUT_TYPE, "lower": lambda node: node.op.name == "LowerBound"},
 )
 def bound(rows: np.ndarray, values: np.ndarray, *, out_type: np.dtype, lower: bool) -> np.ndarray:
-    """The place of each value in the sorted row of its number: before, or behind equal ones."""
+    """The insertion index of each value in the same row of ``rows``, which is sorted: before
+    (``lower``) or after equal elements."""
     if rows.ndim != 2 or values.ndim != 2 or len(rows) != len(values):
-        raise ShapeError(f"values of shape {values.shape} for sorted rows of {rows.shape}")
+        raise ShapeError(
+            f"values {values.shape} and sorted rows {rows.shape} must be matrices with equal "
+            "numbers of rows"
+        )
     out = np.empty(values.shape, out_type)
     for place, row, wanted in zip(out, rows, values, strict=True):
         checkpoint()
@@ -182,15 +195,17 @@ def bound(rows: np.ndarray, values: np.ndarray, *, out_type: np.dtype, lower: bo
 @common.array_operator("InTopKV2", infer=rules.same_shape(BOOL, 1))
 def in_top_k(predictions: np.ndarray, targets: np.ndarray, k: np.ndarray) -> np.ndarray:
     """Whether fewer than k classes have a greater prediction than the target. False for targets
-    that are no class, and where one of the predictions is not finite."""
+    that are no class index, and for rows with non-finite predictions."""
     if predictions.ndim != 2 or targets.ndim != 1 or len(predictions) != len(targets):
-        raise ShapeError(f"targets of shape {targets.shape} for predictions {predictions.shape}")
+        raise ShapeError(
+            f"targets {targets.shape} and predictions {predictions.shape} must be [N] and [N, C]"
+        )
     most = common.integer(k, "k")
     classes = predictions.shape[1]
     known = (targets >= 0) & (targets < classes)
     if not classes:
         return known
-    # A target that is no class reads class 0 instead: its row is False, whatever that holds.
+    # An invalid target reads class 0; its row becomes False below.
     own = predictions[np.arange(len(targets)), np.where(known, targets, 0)]
     ahead = (predictions > own[:, np.newaxis]).sum(axis=1)
     return known & np.isfinite(predictions).all(axis=1) & (ahead < most)

@@ -1,4 +1,4 @@
-"""Crosses of features: each combination of one feature of every column, as a hash or a text."""
+"""SparseCross: each combination of one feature per column, as a hash or a string."""
 
 from __future__ import annotations
 
@@ -28,29 +28,37 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _sparse_rows(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -> list[np.ndarray]:
     """The values of each row of a sparse matrix."""
     if indices.ndim != 2 or indices.shape != (len(values), 2) or shape.shape != (2,):
-        raise ShapeError(f"a sparse matrix of indices {indices.shape} for values {values.shape}")
+        raise ShapeError(
+            f"a sparse matrix has indices {indices.shape} and values {values.shape}: they must "
+            "be [n, 2] and [n]"
+        )
     rows, count = indices[:, 0], int(shape[0])
     if rows.size and (rows[0] < 0 or rows.max() >= count or (np.diff(rows) < 0).any()):
-        raise ShapeError(f"rows of indices must rise, from 0 to below {count}")
+        raise ShapeError(
+            f"the row indices of a sparse matrix must be ascending and in [0, {count})"
+        )
     return np.split(values, np.searchsorted(rows, np.arange(1, count))) if count else []
 
 
 def _columns(node: Node, inputs: RunValues) -> list[list[np.ndarray]]:
-    """The features of each column, row by row: those of sparse matrices, and of dense ones."""
+    """The features of each column by row, from sparse matrices and then dense ones."""
     count = node.attrs["N"]
     parts = [inputs[count * i : count * (i + 1)] for i in range(3)]
     columns = [_sparse_rows(*matrix) for matrix in zip(*parts, strict=True)]
     for matrix in inputs[3 * count :]:
         if matrix.ndim != 2:
-            raise ShapeError(f"features of shape {matrix.shape}; a matrix is needed")
+            raise ShapeError(f"dense features must have rank 2, but have shape {matrix.shape}")
         columns.append(list(matrix))
     if not columns or any(len(column) != len(columns[0]) for column in columns):
-        raise ShapeError(f"columns of {[len(column) for column in columns]} rows differ")
+        raise ShapeError(
+            "the columns must have the same number of rows, not "
+            f"{[len(column) for column in columns]}"
+        )
     return columns
 
 
 def _hashed(column: list[np.ndarray], dtype: np.dtype) -> list[np.ndarray]:
-    """The fingerprints of texts; whole numbers are their own."""
+    """The fingerprints of strings; integers are their own fingerprints."""
     ends = np.cumsum([len(row) for row in column])[:-1]
     features = np.concatenate(column) if column else np.empty(0, dtype)
     if features.dtype == STRING:
@@ -62,14 +70,17 @@ def _hashed(column: list[np.ndarray], dtype: np.dtype) -> list[np.ndarray]:
 
 @operator("SparseCross", infer=_infer)
 def sparse_cross(node: Node, types: Types) -> Kernel:
-    """Indices, values and shape of a sparse matrix with the crosses of each row; the last column's
-    features change first. Hashes are of 63 bits, or below ``num_buckets``."""
+    """Return indices, values and shape of a sparse matrix with the crosses of each row; the
+    features of the last column vary fastest. Hashes have 63 bits, or are below ``num_buckets``.
+    """
     attrs = node.attrs
     hashed, buckets, key = attrs["hashed_output"], attrs["num_buckets"], attrs["hash_key"]
     inner = common.named_dtype(attrs, "internal_type", "string")
     out = common.named_dtype(attrs, "out_type", "int64")
     if out != (INT64 if hashed else STRING) or (inner != STRING and not hashed):
-        raise ShapeError(f"crosses of {inner} as {out} are not supported")
+        raise ShapeError(
+            f"SparseCross with internal_type {inner} and out_type {out} is not supported"
+        )
     most = np.uint64(buckets if buckets > 0 else 2**63 - 1)
 
     def hashes(row: Sequence[np.ndarray]) -> np.ndarray:
@@ -87,13 +98,13 @@ def sparse_cross(node: Node, types: Types) -> Kernel:
     def run(*inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         columns = _columns(node, inputs)
         if any(row.dtype != inner for column in columns for row in column[:1]):
-            raise ShapeError(f"features must be {inner}, as internal_type says")
+            raise ShapeError(f"features must have dtype {inner}, the internal_type")
         if hashed:
             columns = [_hashed(column, inner) for column in columns]
         rows = []
         for row in zip(*columns, strict=True):
             checkpoint()
-            # In integers the product of many counts could overflow.
+            # A product of int64 could overflow.
             reserve(8 * int(np.prod([len(features) for features in row], dtype=np.float64)))
             rows.append(hashes(row) if hashed else joined(row))
         indices, shape = sparse_layout(rows)

@@ -1,4 +1,4 @@
-"""Boxes in images: what is cut out of them, and which of many overlapping ones to keep."""
+"""CropAndResize and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def crop_and_resize(
 
 
 class Thresholds(NamedTuple):
-    """A box is dropped that overlaps a better one by more than ``overlap`` of their union, or with
-    ``inclusive`` by as much; with a ``sigma`` its score is lowered instead, and it is dropped when
-    that is at most ``least`` (Bodla et al., Soft-NMS, 2017)."""
+    """A box is suppressed if its IoU with a better one exceeds ``overlap``, or equals it if
+    ``inclusive``. With ``sigma``, its score is lowered instead, and it is suppressed when the
+    score is at most ``least`` (Bodla et al., Soft-NMS, 2017)."""
 
     overlap: float
     least: float
@@ -63,16 +63,18 @@ def _suppressed(
     """The boxes to keep, best first, and their scores."""
     overlap, least, sigma, inclusive = thresholds
     if boxes.ndim != 2 or boxes.shape[1:] != (4,) or scores.shape != boxes.shape[:1]:
-        raise ShapeError(f"boxes of {boxes.shape} with scores of {scores.shape}")
+        raise ShapeError(
+            f"boxes of shape {boxes.shape} do not match scores of shape {scores.shape}"
+        )
     if not 0 <= overlap <= 1:
-        raise ShapeError(f"iou_threshold {overlap} is not between 0 and 1")
+        raise ShapeError(f"iou_threshold {overlap} must be between 0 and 1")
     if inclusive:
         overlap = float(np.nextafter(np.float32(overlap), np.float32(-1)))
     current = scores.astype(np.float32)
     alive = current > least
     if sigma <= 0:
         order = np.flatnonzero(alive)
-        # Stable, so that of boxes with equal scores the first one is the better one.
+        # A stable sort: of boxes with equal scores, the first one is better.
         order = order[np.argsort(-current[order], kind="stable")]
         best_ones = order[suppressed(box_edges(boxes[order]), most, boxes.dtype.type(overlap))]
         return best_ones.tolist(), current[best_ones].tolist()
@@ -109,8 +111,8 @@ def non_max_suppression(
     inclusive: bool = False,
     count: int,
 ) -> common.Outputs:
-    """All versions: with a sigma (V5) there are scores as the second output, and with either of the
-    last two versions the number of valid entries as the last."""
+    """All versions. V5 has ``sigma`` and scores as its second output; the last output of V4 and V5
+    is the number of valid entries."""
     defaults = zip(pad_with_none(limits, 4), (0, 0.5, -np.inf, 0.0), strict=True)
     most, overlap, least, sigma = (d if x is None else float(x.item(0)) for x, d in defaults)
     limit = int(most)
@@ -152,12 +154,17 @@ def combined(
     pad_per_class: bool,
     clip_boxes: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Class by class for each image of a batch, and then the best of all classes."""
+    """Suppress boxes per class for each image of a batch, then keep the best of all classes."""
     if boxes.ndim != 4 or scores.ndim != 3 or boxes.shape[:2] != scores.shape[:2]:
-        raise ShapeError(f"boxes of {boxes.shape} with scores of {scores.shape}")
+        raise ShapeError(
+            f"boxes of shape {boxes.shape} do not match scores of shape {scores.shape}"
+        )
     classes = scores.shape[2]
     if boxes.shape[2] not in (1, classes) or boxes.shape[3] != 4:
-        raise ShapeError(f"boxes of {boxes.shape} for {classes} classes")
+        raise ShapeError(
+            f"boxes of shape {boxes.shape} must be [batch, n, q, 4] with q 1 or {classes}, the "
+            "classes"
+        )
     limit, rows = int(per_class.item(0)), int(total.item(0))
     if pad_per_class:
         rows = min(rows, limit * classes)

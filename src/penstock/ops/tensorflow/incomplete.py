@@ -1,7 +1,7 @@
 """Incomplete gamma and beta functions, computed in float64 by series and continued fractions.
 
-The sums end when no element changes any more: after some tens of terms, and for large parameters
-after a few times their square root (Press et al., Numerical Recipes, 6.2 and 6.4).
+Iterations end when no element changes: after tens of terms, or for large parameters after a small
+multiple of their square root (Press et al., Numerical Recipes, 6.2 and 6.4).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _series(a: np.ndarray, x: np.ndarray) -> np.ndarray:
         total = total + term
         if (np.abs(term) <= np.abs(total) * _EPSILON).all():
             break
-    # By logarithms: powers and gamma functions of large parameters overflow where their quotient
-    # does not.
+    # In logarithms, as powers and gamma functions of large parameters overflow though their
+    # quotient does not.
     return total * np.exp(a * np.log(x) - x - log_gamma(a))
 
 
@@ -43,7 +43,7 @@ def _away_from_zero(x: np.ndarray) -> np.ndarray:
 def _upper_fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The upper function of x >= a + 1, by its continued fraction (Lentz's method)."""
     b = x + 1 - a
-    # The fraction begins with 0, in whose place Lentz's method has a tiny number.
+    # Lentz's method replaces a leading 0 of the fraction by a tiny number.
     c, d = np.full_like(x, 1 / _TINY), 1 / _away_from_zero(b)
     result = d
     for n in range(1, _MOST_TERMS):
@@ -109,11 +109,14 @@ def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _beta_shape(shapes: Sequence[Shape | None]) -> Shape | None:
-    """The shape of all parameters that are no scalars."""
+    """The common shape of all parameters that are not scalars."""
     arrays = [shape for shape in shapes if shape != ()]
     for shape in arrays[1:]:
         if not rules.fits(shape, arrays[0]):
-            raise ShapeError(f"parameters of shapes {arrays[0]} and {shape}, which must be equal")
+            raise ShapeError(
+                f"parameters that are not scalars must have the same shape, but have {arrays[0]} "
+                f"and {shape}"
+            )
     return arrays[0] if arrays else ()
 
 

@@ -1,6 +1,6 @@
-"""Variants: lists of tensors and optionals as values.
+"""Variants: tensor lists and optionals.
 
-None is ever changed, each operation returns a new one. Elements may be variants themselves.
+They are immutable: each operation returns a new one. Elements may be variants themselves.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from penstock.ops.common.shape_rules import all_known, always, fits, ints, tenso
 from penstock.ops.registry import Prepared
 from penstock.ops.tensorflow import common, tensor_arrays
 
-# Bytes that a list takes for each place.
+# Bytes of a list entry.
 _PLACE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorList:
-    """Tensors of one dtype (None: variants), ``None`` where none is set yet, at most ``limit`` if
-    not negative."""
+    """Tensors of one dtype (None: variants); items that are not set are None. ``limit`` is the
+    maximum length if not negative."""
 
     dtype: np.dtype | None
     shape: Shape | None
@@ -49,19 +49,21 @@ class _TensorList:
     limit: int = -1
 
     def checked(self, value: RunValue) -> RunValue:
-        """``value``, if it may stand in the list."""
+        """Check that ``value`` may be an element of the list, and return it."""
         tensor = isinstance(value, np.ndarray)
         dtype, shape = (value.dtype, value.shape) if tensor else (None, ())
         if dtype != self.dtype:
-            raise ShapeError(f"the list has elements of {_name(self.dtype)}, not of {_name(dtype)}")
+            raise ShapeError(
+                f"the list has elements of type {_name(self.dtype)}, not {_name(dtype)}"
+            )
         if not fits(shape, self.shape):
             raise ShapeError(f"the list has elements of shape {self.shape}, not {shape}")
-        # No list is ever changed, so that each write makes a new one with all of its places.
+        # Lists are immutable: each write copies all entries.
         reserve(_PLACE_BYTES * len(self.items))
         return keep(value)
 
     def mapped(self, function: Callable[[RunValue], RunValue]) -> _TensorList:
-        """The list of ``function`` of each element that is set."""
+        """Apply ``function`` to each element that is set."""
         reserve(_PLACE_BYTES * len(self.items))
         items = [x if x is None else function(x) for x in with_checkpoints(self.items)]
         return replace(self, items=tuple(items))
@@ -69,10 +71,12 @@ class _TensorList:
     def combined(
         self, other: _TensorList, function: Callable[[RunValue, RunValue], RunValue]
     ) -> _TensorList:
-        """The list of ``function`` of the elements at each place of two lists, or of the element
-        that only one of them has."""
+        """Apply ``function`` to the elements of two lists at each index; an element that is set in
+        only one of them is kept."""
         if self.dtype != other.dtype or len(self.items) != len(other.items):
-            raise ShapeError(f"{self} and {other} do not add up")
+            raise ShapeError(
+                f"{self} and {other} cannot be added: their types and lengths must be equal"
+            )
         reserve(_PLACE_BYTES * len(self.items))
         pairs = with_checkpoints(zip(self.items, other.items, strict=True))
         items = [y if x is None else x if y is None else function(x, y) for x, y in pairs]
@@ -80,7 +84,7 @@ class _TensorList:
         return replace(self, shape=shape, items=tuple(items))
 
     def item(self, index: int, shape: Shape | None) -> RunValue:
-        """Element ``index``, of this shape; zeros if it is not set and its shape is known."""
+        """Element ``index``, of shape ``shape``; zeros if it is not set but its shape is known."""
         element = self.items[index]
         if self.dtype is None:
             if element is None:
@@ -88,23 +92,25 @@ class _TensorList:
             return element
         if element is not None:
             if not fits(element.shape, shape):
-                raise ShapeError(f"element {index} has shape {element.shape}, which is not {shape}")
+                raise ShapeError(
+                    f"element {index} has shape {element.shape}, but {shape} is expected"
+                )
             return element
         shape = tensor_arrays.merged(self.shape, shape)
         dims = all_known(tensor_arrays.merged(shape, self._common()))
         if dims is None:
-            raise ShapeError(f"element {index} has not been written, and its shape is not known")
+            raise ShapeError(f"element {index} has not been written, and its shape is unknown")
         reserve(math.prod(dims) * self.dtype.itemsize)
         return keep(np.zeros(dims, self.dtype))
 
     def tensor_dtype(self) -> np.dtype:
-        """The dtype of the tensor of all elements."""
+        """The dtype of a stack of the elements. Raises ``ShapeError`` for variants."""
         if self.dtype is None:
-            raise ShapeError("variants do not make a tensor")
+            raise ShapeError("a list of variants cannot be converted to a tensor")
         return self.dtype
 
     def _common(self) -> Shape | None:
-        """The shape that all elements there are have."""
+        """The common shape of all elements that are set."""
         shapes = {x.shape for x in self.items if x is not None}
         return shapes.pop() if len(shapes) == 1 else None
 
@@ -120,16 +126,16 @@ _list = common.handle(_TensorList, "list of tensors")
 
 
 def _shape(value: np.ndarray) -> Shape | None:
-    """A shape given as a tensor; the scalar -1 says that nothing is known."""
+    """Convert a tensor to a shape; the scalar -1 means unknown rank."""
     if value.ndim == 0:
         if value != -1:
-            raise ShapeError(f"{value} is no shape")
+            raise ShapeError(f"a shape must be a vector or the scalar -1 (unknown), not {value}")
         return None
     return common.dims_of(value.tolist())
 
 
 def _elements(index: int, before: int = 0) -> Infer:
-    """An element of the shape in input ``index``, after ``before`` unknown dims."""
+    """``infer`` for ``before`` unknown dims followed by the shape in input ``index``."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         dtype = find_dtype(attrs.get("element_dtype", ""))
@@ -181,7 +187,7 @@ def reserved(shape: np.ndarray, count: np.ndarray, *, dtype: np.dtype | None) ->
 def _size(count: np.ndarray) -> int:
     size = _count(count)
     if size < 0:
-        raise ShapeError(f"a list of {size} elements")
+        raise ShapeError(f"the number of elements of a list must not be negative, but is {size}")
     reserve(_PLACE_BYTES * size)
     return size
 
@@ -189,11 +195,15 @@ def _size(count: np.ndarray) -> int:
 @common.array_operator("TensorListFromTensor", strings=True)
 def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if value.ndim < 1:
-        raise ShapeError("a scalar is not a list of tensors")
+        raise ShapeError(
+            "the tensor must have rank 1 or more to be unstacked into a list, but is a scalar"
+        )
     if not fits(value.shape[1:], _shape(shape)):
-        raise ShapeError(f"elements of shape {value.shape[1:]} are not of {shape.tolist()}")
+        raise ShapeError(
+            f"the elements have shape {value.shape[1:]}, but {shape.tolist()} is expected"
+        )
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
-    # Views of one copy: the run may use the memory of ``value`` for something else.
+    # Views of one copy: the run may reuse the memory of ``value``.
     rows = tuple([np.asarray(row) for row in with_checkpoints(copy_within_budget(value))])
     return _TensorList(value.dtype, _shape(shape), rows)
 
@@ -202,7 +212,7 @@ def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
 def push_back(handle: object, value: np.ndarray) -> _TensorList:
     list_ = _list(handle)
     if 0 <= list_.limit <= len(list_.items):
-        raise ShapeError(f"the list has its maximum of {list_.limit} elements")
+        raise ShapeError(f"the list already has max_num_elements, {list_.limit}, elements")
     return replace(list_, items=(*list_.items, list_.checked(value)))
 
 
@@ -259,13 +269,16 @@ def stack(
     element_dtype: str = "",
     none_is_empty: bool = False,
 ) -> np.ndarray:
-    """With ``none_is_empty``, as rows of ONNX's loops: unknown dims are 0 if there are none."""
+    """Stack the elements. With ``none_is_empty``, unknown dims of an empty list are 0, as for scan
+    outputs of ONNX's loops."""
     list_ = _list(handle, element_dtype)
     if none_is_empty and not list_.items:
         dims = [d if isinstance(d, int) else 0 for d in list_.shape or ()]
         return np.empty((0, *dims), list_.dtype)
     if num_elements not in (-1, len(list_.items)):
-        raise ShapeError(f"{num_elements} elements are expected, the list has {len(list_.items)}")
+        raise ShapeError(
+            f"num_elements is {num_elements}, but the list has {len(list_.items)} elements"
+        )
     return _stacked(list_, range(len(list_.items)), _shape(shape))
 
 
@@ -283,12 +296,15 @@ def scatter(
     value: np.ndarray, indices: np.ndarray, shape: np.ndarray, count: np.ndarray
 ) -> _TensorList:
     places = indices.reshape(-1).tolist()
-    # TensorFlow takes -1 for as many elements as the indices name.
+    # -1 means the length that the indices require.
     length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
     if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
-        raise ShapeError(f"indices {places} do not fit a value of shape {value.shape}")
+        raise ShapeError(
+            f"indices {places} must be nonnegative, one for each row of a value of shape "
+            f"{value.shape}"
+        )
     if max([*places, -1]) >= length:
-        raise ShapeError(f"indices {places} are not in a list of {length} elements")
+        raise ShapeError(f"indices {places} are out of range for a list of {length} elements")
     reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
     items: list[np.ndarray | None] = [None] * length
     for place, row in with_checkpoints(zip(places, copy_within_budget(value), strict=True)):
@@ -342,7 +358,7 @@ def split(value: np.ndarray, shape: np.ndarray, lengths: np.ndarray) -> _TensorL
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """Tensors or variants, or none: ``components`` is ``None`` then."""
+    """An optional; ``components`` are tensors or variants, or None if it has no value."""
 
     components: tuple[RunValue, ...] | None = None
 
@@ -367,21 +383,23 @@ def optional_has_value(value: object) -> np.ndarray:
 
 @common.array_operator("OptionalGetValue", infer=lambda types, attrs, consts: attrs["types"])
 def optional_get_value(value: object, *, types: Sequence[Type]) -> RunValue:
-    """The components, which have to be of these types."""
+    """Return the components, which must have the given types."""
     components = _optional(value).components
     if components is None:
-        raise ShapeError("an optional without a value has none to get")
+        raise ShapeError("the optional has no value")
     if len(components) != len(types) or not all(map(accepts, types, map(type_of, components))):
         given = ", ".join(str(type_of(component)) for component in components)
-        raise ShapeError(f"the optional has {given}, not {', '.join(map(str, types))}")
+        raise ShapeError(
+            f"the optional contains {given}, but {', '.join(map(str, types))} is expected"
+        )
     return common.outputs(components)
 
 
-# Sums and zeros of both, in which gradients begin and add up.
+# Zeros and sums of variants, for the accumulation of gradients.
 
 
 def _zeros(value: object) -> RunValue:
-    """A value of the same structure, with zeros as its numbers."""
+    """Zeros of the same structure as ``value``."""
     if isinstance(value, np.ndarray):
         reserve(value.nbytes)
         return keep(np.full_like(value, "") if value.dtype == STRING else np.zeros_like(value))
@@ -392,10 +410,13 @@ def _zeros(value: object) -> RunValue:
 
 
 def _sum(a: object, b: object) -> RunValue:
-    """The sum of two values of one structure, number by number."""
+    """The elementwise sum of two values of the same structure."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            raise ShapeError(f"{a.dtype}{a.shape} and {b.dtype}{b.shape} do not add up")
+            raise ShapeError(
+                f"{a.dtype}{a.shape} and {b.dtype}{b.shape} cannot be added: dtypes and shapes "
+                "must be equal"
+            )
         reserve(a.nbytes)
         return keep(np.asarray(a + b))
     if isinstance(a, _TensorList) and isinstance(b, _TensorList):
@@ -404,7 +425,9 @@ def _sum(a: object, b: object) -> RunValue:
     if x is None and y is None:
         return _Optional()
     if x is None or y is None or len(x) != len(y):
-        raise ShapeError("an optional with a value and one with another do not add up")
+        raise ShapeError(
+            "optionals can only be added if both are empty or have equal numbers of components"
+        )
     return _Optional(tuple(map(_sum, x, y)))
 
 

@@ -1,7 +1,7 @@
-"""TensorFlow's arithmetic as far as it differs from ONNX's, with NumPy's broadcasting.
+"""TensorFlow's arithmetic where it differs from ONNX, with NumPy's broadcasting.
 
-Integer division by zero is an error of the run, only if the run computes it. Gradients of
-functions take the function's result (``y``) or argument, and the incoming gradient (``dy``).
+Integer division by zero raises an error at run time. Gradients of functions take the function's
+result (``y``) or argument (``x``), and the incoming gradient (``dy``).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _whole(function: Arithmetic) -> Arithmetic:
 
 
 def _towards_zero(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    # NumPy's // rounds down. Without the remainder, which has the sign of x, the quotient is exact.
+    # NumPy's // rounds down. Subtracting fmod, which has the sign of x, makes the quotient exact.
     return np.subtract(x, np.fmod(x, y)) // y
 
 
 def _quotient(name: str, whole: Arithmetic, real: Arithmetic) -> None:
-    """Register a quotient, which is ``whole`` of integers and ``real`` of floats."""
+    """Register a division that is ``whole`` for integers and ``real`` for floats."""
     whole = _whole(whole)
 
     @operator(name, infer=rules.broadcast_type)
@@ -64,7 +64,7 @@ _quotient("Div", _towards_zero, np.true_divide)
 
 
 def _unless_zero(divisor: np.ndarray, x: np.ndarray, result: np.ndarray) -> np.ndarray:
-    """``result``, but 0 of the dtype of ``x`` where ``divisor`` is 0."""
+    """Replace ``result`` by 0, of the dtype of ``x``, where ``divisor`` is 0."""
     return np.where(divisor == 0, np.zeros((), x.dtype), result)
 
 
@@ -163,9 +163,9 @@ def _infer_cross_entropy(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 
 def _log_softmax(scores: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the softmax of each row, in float32 at least."""
+    """Return the log-softmax of each row, in float32 or wider."""
     wide = scores.astype(np.result_type(scores.dtype, np.float32), copy=False)
-    # The exponential of a large score would overflow; relative to the largest one it is 1 at most.
+    # Subtracting the row maximum keeps exp from overflowing.
     shifted = wide - wide.max(1, keepdims=True, initial=-np.inf)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
@@ -181,21 +181,29 @@ def _log_softmax(scores: np.ndarray) -> np.ndarray:
 def cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return loss and gradient for scores and probabilities [N, C]; either may have one row."""
     if scores.ndim != 2 or labels.ndim != 2:
-        raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}, not [N, C]")
+        raise ShapeError(
+            f"features of shape {scores.shape} and labels of shape {labels.shape} must be [N, C]"
+        )
     scores, labels = np.broadcast_arrays(scores, labels)
     logs = _log_softmax(scores)
-    # A label of 0 counts nothing, be its probability 0.
+    # A label of 0 contributes 0, even where the log-probability is infinite.
     loss = -np.where(labels == 0, np.float32(0), labels * logs).sum(1)
     return loss.astype(scores.dtype), (np.exp(logs) - labels).astype(scores.dtype)
 
 
 @array_operator("SparseSoftmaxCrossEntropyWithLogits", infer=_infer_cross_entropy)
 def sparse_cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return loss and gradient for scores [N, C] and labels [N], each the number of a class."""
+    """Return loss and gradient for scores [N, C] and class indices [N]."""
     if scores.ndim != 2 or labels.shape != scores.shape[:1]:
-        raise ShapeError(f"scores of shape {scores.shape} and labels of {labels.shape}")
+        raise ShapeError(
+            f"features of shape {scores.shape} and labels of shape {labels.shape} must be [N, C] "
+            "and [N]"
+        )
     if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
-        raise ShapeError(f"a label is not one of {scores.shape[1]} classes, from 0 on")
+        raise ShapeError(
+            f"labels must be in [0, {scores.shape[1]}), but range from {labels.min()} to "
+            f"{labels.max()}"
+        )
     logs, rows = _log_softmax(scores), np.arange(len(labels))
     gradient = np.exp(logs)
     gradient[rows, labels] -= 1
@@ -206,14 +214,16 @@ def _infer_cross(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     a, b = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
     shape = a if a is not None else b
     if not rules.fits(a, b) or not rules.fits(shape and shape[-1:], (3,)):
-        raise ShapeError(f"vectors of three elements are needed, not {a} and {b}")
+        raise ShapeError(f"the inputs of Cross must have the same shape [..., 3], not {a} and {b}")
     return (TensorType(rules.same_dtype(types, (0, 1)), shape),)
 
 
 @array_operator("Cross", infer=_infer_cross)
 def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.shape != b.shape or a.shape[-1:] != (3,):
-        raise ShapeError(f"vectors of three elements are needed, not {a.shape} and {b.shape}")
+        raise ShapeError(
+            f"the inputs of Cross must have the same shape [..., 3], not {a.shape} and {b.shape}"
+        )
     return np.cross(a, b)
 
 
@@ -230,7 +240,7 @@ def _infer_bias_grad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 def _channels(data_format: object, rank: int) -> int:
     if rank < 2:
-        raise ShapeError(f"a tensor with a bias has two dims or more, not {rank}")
+        raise ShapeError(f"the input of BiasAdd must have rank 2 or more, not {rank}")
     return 1 if data_format == "NCHW" else rank - 1
 
 
@@ -240,18 +250,18 @@ def bias_grad(x: np.ndarray, *, data_format: str = "NHWC") -> np.ndarray:
     return x.sum(axis=tuple([i for i in range(x.ndim) if i != channels]), dtype=x.dtype)
 
 
-# Truth.
+# Booleans.
 
 
 @array_operator("ToBool", infer=rules.always(TensorType(BOOL, ())), strings=True)
 def to_bool(x: np.ndarray) -> np.bool_:
-    """The condition of an If: a scalar that is not 0 or "", or else a tensor with elements."""
+    """The condition of an If: whether a scalar is not 0 or "", or another tensor is not empty."""
     return np.bool_(x[()] if x.ndim == 0 else x.size)
 
 
 @array_operator("BranchIndex", infer=rules.always(TensorType(INT32, ())))
 def branch_index(x: np.ndarray, *, branches: int) -> np.int32:
-    """The branch that a Case takes: the last one for a number out of range."""
+    """The branch of a Case; an index out of range selects the last branch."""
     index = int(rules.one_element(x, "the index of a branch"))
     return np.int32(index if 0 <= index < branches - 1 else branches - 1)
 
@@ -269,14 +279,14 @@ def _summary(x: np.ndarray, shown: int) -> str:
     return " ".join(map(str, flat[:count].tolist())) + ("..." if flat.size > count else "")
 
 
-# 8-bit numbers as floats.
+# Fake quantization.
 
 
 def nudged(
     low: Numbers, high: Numbers, bits: int, narrow: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Range and step moved so that 0 is one of the numbers."""
-    # A narrow range leaves out the lowest code.
+    """Adjust range and scale so that 0 is represented exactly."""
+    # narrow_range omits the lowest code.
     first, last = np.float32(int(narrow)), np.float32(2**bits - 1)
     low, high = np.asarray(low, np.float32), np.asarray(high, np.float32)
     step = (high - low) / (last - first)
@@ -307,12 +317,12 @@ def fake_quant_args(
 
 @array_operator("BroadcastGradientArgs")
 def broadcast_gradient(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The axes along which to add up what flows back to each of two operands."""
+    """The axes over which to sum the gradients of two broadcast operands."""
     rank = max(a.size, b.size)
     left, right = ([1] * (rank - x.size) + x.tolist() for x in (a, b))
     if any(x != y and 1 not in (x, y) for x, y in zip(left, right, strict=True)):
         raise ShapeError(f"shapes {a.tolist()} and {b.tolist()} do not broadcast")
-    # Operands of one shape are not broadcast, even along dims of 1.
+    # Operands of equal shape are not broadcast, even along dims of 1.
     ones = ([i for i, dim in enumerate(x) if dim == 1 and left != right] for x in (left, right))
     first, second = (np.array(axes, a.dtype) for axes in ones)
     return first, second

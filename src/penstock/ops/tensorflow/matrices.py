@@ -12,17 +12,19 @@ from penstock.ops.tensorflow.common import array_operator, integer, sized
 
 
 class _Band:
-    """The diagonals from ``low`` to ``high`` of matrices, 0 being the main one and positive ones
-    above it, as rows of a tensor: the highest first, each of the length of the longest.
+    """The diagonals from ``low`` to ``high`` of matrices (0: main diagonal, positive: above it) as
+    rows of a tensor, the highest first, padded to the length of the longest.
 
-    ``align`` says, for those above and those below the main one, at which end of its row a shorter
-    diagonal stands.
+    ``align`` is the end of the row at which shorter diagonals are placed, for those above and those
+    below the main diagonal.
     """
 
     def __init__(self, k: np.ndarray, align: str) -> None:
         ends = k.reshape(-1).tolist()
         if len(ends) not in (1, 2) or ends[0] > ends[-1]:
-            raise ShapeError(f"{ends} are not the lowest and the highest of some diagonals")
+            raise ShapeError(
+                f"k must be one diagonal, or the lowest and the highest one, not {ends}"
+            )
         self.low, self.high = ends[0], ends[-1]
         self.count = self.high - self.low + 1
         self.above, _, self.below = align.partition("_")
@@ -33,12 +35,12 @@ class _Band:
     def places(
         self, rows: int, columns: int
     ) -> Iterator[tuple[tuple[int, slice], tuple[np.ndarray, np.ndarray]]]:
-        """Yield for each diagonal its row and slice in the tensor, and its cells in a matrix."""
+        """Yield for each diagonal its row and slice in the tensor, and its indices in a matrix."""
         longest = self.longest(rows, columns)
         for row, d in enumerate(range(self.high, self.low - 1, -1)):
             length = min(rows + min(d, 0), columns - max(d, 0))
             if length < 0:
-                raise ShapeError(f"matrices of {rows} x {columns} have no diagonal {d}")
+                raise ShapeError(f"diagonal {d} is out of range for matrices of {rows} x {columns}")
             right = (self.above if d > 0 else self.below) == "RIGHT"
             first = longest - length if right else 0
             steps = np.arange(length)
@@ -50,18 +52,21 @@ def _diag_dims(
 ) -> tuple[int, ...]:
     band = _Band(k, "")
     if not x or (band.count > 1 and (len(x) < 2 or x[-2] != band.count)):
-        raise ShapeError(f"shape {tuple(x)} has no {band.count} diagonals")
+        raise ShapeError(
+            f"the input of shape {tuple(x)} must be [..., {band.count}, length], one row per "
+            "diagonal"
+        )
     least = x[-1] - min(band.high, 0), x[-1] + max(band.low, 0)
     height, width = integer(rows, "num_rows"), integer(columns, "num_cols")
-    # TensorFlow's rule: with neither dim given the matrix is square, and a dim that is not given is
-    # the least that fits.
+    # As in TensorFlow, the matrix is square if neither dim is given; a single missing dim is the
+    # smallest possible.
     if height == width == -1:
         height = width = max(least)
     height = least[0] if height == -1 else height
     width = least[1] if width == -1 else width
     if min(height, width) < 0 or band.longest(height, width) != x[-1]:
-        raise ShapeError(f"diagonals of {x[-1]} do not fit {height} x {width}")
-    # A band of one diagonal has a dim of its own if k has two ends.
+        raise ShapeError(f"diagonals of length {x[-1]} do not match matrices of {height} x {width}")
+    # A band of one diagonal has its own dim if k has two entries.
     banded = band.count > 1 or (k.size == 2 and len(x) > 1 and x[-2] == 1)
     return (*(x[:-2] if banded else x[:-1]), height, width)
 
@@ -111,7 +116,7 @@ def _part_dims(x: Sequence[int], k: np.ndarray, padding: np.ndarray) -> tuple[in
     band, (rows, columns) = _Band(k, ""), _matrix_dims(x)
     longest = band.longest(rows, columns)
     if longest < 0:
-        raise ShapeError(f"matrices of {rows} x {columns} have no diagonal {band.high}")
+        raise ShapeError(f"diagonal {band.high} is out of range for matrices of {rows} x {columns}")
     return (*x[:-2], *([band.count] if band.count > 1 else []), longest)
 
 
@@ -129,13 +134,14 @@ def matrix_diag_part(
 
 def _matrix_dims(x: Sequence[int]) -> tuple[int, int]:
     if len(x) < 2:
-        raise ShapeError(f"matrices have two dims or more, not shape {tuple(x)}")
+        raise ShapeError(f"the input must have rank 2 or more, but has shape {tuple(x)}")
     return x[-2], x[-1]
 
 
 @array_operator("MatrixBandPart", infer=same_type)
 def matrix_band_part(x: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The diagonals up to ``lower`` below and ``upper`` above the main one; all if negative."""
+    """Keep ``lower`` diagonals below and ``upper`` above the main one (negative: all); zero the
+    others."""
     rows, columns = _matrix_dims(x.shape)
     above = np.arange(columns) - np.arange(rows)[:, np.newaxis]
     low, high = integer(lower, "num_lower"), integer(upper, "num_upper")

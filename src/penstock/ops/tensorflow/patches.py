@@ -14,7 +14,7 @@ from penstock.ops.tensorflow.common import array_operator
 
 
 def _along(size: int, window: int, stride: int, rate: int, padding: str) -> tuple[int, int, int]:
-    """The number of patches along an axis, and the zeros in front of it and behind it."""
+    """The number of patches along an axis, and the zero padding before and after it."""
     reach = (window - 1) * rate + 1
     if padding == "VALID":
         return max(-(-(size - reach + 1) // stride), 0), 0, 0
@@ -24,12 +24,12 @@ def _along(size: int, window: int, stride: int, rate: int, padding: str) -> tupl
 
 
 def _spatial(attrs: Attrs) -> list[tuple[int, int, int]]:
-    """Return for height and width the size of patches, their stride, and their dilation."""
+    """Return patch size, stride and dilation for height and width."""
     entries = [attrs[name] for name in ("ksizes", "strides", "rates")]
     if any(len(e) != 4 or min(e) < 1 or e[0] != 1 or e[3] != 1 for e in entries):
         raise ShapeError(
-            f"ksizes, strides and rates are {entries}; each has four entries of at least 1, the "
-            "first and the last of which are 1"
+            f"ksizes, strides and rates are {entries}: each must be [1, height, width, 1], all "
+            "positive"
         )
     return [(a, b, c) for a, b, c in zip(*entries, strict=True)][1:3]
 
@@ -39,7 +39,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None:
         return (TensorType(x.dtype),)
     if len(x.shape) != 4:
-        raise ShapeError(f"images of shape {x.shape}; four dims are needed")
+        raise ShapeError(f"images must have shape [N, H, W, C], not {x.shape}")
     padding = attrs["padding"]
     counts: list[Dim] = [
         _along(size, *steps, padding)[0] if isinstance(size, int) else None
@@ -58,9 +58,9 @@ def extract_image_patches(
     rates: Sequence[int],
     padding: str,
 ) -> np.ndarray:
-    """``[N, rows, columns, height * width * C]`` of an image ``[N, H, W, C]``."""
+    """Extract patches [N, rows, columns, height * width * C] from images [N, H, W, C]."""
     if x.ndim != 4:
-        raise ShapeError(f"images of shape {x.shape}; four dims are needed")
+        raise ShapeError(f"images must have shape [N, H, W, C], not {x.shape}")
     spatial = _spatial({"ksizes": ksizes, "strides": strides, "rates": rates})
     along = [_along(n, *s, padding) for n, s in zip(x.shape[1:3], spatial, strict=True)]
     (height, down, row_rate), (width, right, column_rate) = spatial
@@ -68,7 +68,7 @@ def extract_image_patches(
     dims = (x.shape[0], rows, columns, height * width * x.shape[3])
     if not rows * columns:
         return np.empty(dims, x.dtype)
-    # Patches overlap, so that they may take many times the memory of the images.
+    # Overlapping patches may need many times the memory of the images.
     reserve(x.itemsize * x.shape[0] * rows * columns * dims[3])
     image = np.pad(x, [(0, 0), *[pads[1:] for pads in along], (0, 0)])
     reaches = ((height - 1) * row_rate + 1, (width - 1) * column_rate + 1)

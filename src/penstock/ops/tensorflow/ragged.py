@@ -1,5 +1,5 @@
-"""Rows of different lengths, as dense tensors, n-grams and characters: a vector of all values, and
-splits, which say where each row begins and the last one ends."""
+"""Ragged tensors, converted to dense tensors, n-grams and characters. A ragged tensor is a vector
+of values, and row splits: the offset of each row and the end of the last one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from penstock.ops.tensorflow.text import array_operator, decoded, encoded, opera
 
 
 def _checked_splits(splits: np.ndarray, count: int) -> list[tuple[int, int]]:
-    """Begin and end of each row. Raises ``ShapeError`` unless they lead from 0 to ``count``."""
+    """The begin and end of each row. Raises ``ShapeError`` unless ``splits`` ascend from 0 to
+    ``count``."""
     if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != count:
-        raise ShapeError(f"splits {splits.tolist()} do not lead from 0 to {count} values")
+        raise ShapeError(
+            f"splits {splits.tolist()} must start at 0 and end at {count}, the number of values"
+        )
     if (splits[1:] < splits[:-1]).any():
-        raise ShapeError(f"splits {splits.tolist()} fall")
+        raise ShapeError(f"splits {splits.tolist()} must not decrease")
     return list(pairwise(splits.tolist()))
 
 
@@ -45,7 +48,7 @@ def _infer_dense(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _partitions(tensors: Sequence[np.ndarray], kinds: Sequence[str]) -> Iterator[np.ndarray]:
-    """The number of rows, and then of each dim the row of each of its elements."""
+    """Yield the number of rows, then for each ragged dim the row index of each of its elements."""
     count: int | None = None
     if kinds[:1] == ["FIRST_DIM_SIZE"]:
         count = common.count(tensors[0], "the size of the first dim")
@@ -53,21 +56,24 @@ def _partitions(tensors: Sequence[np.ndarray], kinds: Sequence[str]) -> Iterator
     elif kinds[:1] == ["ROW_SPLITS"]:
         count = max(tensors[0].size - 1, 0)
     if count is None or len(kinds) != len(tensors) or not kinds:
-        raise ShapeError(f"row_partition_types {list(kinds)} are not those of a ragged tensor")
+        raise ShapeError(f"row_partition_types {list(kinds)} do not describe a ragged tensor")
     yield np.array(count)
     for tensor, kind in zip(tensors, kinds, strict=True):
         if tensor.ndim != 1:
-            raise ShapeError(f"a partition of shape {tensor.shape}; a vector is needed")
+            raise ShapeError(f"a row partition must have rank 1, but has shape {tensor.shape}")
         if kind == "ROW_SPLITS":
             if tensor.size - 1 != count or (tensor[:1] != 0).any() or (np.diff(tensor) < 0).any():
-                raise ShapeError(f"splits {tensor.tolist()} are not those of {count} rows")
+                raise ShapeError(
+                    f"splits {tensor.tolist()} must be {count + 1} ascending offsets from 0, for "
+                    f"{count} rows"
+                )
             numbers = np.repeat(np.arange(count), np.diff(tensor))
         elif kind == "VALUE_ROWIDS":
             numbers = tensor.astype(np.int64)
             if (np.diff(numbers) < 0).any() or ((numbers < 0) | (numbers >= count)).any():
-                raise ShapeError(f"rows {tensor.tolist()} must rise, from 0 to below {count}")
+                raise ShapeError(f"row ids {tensor.tolist()} must be ascending and in [0, {count})")
         else:
-            raise ShapeError(f"a partition of type {kind!r} is not supported")
+            raise ShapeError(f"row partition type {kind!r} is not supported")
         count = len(numbers)
         yield numbers
 
@@ -80,23 +86,27 @@ def ragged_to_dense(
     *tensors: np.ndarray,
     row_partition_types: Sequence[str],
 ) -> np.ndarray:
-    """Inputs: dims, -1 for those that follow from the rows; all values; what stands where rows are
-    short; and the partitions of attribute ``row_partition_types``, the outermost first."""
+    """Inputs: the dims, with -1 for the length of the longest row; the values; the default value
+    for padding; and the partitions listed in ``row_partition_types``, the outermost first.
+    """
     first, *rows = _partitions(tensors, row_partition_types)
     if not values.ndim:
-        raise ShapeError("values are a scalar; a row for each is needed")
+        raise ShapeError("values must have rank 1 or more, but is a scalar")
     rank, inner = 1 + len(rows) + values.ndim - 1, values.shape[1:]
     wanted = [-1] * rank if not dims.ndim else dims.tolist()
     if len(wanted) != rank or any(
         dim not in (-1, size) for dim, size in zip(wanted[rank - len(inner) :], inner, strict=True)
     ):
-        raise ShapeError(f"dims {wanted} for {len(rows) + 1} dims of rows of {inner}")
+        raise ShapeError(
+            f"shape {wanted} must have {len(rows) + 1} dims followed by {list(inner)}, the shape "
+            "of a value"
+        )
     shape = [int(first) if wanted[0] < 0 else wanted[0]]
     places = np.arange(int(first))
-    # Rows beyond the dims that are asked for are cut off.
+    # Elements beyond the requested dims are dropped.
     places[places >= shape[0]] = -1
     for numbers, size in zip(rows, wanted[1:], strict=False):
-        # Numbers of rows rise, so that bisection finds the first element of each.
+        # Row indices ascend, so that bisection finds the first element of each row.
         starts = np.searchsorted(numbers, numbers)
         columns = np.arange(len(numbers)) - starts
         width = int(columns.max(initial=-1)) + 1 if size < 0 else size
@@ -107,7 +117,10 @@ def ragged_to_dense(
     try:
         filled = np.broadcast_to(default, inner)
     except ValueError as error:
-        raise ShapeError(f"a default of {default.shape} for values of {inner}") from error
+        raise ShapeError(
+            f"a default value of shape {default.shape} does not broadcast to {inner}, the shape "
+            "of a value"
+        ) from error
     out = np.empty((int(np.prod(shape)), *inner), values.dtype)
     out[...] = filled
     count = min(len(places), len(values))
@@ -126,8 +139,8 @@ def _infer_ngrams(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @operator("StringNGrams", infer=_infer_ngrams)
 def string_ngrams(node: Node, types: Types) -> Kernel:
-    """The n-grams of each row, padded at both ends by ``pad_width`` values at most; -1 pads as far
-    as an n-gram has one value of the row."""
+    """The n-grams of each row, padded at both ends by at most ``pad_width`` values; with -1, by one
+    less than the n-gram width."""
     attrs = node.attrs
     widths, separator, most = attrs["ngram_widths"], attrs["separator"], attrs["pad_width"]
     left, right = attrs["left_pad"], attrs["right_pad"]
@@ -142,11 +155,11 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
     def of_row(row: list[str]) -> list[str]:
         result: list[str] = []
         for width in widths:
-            # More pads than that would make n-grams without any value of the row.
+            # More padding would yield n-grams without any value of the row.
             pads = width - 1 if most < 0 else min(most, width - 1)
             if len(row) + 2 * pads >= width:
                 result += grams(row, width, pads)
-        # TensorFlow then makes one n-gram of the whole row.
+        # As in TensorFlow, the whole row becomes one n-gram then.
         if not result and row and attrs["preserve_short_sequences"]:
             pads = max(most, 0)
             result = grams(row, len(row) + 2 * pads, pads)
@@ -154,7 +167,7 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
 
     def run(data: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if data.ndim != 1:
-            raise ShapeError(f"values of shape {data.shape}; a vector is needed")
+            raise ShapeError(f"the values must have rank 1, but have shape {data.shape}")
         if not splits.size and not data.size:
             return strings([], (0,)), splits.copy()
         values, result, ends = list(texts(data)), [], [0]
@@ -170,7 +183,7 @@ def string_ngrams(node: Node, types: Types) -> Kernel:
 # Characters.
 
 _ENCODINGS = {"UTF-8": "utf-8", "UTF-16-BE": "utf-16-be", "UTF-32-BE": "utf-32-be"}
-_INVALID = "\udfff"  # stands for bytes that are no character: no valid text has it
+_INVALID = "\udfff"  # marks invalid bytes: valid text never contains this surrogate
 _CONTROLS = frozenset(range(32))
 
 
@@ -190,7 +203,7 @@ def _codec(attrs: Attrs, name: str) -> str:
 
 
 def _replacing(attrs: Attrs) -> list[int] | None:
-    """The code points in the place of invalid ones; None if these are an error."""
+    """The code points that replace invalid ones; None if these raise an error."""
     errors = attrs["errors"]
     return (
         None if errors == "strict" else [attrs["replacement_char"]] if errors == "replace" else []
@@ -248,18 +261,18 @@ def unicode_encode(
     output_encoding: str,
     replacement_char: int,
 ) -> np.ndarray:
-    """A string of each row of code points."""
+    """Encode each row of code points as a string."""
     attrs = {"errors": errors, "replacement_char": replacement_char}
     codec = _codec({"output_encoding": output_encoding}, "output_encoding")
     replaced = _replacing(attrs)
     if points.ndim != 1:
-        raise ShapeError(f"code points of shape {points.shape}; a vector is needed")
+        raise ShapeError(f"the code points must have rank 1, but have shape {points.shape}")
     values: list[list[int]] = []
     for point in with_checkpoints(points.tolist()):
         if 0 <= point <= 0x10FFFF and not 0xD800 <= point <= 0xDFFF:
             values.append([point])
         elif replaced is None:
-            raise ShapeError(f"{point} is no code point of Unicode, or a surrogate")
+            raise ShapeError(f"{point} is not a Unicode scalar value")
         else:
             values.append(replaced)
     rows = _checked_splits(splits, len(values))

@@ -1,4 +1,4 @@
-"""Images resized as only TensorFlow has it: by cubic splines out of a table, and by area."""
+"""ResizeBicubic and ResizeArea, whose definitions differ from ONNX's Resize."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from penstock.ops.common.shape_rules import ints, pad_with_none, tensor
 from penstock.ops.onnx.resize import cubic_weights
 from penstock.ops.tensorflow.common import array_operator, lengths
 
-_STEPS = 1024  # fractions of a pixel that cubic weights are rounded to
+_STEPS = 1024  # positions are rounded to 1 / _STEPS of a pixel for cubic weights
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     image, size = tensor(types, 0).shape, lengths(ints(types, consts, 1))
     if image is not None and len(image) != 4:
-        raise ShapeError(f"an image of shape {image}; four dims are needed")
+        raise ShapeError(f"images must have shape [N, H, W, C], not {image}")
     if size is not None and len(size) != 2:
-        raise ShapeError(f"size {list(size)} must be height and width")
+        raise ShapeError(f"size {list(size)} must be [height, width]")
     batch, *_, channels = pad_with_none(image or (), 4)
     return (TensorType(FLOAT32, (batch, *(size or (None, None)), channels)),)
 
 
 def _sizes(image: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
-    """Return for height and width the size before and after."""
+    """Return (input size, output size) for height and width."""
     if image.ndim != 4 or size.shape != (2,) or size.min() < 1 or 0 in image.shape[1:3]:
-        raise ShapeError(f"an image of {image.shape} to {size.tolist()}; dims must be positive")
+        raise ShapeError(
+            f"cannot resize images of shape {image.shape} to {size.tolist()}: sizes must be "
+            "positive"
+        )
     return list(zip(image.shape[1:3], size.tolist(), strict=True))
 
 
 def _scale(before: int, after: int, corners: bool) -> np.float32:
-    """Pixels before the resizing for each one after it."""
+    """Input pixels per output pixel."""
     if corners and after > 1:
         return np.float32((before - 1) / np.float32(after - 1))
     return np.float32(before / np.float32(after))
 
 
 Taps = tuple[np.ndarray, np.ndarray]
-"""For each pixel of the result, the pixels that it is made of, and their weights."""
+"""for each output pixel, the indices of the input pixels that it reads, and their weights"""
 
 
 def _resized(image: np.ndarray, taps: Sequence[Taps]) -> np.ndarray:
@@ -66,7 +69,7 @@ def _resize(name: str, taps: Callable[..., Taps]) -> None:
         half_pixel_centers: bool = False,
     ) -> np.ndarray:
         if align_corners and half_pixel_centers:
-            raise ShapeError("align_corners and half_pixel_centers exclude one another")
+            raise ShapeError("align_corners and half_pixel_centers must not both be true")
         each = [
             taps(before, after, _scale(before, after, align_corners), half_pixel_centers)
             for before, after in _sizes(image, size)
@@ -75,13 +78,14 @@ def _resize(name: str, taps: Callable[..., Taps]) -> None:
 
 
 def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Taps:
-    """Four pixels, by the cubic convolution of Keys (1981) with the parameter -0.5 of centres, and
-    else -0.75. Pixels outside of the image do not count with centres; else the border repeats."""
+    """Four taps of Keys' cubic convolution (1981). With half-pixel centres, its parameter is -0.5
+    and pixels outside the image have weight 0; otherwise it is -0.75 and the border is repeated.
+    """
     a = np.float32(-0.5 if centres else -0.75)
     at = np.arange(after, dtype=np.float32)
     at = (at + np.float32(0.5)) * scale - np.float32(0.5) if centres else at * scale
     first = np.floor(at)
-    # TensorFlow looks its weights up in a table: only equally rounded fractions give its results.
+    # TensorFlow uses a table of weights: the same rounding of positions reproduces its results.
     offset = np.rint((at - first) * np.float32(_STEPS)) / np.float32(_STEPS)
 
     weights = np.stack(cubic_weights(offset, a), 1)
@@ -90,14 +94,14 @@ def _cubic_taps(before: int, after: int, scale: np.float32, centres: bool) -> Ta
     if centres:
         weights = np.where(places == bounded, weights, np.float32(0))
         total = weights.sum(axis=1, keepdims=True)
-        # TensorFlow's bound: weights that cancel out are not divided by their sum.
+        # TensorFlow's bound: weights that nearly cancel are not normalized.
         small = np.abs(total) < 1000 * np.finfo(np.float32).tiny
         weights = np.where(small, weights, weights / total)
     return bounded, weights.astype(np.float32)
 
 
 def _area_taps(before: int, after: int, scale: np.float32, centres: bool) -> Taps:
-    """The pixels that each pixel of the result covers, by how much of them it does."""
+    """The input pixels that each output pixel covers, weighted by the covered area."""
     low = np.arange(after, dtype=np.float32) * scale
     high = np.arange(1, after + 1, dtype=np.float32) * scale
     first, end = np.floor(low).astype(np.int64), np.ceil(high).astype(np.int64)

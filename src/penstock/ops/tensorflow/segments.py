@@ -1,4 +1,4 @@
-"""Rows of one segment reduced to one, where the numbers of segments rise from row to row."""
+"""Segment reductions: rows with equal segment ids, which ascend, are reduced to one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_half
 from penstock.ops.tensorflow import common
 
-# The ufunc that joins rows, and the element that stands in segments without any.
+# The ufunc that combines rows, and its value for empty segments.
 _REDUCTIONS: dict[str, tuple[np.ufunc, int]] = {
     "sum": (np.add, 0),
     "mean": (np.add, 0),
@@ -28,7 +28,9 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None:
         return (TensorType(x.dtype),)
     if not x.shape or not rules.fits(places, x.shape[:1]):
-        raise ShapeError(f"segments of shape {places} for {x.shape}; each row needs one")
+        raise ShapeError(
+            f"segment_ids of shape {places} must have one entry per row of the data, {x.shape}"
+        )
     count: Dim = None
     if len(types) > 2:
         counts = common.lengths(rules.ints(types, consts, 2))
@@ -37,23 +39,27 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _checked(x: np.ndarray, places: np.ndarray, count: np.ndarray | None) -> int:
-    """The number of segments. Raises ``ShapeError`` unless ``places`` has one for each row, and
-    they rise."""
+    """The number of segments. Raises ``ShapeError`` unless ``places`` has one id per row, in
+    ascending order."""
     if places.ndim != 1 or x.shape[:1] != places.shape:
-        raise ShapeError(f"segments of shape {places.shape} for {x.shape}; each row needs one")
+        raise ShapeError(
+            f"segment_ids of shape {places.shape} must have one entry per row of the data, "
+            f"{x.shape}"
+        )
     if (places[1:] < places[:-1]).any():
         row = int(np.argmax(places[1:] < places[:-1])) + 1
         raise ShapeError(
-            f"segment {places[row]} of row {row} is below that before it; segments must not fall"
+            f"segment_ids must not decrease, but entry {row} is {places[row]} after "
+            f"{places[row - 1]}"
         )
     if places.size and places[0] < 0:
-        raise ShapeError(f"segment {places[0]} of row 0 is negative")
+        raise ShapeError(f"segment_ids must not be negative, but entry 0 is {places[0]}")
     last = int(places[-1]) + 1 if places.size else 0
     if count is None:
         return last
     size = common.count(count, "the number of segments")
     if last > size:
-        raise ShapeError(f"segments up to {last - 1} are not below {size}")
+        raise ShapeError(f"segment_ids up to {last - 1} must be less than num_segments, {size}")
     return size
 
 
@@ -61,16 +67,17 @@ def _checked(x: np.ndarray, places: np.ndarray, count: np.ndarray | None) -> int
 def segment(
     x: np.ndarray, places: np.ndarray, count: np.ndarray | None = None, *, reduction: str
 ) -> np.ndarray:
-    """``sqrtn`` divides sums by the root of their number of rows. A third input has the number of
-    segments; without it, the last row's is the last."""
+    """Reduce segments; ``sqrtn`` divides sums by the square root of the number of rows. The
+    optional third input is the number of segments.
+    """
     function, missing = _REDUCTIONS[reduction]
     out = np.full((_checked(x, places, count), *x.shape[1:]), missing, x.dtype)
     if not places.size:
         return out
     starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
-    # 16-bit floats are added up in 32 bits.
+    # 16-bit floats accumulate in float32.
     wide = x.astype(np.float32) if is_half(x.dtype) else x
-    # Without the dtype, NumPy would add small integers up in 64 bits.
+    # Without the dtype, NumPy would accumulate small integers in int64.
     rows = function.reduceat(wide, starts, axis=0, dtype=wide.dtype)
     if reduction in ("mean", "sqrtn"):
         counts = np.diff(starts, append=len(places)).astype(rows.real.dtype)

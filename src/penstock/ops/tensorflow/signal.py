@@ -18,8 +18,9 @@ from penstock.ops.tensorflow.common import array_operator, integer, lengths, nam
 def _real_transform(
     name: str, function: ArrayFunction, attr: str, default: str, size: Callable[[int], int]
 ) -> None:
-    """Register a transform along the last dim, which is cut or padded to a length. The result has
-    elements of the dtype in attribute ``attr`` and ``size(length)`` of them."""
+    """Register a transform along the last axis, which is truncated or padded to a length. The
+    result has ``size(length)`` elements of the dtype in attribute ``attr``.
+    """
     code = np.dtype(default).kind
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:

@@ -1,6 +1,6 @@
-"""Special functions, computed in float64: inverses of distributions, logarithms of gamma functions.
+"""Special functions, computed in float64: Erfinv, Ndtri, Lgamma and Digamma.
 
-Results are within some 1e-14 of the exact ones, relative to the larger of these and 1.
+Errors are about 1e-14, relative to max(1, abs(result)).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.tensorflow.common import array_operator
 
 # Wichura, Algorithm AS 241: the percentage points of the normal distribution (Applied Statistics
-# 37, 1988), routine PPND16. Numerators and denominators for the middle, the tails, and far tails.
+# 37, 1988), routine PPND16. Numerators and denominators for the centre, the tails, and the far
+# tails.
 _MIDDLE = (
     (
         *(2509.0809287301226727, 33430.575583588128105, 67265.770927008700853),
@@ -57,12 +58,12 @@ def _ratio(parts: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) ->
 
 
 def _quantile(centred: np.ndarray, tail: np.ndarray) -> np.ndarray:
-    """The quantile of the normal distribution at ``0.5 + centred``; ``tail`` is the smaller one of
-    the probabilities on both sides."""
+    """The quantile of the normal distribution at probability ``p = 0.5 + centred``; ``tail`` is
+    min(p, 1 - p)."""
     # The middle ends at 0.425, of which this is the square.
     middle = centred * _ratio(_MIDDLE, 0.180625 - centred * centred)
     depth = np.sqrt(-np.log(tail))
-    # Beyond 27 are none but subnormal probabilities, and the infinite depth of 0.
+    # Values above 27 occur only for subnormal probabilities, and infinity for 0.
     far = np.where(depth <= 5, _ratio(_TAIL, depth - 1.6), _ratio(_FAR, np.minimum(depth, 27) - 5))
     far = np.where(tail == 0, np.inf, far)
     return np.where(np.abs(centred) <= 0.425, middle, np.copysign(far, centred))
@@ -85,10 +86,10 @@ _PSI = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
 
 
 def log_gamma(x: np.ndarray) -> np.ndarray:
-    """The logarithm of the absolute value. Below 1/2 by reflection."""
+    """log(abs(Gamma(x))); by reflection for x < 1/2."""
     reflected = x < 0.5
     y = np.where(reflected, 1 - x, x)
-    # By Gamma(y) = Gamma(y + 1) / y small arguments are led to where the series is exact.
+    # Gamma(y) = Gamma(y + 1) / y shifts small arguments to where the series is exact.
     product = np.ones_like(y)
     for _ in range(_SHIFT):
         low = y < _SHIFT
@@ -96,14 +97,14 @@ def log_gamma(x: np.ndarray) -> np.ndarray:
         y = np.where(low, y + 1, y)
     series = np.polyval(_STIRLING, 1 / (y * y)) / y
     logarithm = (y - 0.5) * np.log(y) - y + 0.5 * np.log(2 * np.pi) + series - np.log(product)
-    # The remainder is exact, whereas the product of a large x and pi has lost its fraction.
+    # Reduce x first: the remainder is exact, whereas x * pi loses its fraction for large x.
     sine = np.abs(np.sin(np.pi * np.fmod(x, 2)))
     mirrored = np.where(np.floor(x) == x, np.inf, np.log(np.pi / sine) - logarithm)
     return np.where(np.isinf(x), np.inf, np.where(reflected, mirrored, logarithm))
 
 
 def _digamma(x: np.ndarray) -> np.ndarray:
-    """The derivative of ``log_gamma``. NaN at its poles."""
+    """The derivative of ``log_gamma``; NaN at poles."""
     reflected = x < 0
     y = np.where(reflected, 1 - x, x)
     # As above, by psi(y) = psi(y + 1) - 1 / y.

@@ -1,9 +1,9 @@
-"""Variables: what a session remembers from one run to the next.
+"""Variables, the state of a session between runs.
 
-The node of a variable has its ``store`` among its attributes, which all nodes of a model share and
-each session has for itself (``own_stores``). A handle is the ``_Variable``; the arrays in it are
-replaced rather than changed, so that a reader may keep one; only an array that nothing else holds
-is written over by compiled assignments.
+All nodes of variables of a model share one ``store``, an attribute; each session replaces it by its
+own (``own_stores``). A handle is the ``_Variable`` itself. Its array is replaced rather than
+modified, so that readers may keep it; compiled assignments overwrite only an array without other
+references.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from penstock.ops.tensorflow.common import OUT_TYPE, array_operator, dims_of, ha
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2"})
 NAMED = frozenset({"ReadVariableOp", "AssignVariableOp"})
-"""operations that take a variable, or name one in their attributes"""
+"""operations that take a variable as input, or name it in their attributes"""
 
 
 @dataclass(slots=True, eq=False)
 class _Variable:
-    """One variable; ``value`` is None until one is assigned. ``accepted``: the element type and the
-    shape that were last found to be those of ``type``."""
+    """One variable; ``value`` is None until it is initialized. ``accepted`` is the (dtype, shape)
+    that last matched ``type``."""
 
     name: str
     type: Type
@@ -51,45 +51,50 @@ class _Variable:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def read(self) -> np.ndarray:
-        """The value. Raises ``ShapeError`` while there is none."""
+        """Return the value. Raises ``ShapeError`` if the variable is not initialized."""
         value = self.value
         if value is None:
             raise ShapeError(
-                f"variable {self.name!r} is read before anything was assigned to it; run "
-                "its initializer first, as a target"
+                f"variable {self.name!r} is read before it is initialized; run its initializer "
+                "first, as a target"
             )
         return value
 
     def assign(self, value: np.ndarray, *, checked: bool = True) -> None:
-        """Replace the value by a copy of ``value``, which the run may write over."""
+        """Replace the value by a copy of ``value``, whose memory the run may reuse."""
         given = value.dtype, value.shape
         if checked and given != self.accepted:
             if not accepts(self.type, type_of(value)):
-                raise ShapeError(f"variable {self.name!r} is {self.type}, not {type_of(value)}")
+                raise ShapeError(
+                    f"variable {self.name!r} has type {self.type}, but {type_of(value)} is "
+                    "assigned to it"
+                )
             self.accepted = given
         self.value = _kept(value)
 
     def update(self, function: ArrayFunction, value: np.ndarray) -> None:
         """Replace the value by ``function`` of it and ``value``."""
-        # Several nodes may update it at a time, of which none may get lost.
+        # Several nodes may update the variable concurrently: no update may be lost.
         with self.lock:
             old = self.read()
             if old.shape != value.shape:
-                raise ShapeError(f"variable {self.name!r} has shape {old.shape}, not {value.shape}")
+                raise ShapeError(
+                    f"variable {self.name!r} has shape {old.shape}, but is updated by {value.shape}"
+                )
             self.value = _kept(function(old, value))
 
 
 def _kept(value: RunValue) -> np.ndarray:
     array = np.array(value)
-    # Readers may keep the array: nobody may change it.
+    # Readers may keep the array: it must not be modified.
     array.setflags(write=False)
     return array
 
 
 class Store:
-    """Variables by name. ``initial``: the saved values, which variables start with; ``model``: the
-    store of the model that this one is a session's own of, if it is; ``constant``: whether nothing
-    assigns to the variables, so that graphs may have their values as constants."""
+    """Variables by name. ``initial``: the saved values, with which variables start; ``model``: for
+    the store of a session, the store of its model; ``constant``: whether no node assigns to the
+    variables, so that their values can be constants of the graphs."""
 
     def __init__(
         self,
@@ -106,37 +111,43 @@ class Store:
 
     @property
     def model(self) -> Store:
-        """The store of the model."""
+        """The store of the model, which may be this one."""
         return self._model or self
 
     def variable(self, name: str, type_: Type) -> _Variable:
-        """The variable of that name, the same on every call. Raises ``ShapeError`` if its saved
-        value or another node declares another type."""
+        """Return the variable of a name, creating it on the first call. Raises ``ShapeError`` if
+        its saved value or another node has an incompatible type.
+        """
         with self._lock:
             if name not in self._variables:
                 initial = self.initial.get(name)
                 if initial is not None and not accepts(type_, type_of(initial)):
                     saved = type_of(initial)
-                    raise ShapeError(f"variable {name!r} is {type_}, but {saved} in the checkpoint")
+                    raise ShapeError(
+                        f"variable {name!r} has type {type_} in the graph, but {saved} in the "
+                        "checkpoint"
+                    )
                 self._variables[name] = _Variable(name, type_, initial)
             variable = self._variables[name]
             if not accepts(variable.type, type_) and not accepts(type_, variable.type):
-                raise ShapeError(f"variable {name!r} is both {variable.type} and {type_}")
+                raise ShapeError(
+                    f"variable {name!r} is declared both as {variable.type} and as {type_}"
+                )
             return variable
 
     def own(self) -> Store:
-        """A store with the same variables, which begin with their first values."""
+        """A store with the same variables, reset to their initial values."""
         return Store(self.initial, self.model, constant=self.constant)
 
     def as_now(self) -> Store:
-        """A store with the same variables, which begin with the values that they have now."""
+        """A store with copies of the same variables, with their current values."""
         with self._lock:
             values = {name: variable.value for name, variable in self._variables.items()}
         known = {n: value for n, value in {**self.initial, **values}.items() if value is not None}
         return Store(known, self.model, constant=self.constant)
 
     def join(self, other: Store) -> None:
-        """Let variables that are not here yet start with the values of ``other``."""
+        """Add the initial values of ``other`` for variables that this store lacks."""
         with self._lock:
             for name, value in other.initial.items():
                 if name not in self._variables:
@@ -147,8 +158,8 @@ class Store:
 
 
 def own_stores(graphs: Mapping[str, Graph], own: dict[Store, Store]) -> dict[str, Graph]:
-    """The graphs by name, those with variables as copies with the variables of a session: ``own``
-    has them by the stores of the model, and gets those that it lacks."""
+    """Copy graphs with variables so that they use a session's stores; return all graphs by name.
+    ``own`` maps stores of the model to those of the session, and is extended as needed."""
     copies = {}
     for name, graph in graphs.items():
         if any(isinstance(node.attrs.get("store"), Store) for node in graph.walk()):
@@ -162,16 +173,16 @@ def own_stores(graphs: Mapping[str, Graph], own: dict[Store, Store]) -> dict[str
 
 
 def apart(graph: Graph) -> Graph:
-    """A copy of a graph that reads and assigns variables of its own, with the values of now: for
-    runs that must leave no trace. The graph itself if it has none."""
+    """A copy of a graph with its own copies of variables and their current values, for runs without
+    side effects. Returns the graph itself if it has no variables."""
     given = {node.attrs.get("store") for node in graph.walk()}
     stores = {store: store.as_now() for store in given if isinstance(store, Store)}
     return own_stores({"": graph}, stores)[""]
 
 
 def declared_variables(graphs: Iterable[Graph]) -> dict[Store, dict[str, list[TensorType]]]:
-    """The variables that nodes name, by the stores of the model, with the types that they declare,
-    the most specific first."""
+    """The variables that nodes declare, by the stores of the model, with their types, the most
+    specific first."""
     stores: dict[Store, dict[str, list[TensorType]]] = {}
     for graph in graphs:
         for node in graph.walk():
@@ -191,13 +202,13 @@ def _declared(attrs: Attrs) -> TensorType:
 
 
 def variable_name(attrs: Attrs, node_name: str) -> str:
-    """The name, in its store, of the variable that a node with these attributes names."""
-    # TensorFlow's rule: without a shared name a variable has that of its node.
+    """The name, in its store, of the variable that a node with these attributes declares."""
+    # As in TensorFlow, a variable without shared_name is named after its node.
     return "/".join(filter(None, (attrs.get("container"), attrs.get("shared_name") or node_name)))
 
 
 def variable_of(attrs: Attrs, node_name: str) -> _Variable:
-    """The variable that a node with these attributes names. Raises ``ShapeError``."""
+    """The variable that a node with these attributes declares. Raises ``ShapeError``."""
     name = variable_name(attrs, node_name)
     variable: _Variable = attrs["store"].variable(name, _declared(attrs))
     return variable
@@ -206,7 +217,7 @@ def variable_of(attrs: Attrs, node_name: str) -> _Variable:
 @operator("VarHandleOp", traits={"makes handle"})
 @operator("VariableV2", traits={"makes handle"})
 def variable_handle(node: Node, types: Types) -> Kernel:
-    """Pure: naming a variable does not change it."""
+    """Pure: the handle of a variable does not depend on its value."""
     variable = variable_of(node.attrs, node.name)
     return Kernel(lambda: variable)
 
@@ -220,15 +231,16 @@ def _infer_read(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def named_variable(node: Node) -> _Variable | None:
-    """The variable of a node whose handle is left out, as its attributes name it
-    (``passes/lowering/bind_variables.py``); None if it is given one."""
+    """The variable of a node whose handle is omitted, as bound in its attributes
+    (``passes/lowering/bind_variables.py``); None if the node has a handle."""
     return variable_of(node.attrs, "") if node.inputs[0] is None else None
 
 
 @operator("ReadVariableOp", infer=_infer_read, pure=False)
 def read(node: Node, types: Types) -> Kernel:
-    """A copy: what leaves a run is the caller's own. Raises ``ShapeError`` for a value of another
-    type than the node declares: kernels behind it rely on that."""
+    """Return a copy of the value, as outputs of a run belong to the caller. Raises ``ShapeError``
+    if its type differs from the declared one, on which later kernels rely.
+    """
     named, declared = named_variable(node), _declared(node.attrs)
     dims = declared.shape if declared.static else None
 
@@ -237,7 +249,9 @@ def read(node: Node, types: Types) -> Kernel:
         value = state.read()
         same = value.shape == dims and value.dtype == declared.dtype
         if not (same or declared.dtype is None or accepts(declared, type_of(value))):
-            raise ShapeError(f"variable {state.name!r} is {type_of(value)}, not {declared}")
+            raise ShapeError(
+                f"variable {state.name!r} holds {type_of(value)}, but the node declares {declared}"
+            )
         return value.copy()
 
     return Kernel(current)
@@ -255,7 +269,7 @@ def variable_shape(variable: object, *, out_type: np.dtype) -> np.ndarray:
     return np.array(_variable(variable).read().shape, out_type)
 
 
-# Assignments: those of handles have no output, those of references the reference.
+# Assignments by handle have no output, those by reference return the reference.
 
 
 @operator("AssignVariableOp", pure=False)
@@ -267,7 +281,7 @@ def assign_variable(node: Node, types: Types) -> Kernel:
 @array_operator("Assign", pure=False, traits={"forwards handle"})
 def assign(variable: object, value: np.ndarray, *, validate_shape: bool = True) -> _Variable:
     state = _variable(variable)
-    # Without the check, an assignment may give the variable another shape.
+    # With validate_shape false, an assignment may change the shape.
     state.assign(value, checked=validate_shape)
     return state
 
@@ -288,14 +302,14 @@ _updating("AssignAdd", np.add, gives=True)
 _updating("AssignSub", np.subtract, gives=True)
 
 
-# Steps of training: new values of a variable and of its slots, from them and a gradient.
+# Optimizer steps: new values of a variable and its slots, from the old ones and a gradient.
 
 _Arrays: TypeAlias = Sequence[np.ndarray]
 
 
 def _applying(name: str, count: int, gradient: int, step: ArrayFunction) -> None:
-    """Register the operation whose first ``count`` inputs are variables, which take what ``step``
-    gives for their values and the other inputs. Input ``gradient`` has their shape, the others are
+    """Register an optimizer step. The first ``count`` inputs are variables, which are set to the
+    results of ``step(*values, *other inputs)``. Input ``gradient`` has their shape; the others are
     scalars."""
 
     @array_operator(name, pure=False)
@@ -303,16 +317,16 @@ def _applying(name: str, count: int, gradient: int, step: ArrayFunction) -> None
         variables = [_variable(x) for x in inputs[:count]]
         for i, x in enumerate(inputs[count:], count):
             if i != gradient and x.ndim:
-                raise ShapeError(f"input {i} of {name} must be a scalar, not of shape {x.shape}")
+                raise ShapeError(f"input {i} of {name} must be a scalar, but has shape {x.shape}")
         with ExitStack() as locks:
-            # In one order, so that no two nodes wait for each other.
+            # Acquire locks in a fixed order to avoid deadlock.
             for variable in sorted(variables, key=lambda variable: variable.name):
                 locks.enter_context(variable.lock)
             values = [variable.read() for variable in variables]
             shapes = [value.shape for value in values]
             if shapes != [inputs[gradient].shape] * count:
                 raise ShapeError(
-                    f"variable {variables[0].name!r} and its slots have shapes {shapes}, and the "
+                    f"variable {variables[0].name!r} and its slots have shapes {shapes}, but the "
                     f"gradient has {inputs[gradient].shape}"
                 )
             results = step(*values, *inputs[count:], use_nesterov)
@@ -327,7 +341,7 @@ def _momentum(x: np.ndarray, slot: np.ndarray, *rest: RunValue) -> _Arrays:
 
 
 def _keras_momentum(x: np.ndarray, slot: np.ndarray, *rest: RunValue) -> _Arrays:
-    """The slot holds steps, which the rate is a part of."""
+    """Momentum whose slot accumulates steps that include the learning rate."""
     rate, dx, factor, ahead = rest
     slot = slot * factor - dx * rate
     return x + (slot * factor - dx * rate if ahead else slot), slot

@@ -1,8 +1,8 @@
-"""Stacks and tensor arrays: objects that a run creates, writes and reads.
+"""Stacks and TensorArrays: mutable objects of a run.
 
-The node of their name creates them each time it runs, and they end with the run. A write keeps a
-copy, because the run may use the memory of what it has written for something else. The order of
-reads and writes is that of the graph: values called ``flow`` carry it.
+Their creating node makes a new one each time it runs; they live until the run ends. Writes copy,
+because the run may reuse the memory of the written value. Values called ``flow`` order reads and
+writes in the graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.ops.tensorflow.common import (
 )
 
 ELEMENT_BYTES = 200
-"""The bytes that an element takes beside its numbers."""
+"""the overhead of an element in bytes, apart from its data"""
 
 FLOW = np.zeros((), np.float32)
 FLOW.flags.writeable = False
@@ -56,8 +56,8 @@ _FLOW_TYPE = TensorType(FLOAT32, ())
 
 @dataclass(slots=True, eq=False)
 class _Stack:
-    """Values of one dtype (None: handles), of which the last one in is the first one out; at most
-    ``limit`` of them, if not negative."""
+    """A LIFO stack of values of one dtype (None: handles), with at most ``limit`` values if not
+    negative."""
 
     dtype: np.dtype | None
     limit: int
@@ -81,15 +81,15 @@ def _infer_second(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def stack_push(handle: object, value: object) -> object:
     stack = _stack(handle)
     if 0 <= stack.limit <= len(stack.values):
-        raise ShapeError(f"the stack overflowed its maximum size {stack.limit}")
-    # A handle's dtype is that of its elements.
+        raise ShapeError(f"the stack is full: max_size is {stack.limit}")
+    # The dtype attribute of a handle is that of its elements.
     if (value.dtype if isinstance(value, np.ndarray) else None) != stack.dtype:
-        raise ShapeError(f"the stack has elements of {stack.dtype}, not {type_of(value)}")
+        raise ShapeError(f"the stack has elements of type {stack.dtype}, not {type_of(value)}")
     if not isinstance(value, np.ndarray):
         stack.values.append(value)
         return value
     stack.values.append(copy_within_budget(value))
-    # The result shares no memory with the input, as that of any kernel but a view.
+    # Like any kernel that is not a view, return memory not shared with the input.
     return np.array(value)
 
 
@@ -111,8 +111,8 @@ def stack_close(handle: object) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Element:
-    """One place of a tensor array. ``shape`` is that of the value written, even after it is
-    cleared, or of a gradient's value."""
+    """One element of a TensorArray. ``shape`` is the shape of its value, even after it is cleared,
+    or, for gradients, of the value that they belong to."""
 
     value: np.ndarray | None = None
     shape: tuple[int, ...] | None = None
@@ -120,12 +120,12 @@ class _Element:
 
 
 class _TensorArray:
-    """Tensors of one dtype, each written once. ``adds``: it holds gradients, where several writes
-    to one place add up."""
+    """Tensors of one dtype, each written once. ``adds``: it holds gradients, and several writes to
+    one element are summed."""
 
     def __init__(self, name: str, dtype: np.dtype, count: int, attrs: Attrs, *, adds: bool) -> None:
         if count < 0:
-            raise ShapeError(f"the size of a tensor array must not be negative: {count}")
+            raise ShapeError(f"the size of a TensorArray must not be negative, but is {count}")
         self.name = name
         self.dtype = dtype
         self.shape = dims_of(attrs.get("element_shape"))
@@ -134,18 +134,18 @@ class _TensorArray:
         self.identical = bool(attrs.get("identical_element_shapes"))
         self.adds = adds
         self.count = count
-        self.elements: dict[int, _Element] = {}  # those written or read
+        self.elements: dict[int, _Element] = {}  # elements that were written or read
         self.gradients: dict[str, _TensorArray] = {}
 
     def gradient(self, source: str) -> _TensorArray:
-        """The array of gradients of that name, with zeros where none are written."""
+        """The TensorArray of gradients for ``source``; elements that are not written are zeros."""
         array = self.gradients.get(source)
         if array is None:
             name, attrs = f"{self.name}@{source}", {"clear_after_read": self.clears}
             array = _TensorArray(name, self.dtype, self.count, attrs, adds=True)
             array.shape = self.shape
             array.elements = {i: _Element(shape=x.shape) for i, x in self.elements.items()}
-            # Both keep the size that this one has now.
+            # The sizes of both are fixed from now on.
             self.dynamic = False
             self.gradients[source] = array
         return array
@@ -160,9 +160,9 @@ class _TensorArray:
                 f"{self.count}"
             )
         if value.dtype != self.dtype:
-            raise self.fault(f"its elements are {self.dtype}, not {value.dtype}")
+            raise self.fault(f"the elements have dtype {self.dtype}, not {value.dtype}")
         if not fits(value.shape, self.shape):
-            raise self.fault(f"elements of shape {self.shape} are expected, not {value.shape}")
+            raise self.fault(f"the elements have shape {self.shape}, not {value.shape}")
         self.count = max(self.count, index + 1)
         element = self.elements.setdefault(index, _Element())
         if element.read:
@@ -173,7 +173,10 @@ class _TensorArray:
                     f"Could not write to index {index} because it has already been written to."
                 )
             if element.value.shape != value.shape:
-                raise self.fault(f"shapes {element.value.shape} and {value.shape} do not add up")
+                raise self.fault(
+                    f"a gradient of shape {value.shape} cannot be added to one of shape "
+                    f"{element.value.shape}"
+                )
             element.value = keep(np.asarray(element.value + value))
             return
         if self.identical and self.shape is None:
@@ -194,7 +197,7 @@ class _TensorArray:
         if value is None:
             shape = element.shape if element.shape is not None else all_known(self.shape)
             if shape is None:
-                raise self.fault(f"index {index} has not been written, its shape is not known")
+                raise self.fault(f"element {index} has not been written, and its shape is unknown")
             reserve(math.prod(shape) * self.dtype.itemsize)
             value = keep(np.zeros(shape, self.dtype))
             element.shape = shape
@@ -206,27 +209,27 @@ class _TensorArray:
 _array = handle(_TensorArray, "tensor array")
 
 
-# Elements and their shapes, of tensor arrays and of lists.
+# Elements and shapes, for TensorArrays and tensor lists.
 
 
 def merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The shape of a tensor of which two shapes are known in part."""
+    """Merge two partially known shapes of the same tensor."""
     if a is None or b is None:
         return a if b is None else b
     if not fits(a, b):
-        raise ShapeError(f"shapes {a} and {b} are not those of one tensor")
+        raise ShapeError(f"shapes {a} and {b} are incompatible")
     return tuple([y if x is None else x for x, y in zip(a, b, strict=True)])
 
 
 def _empty(shape: Shape | None, dtype: np.dtype) -> np.ndarray:
     dims = all_known(shape)
     if dims is None:
-        raise ShapeError("there are no elements, and their shape is not fully defined")
+        raise ShapeError("there are no elements, and their shape is unknown")
     return np.zeros((0, *dims), dtype)
 
 
 def stacked(rows: Sequence[np.ndarray], shape: Shape | None, dtype: np.dtype) -> np.ndarray:
-    """Elements along a new first dim; ``shape`` and ``dtype`` are theirs if there are none."""
+    """Stack elements along a new first axis; ``shape`` and ``dtype`` apply if there are none."""
     if not rows:
         return _empty(shape, dtype)
     reserve(sum([row.nbytes for row in rows]))
@@ -236,7 +239,8 @@ def stacked(rows: Sequence[np.ndarray], shape: Shape | None, dtype: np.dtype) ->
 def concatenated(
     parts: Sequence[np.ndarray], rest: Shape | None, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Elements along their first dim, and their lengths; ``rest`` are the other dims if none."""
+    """Concatenate elements along the first axis; return their lengths too. ``rest`` are the other
+    dims if there are no elements."""
     lengths = np.array([len(part) for part in parts if part.ndim], np.int64)
     if not parts:
         return _empty(rest, dtype), lengths
@@ -245,13 +249,13 @@ def concatenated(
 
 
 def infer_concatenated(name: str) -> Infer:
-    """``infer`` of ``concatenated``, whose dtype is in attribute ``name``."""
+    """``infer`` for ``concatenated``, with the dtype in attribute ``name``."""
     first = of_type(name)
     return lambda *arguments: (*first(*arguments), TensorType(INT64, (None,)))
 
 
 def checked_lengths(lengths: np.ndarray, value: np.ndarray) -> list[int]:
-    """Lengths of the parts into which the first dim of a value is split."""
+    """Check and return the lengths into which the first axis of a value is split."""
     counts: list[int] = lengths.reshape(-1).tolist()
     if value.ndim < 1 or sum(counts) != len(value) or min(counts, default=0) < 0:
         raise ShapeError(f"Expected sum of lengths {counts} to be equal to {value.shape[:1]}")
@@ -283,7 +287,7 @@ def tensor_array_grad(
 
 
 def _effect(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function that changes a tensor array; the result of the node is the flow."""
+    """Register a function that modifies a TensorArray; the node returns the flow."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @array_operator(name, infer=always(_FLOW_TYPE), pure=False, strings=True)
@@ -304,7 +308,10 @@ def write(array: _TensorArray, index: np.ndarray, value: np.ndarray) -> None:
 @_effect("TensorArrayScatterV3")
 def scatter(array: _TensorArray, indices: np.ndarray, value: np.ndarray) -> None:
     if indices.ndim != 1 or value.ndim < 1 or len(indices) != len(value):
-        raise array.fault(f"{indices.shape} indices do not fit a value of shape {value.shape}")
+        raise array.fault(
+            f"indices of shape {indices.shape} must have one entry per row of a value of shape "
+            f"{value.shape}"
+        )
     for index, row in with_checkpoints(zip(indices.tolist(), value, strict=True)):
         array.write(index, np.asarray(row))
 
@@ -334,7 +341,9 @@ def gather(node: Node, types: Types) -> Kernel:
         array = _array(handle, dtype)
         rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
-            raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
+            raise array.fault(
+                f"elements of shape {shape} are expected, but have shape {rows[0].shape}"
+            )
         return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
     return Kernel(function)

@@ -1,7 +1,7 @@
-"""Operations on text: conversion of numbers, cases, substrings, replacement of patterns, hashes.
+"""String operations: number conversion, case conversion, substrings, regular expressions, hashes.
 
-TensorFlow's strings are bytes. A string here is their UTF-8 text, with lone surrogates for
-invalid bytes.
+TensorFlow's strings are bytes. Here they are decoded as UTF-8, with lone surrogates for invalid
+bytes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def decoded(data: bytes) -> str:
 
 def texts(x: np.ndarray) -> Iterable[str]:
     if x.dtype != STRING:
-        raise ShapeError(f"strings are needed, not {x.dtype}")
+        raise ShapeError(f"the input must have string elements, not {x.dtype}")
     return with_checkpoints(x.reshape(-1).tolist())
 
 
 def mapped(function: Callable[[str], str], x: np.ndarray) -> np.ndarray:
-    """The results of ``function`` for all strings."""
+    """Apply ``function`` to each string of a tensor."""
     return strings([function(text) for text in texts(x)], x.shape)
 
 
@@ -59,18 +59,18 @@ _FLAGS = frozenset({"", " ", "+", "-", "0"})
 
 @operator("AsString", infer=_same)
 def as_string(node: Node, types: Types) -> Kernel:
-    """As C's ``printf`` writes numbers with a fill (a flag), a width and a precision."""
+    """Format numbers like C's ``printf``, with the flag ``fill``, a width and a precision."""
     attrs = node.attrs
     fill, width, precision = attrs["fill"], attrs["width"], attrs["precision"]
     if fill not in _FLAGS:
-        raise ShapeError(f"fill {fill!r} is not one of ' ', '+', '-' and '0'")
+        raise ShapeError(f"fill {fill!r} must be empty, ' ', '+', '-' or '0'")
     if attrs["scientific"] and attrs["shortest"]:
-        raise ShapeError("scientific and shortest exclude one another")
+        raise ShapeError("scientific and shortest must not both be true")
     if max(width, precision) > _MOST_DIGITS:
-        raise ShapeError(f"width {width} and precision {precision} are above {_MOST_DIGITS}")
+        raise ShapeError(f"width {width} and precision {precision} must be at most {_MOST_DIGITS}")
     size = (str(width) if width > -1 else "") + (f".{precision}" if precision > -1 else "")
     conversion = "e" if attrs["scientific"] else "g" if attrs["shortest"] else "f"
-    # Infinities are not filled up with zeros, nor what has no sign with signs.
+    # Infinities are not padded with zeros, nor unsigned values given a sign.
     real, odd = (f"%{flag}{size}{conversion}" for flag in (fill, fill.strip("0")))
 
     def number(x: float) -> str:
@@ -79,7 +79,9 @@ def as_string(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         kind = x.dtype.kind
         if kind in "iub" and (conversion != "f" or precision > -1):
-            raise ShapeError(f"precision, scientific and shortest are not for {x.dtype}")
+            raise ShapeError(
+                f"precision, scientific and shortest are only valid for floats, not for {x.dtype}"
+            )
         elements = with_checkpoints(x.reshape(-1).tolist())
         if kind == "b":
             written = ["true" if element else "false" for element in elements]
@@ -122,7 +124,7 @@ def string_to_number(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
     def number(text: str) -> int | float:
         bare = text.strip(_SPACE)
         if bounds is not None:
-            # Python refuses texts of more than 4300 digits with an error of its own.
+            # Python raises its own error for more than 4300 digits.
             if _INTEGER.fullmatch(bare) and len(bare) < 4000:
                 value = int(bare)
                 signed = bounds.min < 0 or not bare.startswith("-")
@@ -132,12 +134,12 @@ def string_to_number(x: np.ndarray, *, dtype: np.dtype) -> np.ndarray:
             return float(bare)
         elif _HEXADECIMAL.fullmatch(bare):
             return float.fromhex(bare)
-        raise ShapeError(f"{text!r:.100} is no number that {dtype} holds")
+        raise ShapeError(f"{text!r:.100} is not a number in the range of {dtype}")
 
     return np.array([number(text) for text in texts(x)], dtype).reshape(x.shape)
 
 
-# Cases, and what is joined or cut off.
+# Case conversion, joining and stripping.
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _UPPER = str.maketrans(string.ascii_lowercase, string.ascii_uppercase)
@@ -149,7 +151,7 @@ def _case(name: str, table: dict[int, int], whole: Callable[[str], str]) -> None
         """Change the case of ASCII letters, or of all letters if the encoding is "utf-8"."""
         encoding = node.attrs["encoding"]
         if encoding not in ("", "utf-8"):
-            raise ShapeError(f"encoding {encoding!r} is not '' or 'utf-8'")
+            raise ShapeError(f"encoding {encoding!r} must be '' or 'utf-8'")
         change = whole if encoding else lambda text: text.translate(table)
         return Kernel(partial(mapped, change))
 
@@ -176,10 +178,13 @@ def _infer_join(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("StringJoin", infer=_infer_join)
 def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
-    """Join inputs of one shape, or scalars, element by element."""
+    """Concatenate inputs of equal shape, or scalars, elementwise."""
     shapes = [x.shape for x in inputs if x.ndim] or [()]
     if any(shape != shapes[0] for shape in shapes):
-        raise ShapeError(f"shapes {shapes} differ; strings of one shape, or scalars, are joined")
+        raise ShapeError(
+            "the inputs of StringJoin must be scalars or have the same shape, but have shapes "
+            f"{shapes}"
+        )
     parts = [np.broadcast_to(x, shapes[0]).reshape(-1).tolist() for x in inputs]
     reserve(sum(len(text) for part in parts for text in with_checkpoints(part)))
     rows = with_checkpoints(list(zip(*parts, strict=True)))
@@ -187,11 +192,11 @@ def string_join(*inputs: np.ndarray, separator: str = "") -> np.ndarray:
 
 
 def _valid(text: str) -> str:
-    """Bytes that were no character in two parts of ``text`` may be one where these are joined."""
+    """Decode invalid bytes again: those at the ends of joined parts may form a character."""
     return text if text.isascii() else decoded(encoded(text))
 
 
-# Parts.
+# Splitting and substrings.
 
 
 _WORD = re.compile(f"[^{_SPACE}]+")
@@ -209,7 +214,7 @@ def _split(text: str, separator: str, most: int) -> list[str]:
             break
         words.append(match[0])
         end = match.end()
-    # After the last split the rest is a word, even an empty one.
+    # After maxsplit splits, the rest is a word, even if empty.
     return [*words, text[end:].lstrip(_SPACE)] if len(words) == most else words
 
 
@@ -220,10 +225,14 @@ def _split(text: str, separator: str, most: int) -> list[str]:
     ),
 )
 def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tuple[np.ndarray, ...]:
-    """Indices, values and shape of a sparse tensor with a row for each string. An empty separator
-    stands for whitespace."""
+    """Return indices, values and shape of a sparse tensor with one row per string. An empty
+    separator means any whitespace.
+    """
     if x.ndim != 1 or separator.ndim:
-        raise ShapeError(f"a vector is split by a scalar, not {x.shape} by {separator.shape}")
+        raise ShapeError(
+            f"the input must have rank 1 and the separator rank 0, but have shapes {x.shape} and "
+            f"{separator.shape}"
+        )
     between = separator.item()
     rows = [_split(text, between, maxsplit) for text in texts(x)]
     indices, shape = sparse_layout(rows)
@@ -231,7 +240,7 @@ def string_split(x: np.ndarray, separator: np.ndarray, *, maxsplit: int) -> tupl
 
 
 def sparse_layout(rows: Sequence[Sized]) -> tuple[np.ndarray, np.ndarray]:
-    """Indices and shape of a sparse matrix whose rows begin with their elements."""
+    """Indices and shape of a sparse matrix in which the elements of each row start at column 0."""
     counts = np.array([len(row) for row in rows], np.int64)
     total = int(counts.sum())
     indices = np.empty((total, 2), np.int64)
@@ -242,7 +251,8 @@ def sparse_layout(rows: Sequence[Sized]) -> tuple[np.ndarray, np.ndarray]:
 
 @array_operator("StringLength", infer=rules.same_shape(INT32))
 def string_length(x: np.ndarray, *, unit: str) -> np.ndarray:
-    """In bytes, or characters, of which invalid bytes are each one unless they continue one."""
+    """The length in bytes, or in characters; an invalid byte counts as one character unless it is a
+    continuation byte."""
     rows = map(encoded, texts(x))
     if unit == "UTF8_CHAR":
         lengths = [sum(byte & 0xC0 != 0x80 for byte in data) for data in rows]
@@ -259,11 +269,14 @@ def _infer_substr(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("Substr", infer=_infer_substr)
 def substr(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray, *, unit: str) -> np.ndarray:
-    """Positions below 0 count from the end. A negative length reaches to the end in bytes, and no
-    further than the position in characters."""
+    """Negative positions count from the end. A negative length means the rest of the string in unit
+    BYTE, and an empty string in unit UTF8_CHAR."""
     whole = unit == "UTF8_CHAR"
     if positions.shape != lengths.shape:
-        raise ShapeError(f"positions of {positions.shape}, but lengths of {lengths.shape}")
+        raise ShapeError(
+            f"pos of shape {positions.shape} and len of shape {lengths.shape} must have the same "
+            "shape"
+        )
 
     def part(text: str, position: int, length: int) -> str:
         content: Any = text if whole else encoded(text)
@@ -282,14 +295,14 @@ def substr(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray, *, unit: s
     return strings([part(*row) for row in rows], shape)
 
 
-# Patterns.
+# Regular expressions.
 
 _REFERENCE = re.compile(r"\\(.?)", re.DOTALL)
 
 
 class _Replacement:
-    """Replaces matches of a pattern in RE2's syntax, all or the first, by a text in which ``\\1``
-    stands for the first group, and ``\\0`` for the whole match. Raises ``ShapeError``."""
+    """Replaces all matches of an RE2 pattern, or the first, by ``rewrite``, in which ``\\1`` is the
+    first group and ``\\0`` the whole match. Raises ``ShapeError`` for invalid patterns."""
 
     def __init__(self, pattern: str, rewrite: str, everywhere: bool) -> None:
         self.everywhere = everywhere
@@ -299,16 +312,21 @@ class _Replacement:
         for match in _REFERENCE.finditer(rewrite):
             mark = match[1]
             if mark not in (*string.digits, "\\"):
-                raise ShapeError(f"rewrite {rewrite!r} has a backslash that no digit follows")
+                raise ShapeError(
+                    f"rewrite {rewrite!r} has a backslash that is not followed by a digit or "
+                    "backslash"
+                )
             self.parts += [rewrite[end : match.start()], "\\" if mark == "\\" else int(mark)]
             end = match.end()
         self.parts.append(rewrite[end:])
         try:
             self.groups = Groups(pattern)
         except RegexError as error:
-            raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+            raise ShapeError(
+                f"pattern {pattern!r:.100} is not a valid RE2 pattern: {error}"
+            ) from error
         numbers = [part for part in self.parts if isinstance(part, int)]
-        # RE2 leaves texts as they are if the pattern lacks a group.
+        # RE2 leaves strings unchanged if the pattern lacks a referenced group.
         self.lacking = max(numbers, default=0) > self.groups.groups
         if not numbers:
             self.simple = simple_pattern(pattern)
@@ -326,7 +344,7 @@ class _Replacement:
             if spans is None:
                 break
             pieces.append(text[at : spans[0]])
-            if spans[0] == spans[1] == last:  # no empty match right behind another match
+            if spans[0] == spans[1] == last:  # no empty match directly after another match
                 pieces.append(text[last : last + 1])
                 at = last + 1
                 continue
@@ -346,7 +364,7 @@ class _Replacement:
 
 @operator("RegexReplace", infer=_same)
 def regex_replace(node: Node, types: Types) -> Kernel:
-    """``pattern`` and ``rewrite`` are attributes, or the second and the third input."""
+    """``pattern`` and ``rewrite`` are attributes, or inputs 1 and 2."""
     attrs = node.attrs
     everywhere = bool(attrs.get("replace_global", True))
     if "pattern" in attrs:
@@ -356,7 +374,8 @@ def regex_replace(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray, pattern: np.ndarray, rewrite: np.ndarray) -> np.ndarray:
         if pattern.ndim or rewrite.ndim:
             raise ShapeError(
-                f"pattern and rewrite must be scalars, not of {pattern.shape} and {rewrite.shape}"
+                f"pattern and rewrite must be scalars, but have shapes {pattern.shape} and "
+                f"{rewrite.shape}"
             )
         return mapped(replacement(pattern.item(), rewrite.item()), x)
 
@@ -369,10 +388,12 @@ def regex_replace(node: Node, types: Types) -> Kernel:
 @operator("StringToHashBucketFast", infer=rules.same_shape(INT64))
 @operator("StringToHashBucketStrong", infer=rules.same_shape(INT64))
 def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
-    """Hash with FarmHash's fingerprint, or with SipHash and a ``key`` of two numbers."""
+    """Hash with FarmHash's fingerprint, or with SipHash if attribute ``key`` [2] is set."""
     buckets, key = node.attrs["num_buckets"], node.attrs.get("key")
     if buckets < 1 or (key is not None and len(key) != 2):
-        raise ShapeError(f"num_buckets {buckets} must be 1 at least, and key {key} two numbers")
+        raise ShapeError(
+            f"num_buckets {buckets} must be at least 1, and key {key} must have two elements"
+        )
     hashes = fingerprints if key is None else partial(sip_hashes, secret=key)
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -387,16 +408,16 @@ def string_to_hash_bucket(node: Node, types: Types) -> Kernel:
 
 @operator("StringFormat", infer=rules.always(TensorType(STRING, ())))
 def string_format(node: Node, types: Types) -> Kernel:
-    """A template whose placeholders are replaced by the contents of the inputs. Of dims longer than
-    twice ``summarize``, if that is not negative, only the first and last ``summarize`` elements are
+    """Replace the placeholders of a template by the contents of the inputs. If ``summarize`` is not
+    negative, only the first and last ``summarize`` elements of a dim longer than twice that are
     shown."""
     attrs = node.attrs
     mark, shown = attrs["placeholder"], attrs["summarize"]
     between = attrs["template"].split(mark) if mark else []
     if len(between) != len(node.inputs) + 1:
         raise ShapeError(
-            f"template {attrs['template']!r:.100} needs {max(len(between) - 1, 0)} values of "
-            f"{len(node.inputs)}"
+            f"template {attrs['template']!r:.100} has {max(len(between) - 1, 0)} placeholders, "
+            f"but the node has {len(node.inputs)} inputs"
         )
 
     def run(*inputs: np.ndarray) -> np.ndarray:
@@ -408,7 +429,8 @@ def string_format(node: Node, types: Types) -> Kernel:
 
 
 def _real(x: float, dtype: type[np.floating]) -> str:
-    """The digits that any number of the type has, or those that tell it from all others."""
+    """Format with the digits that are always exact, or, if these do not suffice, with enough digits
+    to parse back to the same number."""
     few, all_digits = (15, 17) if dtype is np.float64 else (6, 9)
     text = f"%.{few}g" % x
     return text if dtype(text) == dtype(x) or np.isnan(x) else f"%.{all_digits}g" % x
@@ -429,6 +451,6 @@ def _summary(x: np.ndarray, shown: int, depth: int) -> str:
     parts = [_summary(np.asarray(row, x.dtype), shown, depth + 1) for row in with_checkpoints(rows)]
     if not whole:
         parts.insert(shown, "...")
-    # Rows stand below one another, with an empty line between matrices.
+    # Rows are on separate lines, with an empty line between matrices.
     joint = " " if x.ndim == 1 else "\n" * (x.ndim - 1) + " " * depth
     return f"[{joint.join(parts)}]"

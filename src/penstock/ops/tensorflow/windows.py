@@ -1,8 +1,7 @@
 """Gradients of convolution and pooling.
 
-That of a convolution for its image takes the size of the image, which only the run may know. All
-others have channels last, and go over the elements of windows: the k-th elements of all windows at
-once.
+The gradient of a convolution for its input takes the size of the input, which may be known only at
+run time. All others have channels last, and process the k-th elements of all windows at once.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from penstock.ops.tensorflow.common import array_operator, lengths, operator
 def backward_attrs(
     image: Sequence[int], window: Sequence[int], attrs: Attrs, gradient: Sequence[Dim] = ()
 ) -> dict[str, Any]:
-    """Attributes of the ConvTranspose whose result is an image of that size.
+    """The attributes of the ConvTranspose whose result has the spatial dims ``image``.
 
-    ``attrs``: ``strides`` and ``dilations`` of the dims that the window moves along, ``padding`` of
-    the convolution forward, and ``pads`` if that is EXPLICIT. ``gradient``: the size of what is
-    convolved, which must be that of the convolution forward where it is known.
+    ``attrs``: ``strides`` and ``dilations`` of the spatial axes, ``padding`` of the forward
+    convolution, and ``pads`` if that is EXPLICIT. ``gradient``: the spatial dims of the gradient,
+    which must match the output of the forward convolution where they are known.
     """
     forward = {
         "strides": attrs["strides"],
@@ -43,25 +42,27 @@ def backward_attrs(
     }
     axes = windows(forward, window[: len(image)], image)
     if max(image) > 2**31:
-        raise ShapeError(f"no convolution with a window of {list(window)} takes {list(image)}")
+        raise ShapeError(
+            f"image dims {list(image)} are too large for a convolution with window {list(window)}"
+        )
     for i, (axis, size) in enumerate(zip(axes, gradient, strict=False)):
         if isinstance(size, int) and size != axis.count:
             raise ShapeError(
-                f"a window of {list(window)} has {axis.count} places along dim {i} of images of "
-                f"{list(image)}, and what is given has {size}"
+                f"the gradient has {size} windows along spatial axis {i}, but an image of "
+                f"{list(image)} has {axis.count} windows of {list(window)}"
             )
     return {
         "strides": list(attrs["strides"]),
         "dilations": list(attrs["dilations"]),
         "pads": [*(axis.begin for axis in axes), *(axis.end for axis in axes)],
-        # Pixels behind the last window, which the convolution forward has not read.
+        # Pixels after the last window, which the forward convolution does not read.
         "output_padding": [a.end - padding for a, padding in zip(axes, behind(axes), strict=True)],
     }
 
 
 def _image(sizes: Sequence[Any], rank: int) -> list[Any]:
     if len(sizes) not in (rank - 2, rank):
-        raise ShapeError(f"{list(sizes)} is no size of an image")
+        raise ShapeError(f"the image size {list(sizes)} must have {rank - 2} or {rank} entries")
     return list(sizes[2 - rank :])
 
 
@@ -80,8 +81,8 @@ def _infer_backward(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type
 @operator("Conv2DBackpropInput", infer=_infer_backward)
 @operator("Conv3DBackpropInputV2", infer=_infer_backward)
 def conv_backward(node: Node, types: Types) -> Kernel:
-    """The gradient [N, O, h, w], weights [O, I / groups, kh, kw], and the size of the image, [H, W]
-    or [N, I, H, W], channels first, or the same with depth; attributes as in ``backward_attrs``."""
+    """Inputs: the gradient [N, O, h, w], the weights [O, I / groups, kh, kw], and the size of the
+    image, [H, W] or [N, I, H, W], or the same in 3D; attributes as in ``backward_attrs``."""
     rank = len(node.attrs["strides"]) + 2
     op = standard("ConvTranspose")
 
@@ -93,7 +94,9 @@ def conv_backward(node: Node, types: Types) -> Kernel:
 
     def function(x: np.ndarray, weights: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         if x.ndim != rank or weights.ndim != rank:
-            raise ShapeError(f"images of {x.shape} with weights of {weights.shape}")
+            raise ShapeError(
+                f"the gradient {x.shape} and the weights {weights.shape} must have rank {rank}"
+            )
         image = tuple(_image(sizes.tolist(), rank))
         channels = sizes.tolist()[1] if sizes.size == rank else weights.shape[1]
         groups = max(channels // max(weights.shape[1], 1), 1)
@@ -101,8 +104,9 @@ def conv_backward(node: Node, types: Types) -> Kernel:
         wanted = tuple(sizes.tolist()) if sizes.size == rank else (*y.shape[:2], *image)
         if y.shape != wanted:
             raise ShapeError(
-                f"an image of shape {list(wanted)} is asked for, channels first, but the gradient "
-                f"{list(x.shape)} and weights {list(weights.shape)} are those of {list(y.shape)}"
+                f"the image shape {list(wanted)}, channels first, does not match "
+                f"{list(y.shape)}, the shape that follows from the gradient {list(x.shape)} and "
+                f"weights {list(weights.shape)}"
             )
         return y
 
@@ -116,8 +120,9 @@ _Index: TypeAlias = tuple[RunValue, ...]
 
 
 def _elements(axes: Sequence[Window]) -> Iterator[tuple[_Index, _Index, _Index]]:
-    """Where in the windows an element stands, the windows that have it, and what it is of each, as
-    indices of [N, ..., C]."""
+    """For each window element, yield its position in the window, the index of the windows that
+    contain it, and the index of these elements in images [N, ..., C].
+    """
     whole = slice(None)
     for taps in with_checkpoints(list(product(*(axis.taps() for axis in axes)))):
         places, seen, elements = zip(*taps, strict=True)
@@ -125,22 +130,22 @@ def _elements(axes: Sequence[Window]) -> Iterator[tuple[_Index, _Index, _Index]]
 
 
 def _axes(x: Sequence[int], kernel: Sequence[int], attrs: Attrs, dy: np.ndarray) -> list[Window]:
-    """The windows over images of shape ``x``, of which ``dy`` is the gradient."""
+    """The windows over images of shape ``x``, checked against the gradient ``dy``."""
     if len(x) != len(kernel) + 2 or min(x, default=0) < 0:
-        raise ShapeError(f"windows {list(kernel)} over an image of shape {list(x)}")
+        raise ShapeError(f"windows {list(kernel)} do not match images of shape {list(x)}")
     axes = list(windows(attrs, kernel, x[1:-1]))
     if dy.shape[:-1] != (x[0], *(axis.count for axis in axes)):
-        raise ShapeError(f"a gradient of shape {dy.shape} for images of shape {list(x)}")
+        raise ShapeError(f"a gradient of shape {dy.shape} does not match images of shape {list(x)}")
     return axes
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-    """Half precision as float32, in which sums are kept."""
+    """Convert half precision to float32, the accumulator dtype."""
     return x.astype(np.float32) if is_half(x.dtype) else x
 
 
 def _infer_sized(index: int, dtype: int) -> Infer:
-    """``infer``: one output whose shape are the contents of input ``index``."""
+    """``infer`` for one output whose shape is given by input ``index``."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         shape = lengths(ints(types, consts, index))
@@ -153,15 +158,18 @@ def _infer_sized(index: int, dtype: int) -> Infer:
 def conv_filter_backward(
     x: np.ndarray, sizes: np.ndarray, dy: np.ndarray, *, depthwise: bool, attrs: Attrs
 ) -> np.ndarray:
-    """Images [N, ..., I], the shape of the filter, and the gradient [N, ..., O]. The filter has
-    shape [..., I / groups, O], or if ``depthwise`` [..., I, O / I]; the other attributes are those
-    of Conv."""
+    """Inputs: images [N, ..., I], the shape of the filter, and the gradient [N, ..., O]. The filter
+    has shape [..., I / groups, O], or if ``depthwise`` [..., I, O / I]; the other attributes are
+    those of Conv."""
     *kernel, depth, last = sizes.tolist()
     channels, filters = x.shape[-1], dy.shape[-1]
     groups = depth if depthwise else channels // max(depth, 1)
     wanted = (groups, groups * last) if depthwise else (groups * depth, last)
     if groups < 1 or (channels, filters) != wanted or filters % groups:
-        raise ShapeError(f"a filter {sizes.tolist()} for {channels} and {filters} channels")
+        raise ShapeError(
+            f"a filter of shape {sizes.tolist()} does not match {channels} input and {filters} "
+            "output channels"
+        )
     axes = _axes(x.shape, kernel, attrs, dy)
     x, back = _wide(x), _wide(dy)
     result = np.zeros((*kernel, groups, channels // groups, filters // groups), x.dtype)
@@ -170,31 +178,32 @@ def conv_filter_backward(
         result[place] = rows.transpose(1, 2, 0) @ back[seen].reshape(
             len(rows), groups, filters // groups
         ).transpose(1, 0, 2)
-    if not depthwise:  # the channels of all groups stand side by side
+    if not depthwise:  # concatenate the channels of all groups
         result = np.moveaxis(result, -3, -2)
     return result.reshape(sizes.tolist()).astype(dy.dtype, copy=False)
 
 
 @array_operator("MaxPoolGrad", infer=same_type, prepared=ATTRS)
 def max_pool_backward(x: np.ndarray, y: np.ndarray, dy: np.ndarray, *, attrs: Attrs) -> np.ndarray:
-    """Images, their maxima and the gradient of these, which goes to the first of equal ones; the
-    attributes are those of MaxPool."""
+    """Inputs: images, their maxima, and the gradient of the maxima, which flows to the first of
+    equal elements; the attributes are those of MaxPool.
+    """
     if y.shape != dy.shape:
-        raise ShapeError(f"a gradient of shape {dy.shape} for maxima of shape {y.shape}")
+        raise ShapeError(f"the gradient has shape {dy.shape}, but the maxima have {y.shape}")
     result = np.zeros(x.shape, _wide(dy[:0]).dtype)
     left = np.ones(y.shape, np.bool_)
     for _, seen, elements in _elements(_axes(x.shape, attrs["kernel_shape"], attrs, dy)):
         chosen = left[seen] & (x[elements] == y[seen])
         left[seen] ^= chosen
-        # The k-th elements of two windows are never the same, so that this counts each of them.
+        # The k-th elements of different windows are distinct, so that += adds each of them.
         result[elements] += np.where(chosen, dy[seen], np.zeros((), dy.dtype))
     return result.astype(dy.dtype, copy=False)
 
 
 @array_operator("AvgPoolGrad", infer=_infer_sized(0, 1), prepared=ATTRS)
 def average_pool_backward(sizes: np.ndarray, dy: np.ndarray, *, attrs: Attrs) -> np.ndarray:
-    """The shape of the images, and the gradient of the means, of which each counts the elements
-    that are not padding; the attributes are those of AveragePool."""
+    """Inputs: the shape of the images, and the gradient of the averages, which exclude padding; the
+    attributes are those of AveragePool."""
     axes = _axes(sizes.tolist(), attrs["kernel_shape"], attrs, dy)
     counts = [np.zeros(axis.count, np.float32) for axis in axes]
     for axis, count in zip(axes, counts, strict=True):
