@@ -39,7 +39,7 @@ def test_variable_is_shared_by_the_signatures_of_a_session(cluster):
     for _ in range(2):
         session.run(targets=["add"], fetches=[], timeout=SOON)
     assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 5
-    with pytest.raises(ps.RunError, match="before anything was assigned"):
+    with pytest.raises(ps.RunError, match="before it is initialized"):
         other.run(fetches=["read:0"], timeout=SOON)
 
 

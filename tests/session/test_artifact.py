@@ -386,7 +386,7 @@ def test_saved_plans_have_the_variables_of_the_session(path: Path, backends: Any
     session.save(path)
     opened, other = ps.open(path), ps.open(path)
     for session in (opened, other):  # each has variables of its own
-        with pytest.raises(ps.RunError, match="is read before anything was assigned"):
+        with pytest.raises(ps.RunError, match="is read before it is initialized"):
             session.run(x)
         session.run(x, [], ["reset"])  # another subgraph, the same variable
         with only_saved_plans():

@@ -41,7 +41,7 @@ def test_array_feature_extractor_equals_numpy(constant, dims, dtype):
 def test_array_feature_extractor_of_absent_features_raises_as_numpy(place):
     x = numbers((3, 5), "float32")
     kernel = kernel_of(node("ArrayFeatureExtractor", x, np.array([0])), LIBRARIES[0])
-    with pytest.raises(ShapeError, match="below 5"):
+    with pytest.raises(ShapeError, match="must be in"):
         kernel.function(x, np.array([place]))
 
 
@@ -55,7 +55,7 @@ def test_kernel_that_looks_at_nothing_is_left_to_numpy():
     text = """g (float[0, 5] x, int64[1] i) => (float[0, 1] y)
         { y = ai.onnx.ml.ArrayFeatureExtractor(x, i) }"""
     session = compile_text(text, domains={"ai.onnx.ml": 3})
-    with pytest.raises(ps.RunError, match="below 5"):
+    with pytest.raises(ps.RunError, match="must be in"):
         session.run({"x": x, "i": np.array([5])})
 
 
@@ -161,5 +161,5 @@ def test_one_hot_encoder_of_an_unknown_category_raises_as_numpy():
     x = np.array([5, 6])
     kernel = kernel_of(node("OneHotEncoder", x, cats_int64s=[5, 6], zeros=0), LIBRARIES[0])
     assert kernel.function(x).tolist() == [[1, 0], [0, 1]]
-    with pytest.raises(ShapeError, match="none of the categories"):
+    with pytest.raises(ShapeError, match="is not a category"):
         kernel.function(np.array([5, 8]))

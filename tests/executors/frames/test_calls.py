@@ -389,7 +389,7 @@ def test_sessions_do_not_share_variables_of_a_function() -> None:
     one, other = (ps.compile(model, backends=["numpy"]) for _ in range(2))
     assert one.run({"n": 3}, ["call"])["call"] == 6
     assert one.run({}, ["read"])["read"] in range(4)
-    with pytest.raises(ps.RunError, match="before anything was assigned"):
+    with pytest.raises(ps.RunError, match="before it is initialized"):
         other.run({}, ["read"])
 
 

@@ -117,7 +117,7 @@ def test_matmul_nbits_of_what_does_not_fit() -> None:
     ):
         with pytest.raises(ShapeError):
             check_node("MatMulNBits", inputs, attrs, **MS, expected=[None])
-    with pytest.raises(ShapeError, match="3 bits"):
+    with pytest.raises(ShapeError, match="are supported"):
         check_node("MatMulNBits", [a, b, scales], {**attrs, "bits": 3}, **MS, expected=[None])
 
 
@@ -185,5 +185,5 @@ def test_gather_outside_gives_zeros_and_misfits_are_with_bad_inputs_is_refused()
         with pytest.raises(ShapeError):
             check_node("GatherBlockQuantized", [data, indices, bad], attrs, **MS, expected=[want])
     attrs["gather_axis"], attrs["bits"] = 1, 4
-    with pytest.raises(ShapeError, match="packed along the last axis"):
+    with pytest.raises(ShapeError, match="gather_axis must not be the last"):
         check_node("GatherBlockQuantized", [data, indices, scales], attrs, **MS, expected=[want])

@@ -271,7 +271,7 @@ SMALL: dict[str, Any] = {
         ({"nodes_featureids": [-1, 0, 0]}, "negative"),
         ({"nodes_featureids": [2, 0, 0]}, "look at 3 features"),
         ({"nodes_modes": ["BRANCH_IN", "LEAF", "LEAF"]}, "BRANCH_IN"),
-        ({"nodes_nodeids": [0, 1, 1]}, "same number"),
+        ({"nodes_nodeids": [0, 1, 1]}, "nodes_nodeids must be unique within a"),
         ({"nodes_values": [0.5]}, "nodes_values"),
         ({"nodes_modes": ["BRANCH_LEQ"]}, "nodes_modes"),
         ({"target_nodeids": [1, 3]}, "does not exist"),

@@ -19,11 +19,11 @@ INTERNAL = {
     **dict.fromkeys(("SearchEnd", "SearchStart", "SearchStep"), "search"),
     **dict.fromkeys(("Reorder", "Stack", "Transfer"), "transfer"),
 }
-"""The module of each operation of Penstock's own domain, which no registry has"""
+"""the module of each operation of Penstock's own domain, which is not in the registry"""
 
 
 def internal_operation(name: str, domain: str) -> Op | None:
-    """The operation of Penstock's own domain with this name; None if there is none."""
+    """The operation of Penstock's own domain with a given name, or None."""
     if domain != DOMAIN or name not in INTERNAL:
         return None
     module = vars(import_module(f"penstock.ops.internal.{INTERNAL[name]}"))

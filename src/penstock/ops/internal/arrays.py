@@ -1,5 +1,4 @@
-"""Operations on arrays that passes create, and that no table of operations has: ``APPEND``,
-``TRIP_COUNT`` and ``ZERO_NAN``."""
+"""Operations on arrays that only passes create: ``APPEND``, ``TRIP_COUNT`` and ``ZERO_NAN``."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ APPEND = Op(
     array_kernel(lambda *parts, axis: np.concatenate(parts, axis)),
     moves=True,
 )
-"""Rows added behind those of a tensor, as Concat does, for caches that grow run by run. Input 0 is
-the tensor so far, input 1 what is added along ``axis``. NumPy's kernel copies both; one of another
-backend may add the new rows behind the old ones where these lie, if nothing else was added there
-yet, and gives a view that is not to be written."""
+"""Append rows to a tensor, like Concat, for caches that grow with each run. Input 0 is the tensor,
+input 1 the rows to append along ``axis``. The NumPy kernel copies both. A kernel of another backend
+may append in place if nothing was appended to the same memory yet, and return a read-only view."""
 
 
 def _trip_count(*bounds: np.ndarray, least: int) -> np.ndarray:
@@ -32,9 +30,9 @@ def _trip_count(*bounds: np.ndarray, least: int) -> np.ndarray:
 
 _COUNT = always(TensorType(INT64, ()))
 TRIP_COUNT = Op("TripCount", "penstock", 1, 1, _COUNT, array_kernel(_trip_count))
-"""Trip count of a loop that counts up to a limit. Inputs are pairs of integers, the start of a
-counter and its limit; the loop ends with the first counter that reaches its limit, after ``least``
-iterations at the earliest."""
+"""The trip count of a counting loop. Inputs are pairs of integers, the start and the limit of a
+counter; the loop ends when the first counter reaches its limit, but not before ``least``
+iterations."""
 
 
 def _zero_nan(node: Node, types: Types) -> Kernel:
@@ -50,5 +48,5 @@ def _zero_nan(node: Node, types: Types) -> Kernel:
 
 
 ZERO_NAN = Op("ZeroNaN", "penstock", 1, 1, same_type, _zero_nan, elementwise=True)
-"""0 where an element is not a number: ``Where(IsNaN(x), 0, x)``, by which exporters guard a Softmax
-against rows that are masked entirely."""
+"""Replace NaN by 0: ``Where(IsNaN(x), 0, x)``, with which exporters guard a Softmax against rows
+that are entirely masked."""

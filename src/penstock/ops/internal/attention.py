@@ -1,18 +1,18 @@
 """Attention: ``softmax(softcap(q keys^T scale) + biases) values``, as one node.
 
-It is not in the table of operations: the pass ``recognize_attention`` creates it of ONNX's
-Attention and of the products that spell it out. Inputs are queries [..., heads, rows, size], keys
+It is not in the table of operations: the pass ``recognize_attention`` creates it from ONNX's
+Attention and from equivalent subgraphs. Inputs are queries [..., heads, rows, size], keys
 [..., groups, positions, size], values [..., groups, positions, value_size], and any number of
-biases, which broadcast to the scores [..., heads, rows, positions]; None counts as none. Each of
-the groups of keys serves ``heads / groups`` heads in a row.
+biases, which broadcast to the scores [..., heads, rows, positions] and may be None. Each group of
+keys and values is shared by ``heads / groups`` consecutive heads.
 
 Attributes: ``scale``; ``softcap``, 0 for none; ``keys_last``: keys are [..., groups, size,
-positions]; and ``zeros``: which rows of the result become 0. "unseen" ones have no score above
-negative infinity, and would be NaN; "nan" ones have weights that are NaN.
+positions]; and ``zeros``: which rows of the result become 0. "unseen": rows without a score above
+negative infinity, which would be NaN; "nan": rows whose weights are NaN.
 
-StackedAttention, which a front end creates, is ONNX's Attention with a past whose keys and values
-are one tensor [2, batch, heads, positions, size], behind queries, keys, values and a mask or None.
-Its outputs are the result and the present: the past with new keys and values behind it.
+StackedAttention, which a front end creates, is ONNX's Attention with a past of keys and values in
+one tensor [2, batch, heads, positions, size], the input after queries, keys, values and a mask or
+None. Its outputs are the result and the present: the past followed by the new keys and values.
 """
 
 from __future__ import annotations
@@ -34,16 +34,21 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, k, v = [rules.tensor(types, i) for i in range(3)]
     if q.shape is None or k.shape is None or v.shape is None:
         return (TensorType(q.dtype),)
-    # Kernels trust these dims, and saved plans may hold any.
+    # Kernels rely on these dims, and saved plans may contain any.
     if not len(q.shape) == len(k.shape) == len(v.shape) >= 3:
-        raise ShapeError(f"queries {q.shape}, keys {k.shape} and values {v.shape} differ in rank")
+        raise ShapeError(
+            f"queries {q.shape}, keys {k.shape} and values {v.shape} must have the same rank, at "
+            "least 3"
+        )
     *lead, heads, rows, size = q.shape
     *_, groups, positions, value_size = v.shape
     keys = (size, positions) if attrs.get("keys_last", 0) else (positions, size)
     rules.check_shape("keys", k.shape, (*lead, groups, *keys))
     rules.check_shape("values", v.shape, (*lead, groups, positions, value_size))
     if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
-        raise ShapeError(f"{heads} heads are no multiple of {groups} groups of keys")
+        raise ShapeError(
+            f"the {heads} query heads must be a multiple of the {groups} key/value heads"
+        )
     for i in range(3, len(types)):
         rules.check_broadcasts(
             "bias", rules.tensor(types, i).shape, (*lead, heads, rows, positions)
@@ -58,7 +63,7 @@ def attend(
     scale, cap, zeros = attrs["scale"], attrs.get("softcap", 0.0), attrs.get("zeros", "")
     *lead, heads, rows, size = q.shape
     groups = k.shape[-3]
-    # Heads that share their keys are rows of one product.
+    # Heads that share keys are rows of one matrix product.
     by_group = q.reshape(*lead, groups, heads // groups * rows, size)
     scores = by_group @ (k if attrs.get("keys_last", 0) else k.swapaxes(-1, -2))
     scores = scores.reshape(*lead, heads, rows, v.shape[-2]) * q.dtype.type(scale)
@@ -67,11 +72,11 @@ def attend(
     for bias in biases:
         if bias is not None:
             scores = scores + bias
-    # There may be no positions at all.
+    # The number of positions may be 0.
     highest = scores.max(-1, keepdims=True, initial=-np.inf)
     if zeros == "unseen":
         unseen = np.isneginf(highest)
-        # Negative infinity less itself would be NaN.
+        # -inf - (-inf) would be NaN.
         highest[unseen] = 0
     scores = np.exp(scores - highest)
     total = scores.sum(-1, keepdims=True)
@@ -140,7 +145,7 @@ def _infer_behind(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _behind(lengths: np.ndarray, *, positions: int) -> np.ndarray:
-    """What is added to scores [batch, .., positions] so that softmax leaves out those behind."""
+    """The bias of scores [batch, .., positions] that masks positions from ``lengths`` on."""
     rules.check_lengths("the memory", lengths, positions)
     is_behind = np.arange(positions) >= lengths[:, None, None]
     return np.where(is_behind, FLOAT32.type(-np.inf), FLOAT32.type(0))

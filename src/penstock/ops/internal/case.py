@@ -1,11 +1,11 @@
-"""Case: one of several branches, chosen by a number.
+"""Case: one of several branches, selected by an index.
 
-Where a graph is built it becomes a binary tree of If nodes, so that one of n branches is found by
-log2(n) comparisons::
+Graph builders expand it to a binary tree of If nodes, which selects one of n branches by log2(n)
+comparisons::
 
     Case(i) of 4 branches  ->  If(i < 2) { If(i < 1) { 0 } else { 1 } } else { If(i < 3) { 2 } ...
 
-TensorFlow's Case becomes such a tree when it is imported, ``penstock.Case`` when a text is parsed.
+The importer expands TensorFlow's Case, and the parser of the text format ``penstock.Case``.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from penstock.ops.registry import no_kernel, standard, unknown_types
 
 CASE = Op("Case", "penstock", 1, 1, unknown_types, no_kernel("it becomes a tree of If nodes"))
 """Input: an integer tensor of one element. Attributes: the graphs ``branch_0``, ``branch_1`` ...,
-and ``default``, which runs for any other number. They have no inputs, and as many outputs as the
+and ``default``, which runs for any other index. They have no inputs, and the outputs of the
 node."""
 
 
 def expand_case(node: Node) -> list[Node]:
-    """Turn a ``Case`` node into an If; return the nodes that compute its condition, then itself.
-    Raises ``ValueError`` where attributes or inputs are not those of a Case."""
+    """Convert a ``Case`` node to an If; return the nodes that compute its condition, then the node
+    itself. Raises ``ValueError`` for invalid attributes or inputs."""
     graphs = dict(node.graphs)
     default = graphs.pop("default", None)
     names = [f"branch_{i}" for i in range(len(graphs))]
     others = len(node.attrs) - len(node.graphs)
     if default is None or not names or set(graphs) != set(names) or others:
-        raise ValueError("Case has graphs branch_0, branch_1 ... and default, and nothing else")
+        raise ValueError(
+            "the attributes of Case must be the graphs branch_0, branch_1 ... and default"
+        )
     branches = [graphs[name] for name in names]
     index = node.inputs[0] if len(node.inputs) == 1 else None
     if index is None:
-        raise ValueError("Case has one input, the number of the branch")
+        raise ValueError("Case must have exactly one input, the index of the branch")
     for graph in (*branches, default):
         if graph.inputs or len(graph.outputs) != len(node.outputs):
             raise ValueError(
-                f"a branch of Case has no inputs and {len(node.outputs)} outputs, one for each "
-                f"output of the node, not {len(graph.inputs)} and {len(graph.outputs)}"
+                f"a branch of Case must have no inputs and {len(node.outputs)} outputs, as the "
+                f"node, but has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
             )
     outputs = [value for value in node.outputs if value is not None]
     name = node.name or (outputs[0].name if outputs else "case")
@@ -67,10 +69,10 @@ def case_condition(
     device: str = "",
     origin: str = "",
 ) -> tuple[Node, dict[str, Graph]]:
-    """Return the condition's node and the attributes of the If that runs ``branches[index]``.
+    """Return the node of the condition and the attributes of the If that runs ``branches[index]``.
 
-    ``index`` must be in range, and there must be two branches or more. ``outputs`` give the types
-    of the results; names of nodes begin with ``name``.
+    ``index`` must be in range, and there must be at least two branches. The results have the types
+    of ``outputs``; the names of nodes begin with ``name``.
     """
     return _Tree(index, branches, outputs, name, device, origin).halves(0, len(branches))
 
@@ -93,7 +95,7 @@ class _Tree:
         return Node(standard(op), inputs, outputs, attrs, name=name, device=device, origin=origin)
 
     def compare(self, op: str, bound: int) -> tuple[Node, Value]:
-        """A node that compares the index with ``bound``, and its output."""
+        """Return a node that compares the index with ``bound``."""
         type_ = self.index.type
         dtype = type_.dtype if isinstance(type_, TensorType) and type_.dtype else np.int64
         name = f"{self.name}#{op.lower()}_{bound}"

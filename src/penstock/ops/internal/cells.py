@@ -1,27 +1,27 @@
-"""LstmCell, GruCell, GruGates and GruState: what a step of a recurrent layer does with its gates.
+"""LstmCell, GruCell, GruGates and GruState: the elementwise part of a step of a recurrent layer.
 
-They are not in the table of operations: the pass ``recompose_cells`` creates them where models
-spell them out. ``order`` has the place of each gate among those side by side in the last axis.
+They are not in the table of operations: the pass ``recompose_cells`` creates them from equivalent
+subgraphs. ``order`` has the index of each gate among the gates concatenated along the last axis.
 
 LstmCell takes gates [..., 4 units] and a cell [..., units], and returns the state and the next
-cell, both [..., units]; ``order`` is of the input, forget and output gates and the new values:
+cell, both [..., units]; ``order`` lists the input, forget and output gates and the candidate:
 
     next = sigmoid(forget + forget_bias) cell + sigmoid(input) tanh(new)
     state = sigmoid(output) tanh(next)
 
 GruCell takes gates of the input and of the state, [..., 3 units] each, and the state
-[..., units], and returns the next state; ``order`` is of the update and reset gates and the new
-values:
+[..., units], and returns the next state; ``order`` lists the update and reset gates and the
+candidate:
 
     new = tanh(new_x + sigmoid(reset_x + reset_h) new_h)
     next = new + sigmoid(update_x + update_h) (state - new)
 
-A GRU that resets its state before the product for the new values has a node on either side of it.
-GruGates takes gates of the state and, if given, of the input, [..., some units] each, behind the
-state [..., units] the latter; ``order`` is of the update and reset gates in the former, then in the
-latter. It returns an update and a state that is reset, both [..., units]. GruState takes the
-product, that update, the state and, if given, a tensor [..., some units] which has values of the
-input at place ``order``; it returns the next state:
+A GRU that resets its state before the product for the candidate has a node before and after it.
+GruGates takes gates of the state [..., n units], the state [..., units] and optional gates of the
+input [..., n units]; ``order`` lists the update and reset gates in the former, then in the latter.
+It returns the update gate and the reset state, both [..., units]. GruState takes the product, the
+update gate, the state and an optional tensor [..., n units], whose part ``order`` holds the values
+of the input; it returns the next state:
 
     update = sigmoid(update_h + update_x)
     old = sigmoid(reset_h + reset_x) state
@@ -43,29 +43,31 @@ from penstock.ops.registry import array_kernel
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
-    # 1 / (1 + exp(-x)), which overflows nowhere
+    # 1 / (1 + exp(-x)) without overflow
     half = x.dtype.type(0.5)
     y: np.ndarray = half * np.tanh(half * x) + half
     return y
 
 
 def check_places(places: object, count: int, parts: int) -> None:
-    """Raise ``ShapeError`` unless ``places`` are ``count`` of ``parts``: kernels read there."""
+    """Raise ``ShapeError`` unless ``places`` are ``count`` valid indices of ``parts`` parts:
+    kernels do not check them.
+    """
     listed = list(places) if isinstance(places, list | tuple) else []
     if len(listed) != count or not all(type(i) is int and 0 <= i < parts for i in listed):
-        raise ShapeError(f"{places!r:.80} are no {count} places of {parts} parts")
+        raise ShapeError(f"order {places!r:.80} must be {count} integers in [0, {parts})")
 
 
 def _check_parts(
     name: str, types: Types, index: int, like: TensorType, places: object, count: int
 ) -> None:
-    """Raise ``ShapeError`` unless input ``index`` has ``count`` parts of the shape of ``like`` at
-    ``places`` of its last dim."""
+    """Raise ``ShapeError`` unless input ``index`` is a concatenation of parts of the shape of
+    ``like`` along the last axis, and ``places`` are ``count`` of them."""
     whole = rules.tensor(types, index)
     if whole.shape is None or like.shape is None:
         return
     if not like.shape:
-        raise ShapeError("a state has no units")
+        raise ShapeError("the state must have rank 1 or more, but is a scalar")
     rules.check_shape(name, whole.shape, (*like.shape[:-1], None))
     width, units = whole.shape[-1], like.shape[-1]
     known = isinstance(width, int) and isinstance(units, int) and units
@@ -73,11 +75,11 @@ def _check_parts(
 
 
 def _of_parts(like: TensorType, count: int) -> Shape | None:
-    """The shape of ``count`` parts of the shape of ``like`` side by side."""
+    """The shape of ``count`` tensors of the shape of ``like``, concatenated along the last axis."""
     if like.shape is None:
         return None
     if not like.shape:
-        raise ShapeError("a state has no units")
+        raise ShapeError("the state must have rank 1 or more, but is a scalar")
     return (*like.shape[:-1], rules.dim_product([count, like.shape[-1]]))
 
 

@@ -1,9 +1,8 @@
-"""ChosenMatMul: products with matrices that indices choose, without copies of these matrices.
+"""ChosenMatMul: products with matrices selected by indices, without copying the matrices.
 
 It is not in the table of operations: the pass ``recompose_experts`` creates it for a MatMul with
-what a Gather picks along axis 0, as mixtures of experts are exported. For x [..., rows, K],
-matrices [count, K, N] and indices [...], perhaps with a 1 behind, to which the leading dims of x
-broadcast:
+the result of a Gather along axis 0, as in exported mixtures of experts. For x [..., rows, K],
+matrices [count, K, N] and indices [...] or [..., 1], to which the leading dims of x broadcast:
 
     y[i] = x[i] @ matrices[indices[i]]        [..., rows, N]
 
@@ -32,7 +31,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x is None or matrices is None or indices is None:
         return (TensorType(dtype),)
     if len(x) < 2 or len(matrices) != 3:
-        raise ShapeError(f"x of shape {x} and matrices of shape {matrices} have no product")
+        raise ShapeError(f"x {x} must have rank 2 or more, and the matrices {matrices} rank 3")
     inner, width = matrices[1:][::-1] if attrs["transposed"] else matrices[1:]
     rules.check_shape("x", x[-2:], (inner, 1) if attrs["columns"] else (x[-2], inner))
     lead = indices[: len(x) - 2]

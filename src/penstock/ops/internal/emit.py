@@ -1,8 +1,7 @@
-"""Emit: tells the run that a value has been computed.
+"""Emit: reports a value to the run when it is computed.
 
-``Session.stream`` puts it behind the values that are to be read while a run goes on, in the graphs
-of loops, too, where it runs in each iteration. It has no result. What the run does with values is
-its ``sink``, which may wait.
+``Session.stream`` inserts it after the values to stream, also in the bodies of loops, where it runs
+in each iteration. It has no outputs. The run passes values to its ``sink``, which may block.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
     def emit(value: RunValue) -> None:
         sink = getattr(THREAD.run, "sink", None)
-        if sink is not None:  # none where a plan is tried out
+        if sink is not None:  # None in trial runs of a plan
             sink(name, value)
 
     return Kernel(emit)

@@ -1,7 +1,7 @@
-"""Expected: a value whose dims are taken to be known, which each run checks.
+"""Expected: asserts the dims of a value in each run.
 
-It is not in the table of operations. Plans with open dims have it behind nodes whose result had
-the same dims for all shapes that were tried, though inference cannot tell why.
+It is not in the table of operations. Plans with dynamic dims have it after nodes whose result had
+the same dims for all shapes that were tried, though shape inference cannot derive them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.ops.common.shape_rules import tensor
 
 
 class UnexpectedDimsError(ShapeError):
-    """A value has other dims than a plan was compiled for."""
+    """The dims of a value differ from those that a plan was compiled for."""
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -35,10 +35,12 @@ def _compile(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         shape = x.shape
         if len(shape) != rank:
-            raise UnexpectedDimsError(f"rank {len(shape)} in place of {rank}")
+            raise UnexpectedDimsError(f"the value has rank {len(shape)} instead of {rank}")
         for axis, dim in places:
             if shape[axis] != dim:
-                raise UnexpectedDimsError(f"{shape[axis]} at axis {axis} in place of {dim}")
+                raise UnexpectedDimsError(
+                    f"the value has dim {shape[axis]} instead of {dim} at axis {axis}"
+                )
         return x
 
     return returning(run, view=True)

@@ -1,7 +1,7 @@
 """Fused: several nodes as one, for backends with one kernel for all of them.
 
 It is not in the table of operations, so that no file can use it. ``passes.lowering.fuse`` creates
-these nodes where a backend accepts them. The nodes in its region define what one computes.
+these nodes where a backend accepts them. The nodes of its region define the computation.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.ops.registry import COMPUTING
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """The nodes of a fused node in order; the last one produces its one output.
+    """The nodes of a fused node in order; the last one produces its only output.
 
-    ``inputs`` are the values that they read and do not produce, in the order of the fused node's
-    inputs. Copies of the fused node read other values, in the same order.
+    ``inputs`` are the values that the nodes read but do not produce, in the order of the fused
+    node's inputs. Copies of the fused node read other values, in the same order.
     """
 
     nodes: tuple[Node, ...]
@@ -36,8 +36,8 @@ class Region:
 
 
 def fused(nodes: Sequence[Node]) -> Node:
-    """Return one node in place of ``nodes``; each has one output, which only later ones read. It is
-    not added to their graph."""
+    """Return one node that replaces ``nodes``, each of which has one output that only later ones
+    read. It is not added to their graph."""
     inner = {node.outputs[0] for node in nodes}
     read = dict.fromkeys([v for node in nodes for v in node.inputs if v is not None])
     waits = dict.fromkeys([before for node in nodes for before in node.control_inputs])
@@ -56,8 +56,8 @@ def fused(nodes: Sequence[Node]) -> Node:
 
 
 def fused_copies(nodes: Sequence[Node]) -> Node:
-    """As ``fused``, of copies of ``nodes``, whose results others may read, too. The parts of those
-    that are fused already become parts of the new one."""
+    """Like ``fused``, but with copies of ``nodes``, whose results other nodes may read too. Fused
+    nodes among them are replaced by their parts."""
     copies: list[Node] = []
     copy_of: dict[Value | None, Value | None] = {}
     for node in nodes:
@@ -76,7 +76,7 @@ def fused_copies(nodes: Sequence[Node]) -> Node:
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     region: Region = attrs["region"]
-    if region.output.type is ANY:  # as read from a file
+    if region.output.type is ANY:  # if read from a file
         for value, type_ in _types_within(region, types).items():
             if not value.is_constant:
                 value.type = type_ or ANY
@@ -84,14 +84,14 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def type_of_result(node: Node, types: Types) -> Type:
-    """The type of the result of a fused node for these types of inputs, which its region need not
-    know."""
+    """The type of the result of a fused node for given types of inputs, even if its region lacks
+    them."""
     region: Region = node.attrs["region"]
     return _types_within(region, types)[region.output] or ANY
 
 
 def _types_within(region: Region, types: Types) -> dict[Value, Type | None]:
-    """The types of the inputs and the results of nodes, for these of the inputs."""
+    """The types of the inputs and of all results in a region, given the types of the inputs."""
     known: dict[Value, Type | None] = dict(zip(region.inputs, types, strict=True))
     for part in region.nodes:
         inputs = [None if v is None else known.get(v, v.type) for v in part.inputs]
@@ -103,7 +103,7 @@ def _types_within(region: Region, types: Types) -> dict[Value, Type | None]:
 
 
 def _compile(node: Node, types: Types) -> Kernel:
-    """The kernels of the nodes, one after the other."""
+    """A kernel that runs the kernels of the nodes in order."""
     region: Region = node.attrs["region"]
     place = {value: i for i, value in enumerate(region.inputs)}
     calls = []
@@ -134,18 +134,18 @@ def is_fused(node: Node) -> bool:
 
 def rounds_operand(node: Node) -> bool:
     """Whether a node with a ``region`` is a product or convolution whose input is rounded to
-    bfloat16 first (``rounded_operand``). Those who ask for each node of a graph look for that
-    attribute before, which few have."""
+    bfloat16 first (``rounded_operand``). Callers check for the attribute ``region`` first, which
+    few nodes have."""
     beginning = node.attrs["ops"].split(" ", 3)[:3] if node.op is FUSED else []
     return beginning[:2] == ["Cast", "Cast"] and beginning[-1] in COMPUTING
 
 
 def operation_name(node: Node) -> str:
-    """The operation of a node for people, with its domain; of a fused node those of its parts, as
-    in "Conv+HardSwish"."""
+    """The display name of a node's operation, with its domain; for a fused node those of its parts,
+    as in "Conv+HardSwish"."""
     return "+".join([part.op.full_name for part in parts(node)])
 
 
 def parts(node: Node) -> tuple[Node, ...]:
-    """The nodes in ``node``: itself, if it is not fused."""
+    """The parts of a fused node; the node itself if it is not fused."""
     return node.attrs["region"].nodes if node.op is FUSED else (node,)

@@ -1,6 +1,6 @@
-"""The inputs and outputs of a graph of joined steps: all that its callers need to know.
+"""The inputs and outputs of a graph of joined steps.
 
-A session that is restored runs plans without any of the passes that have made the graph.
+A restored session needs them to run its plans, without the passes that created the graph.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from penstock.core.records import NamedTuple
 from penstock.core.types import Type
 
 WRITTEN = "penstock/"
-"""begins the names of values that passes write"""
+"""prefix of the names of values that passes create"""
 POSITIONS, POOL, RUNS, PAGES, FIXED_RUNS, FIXED_PAGES = (
     f"{WRITTEN}{name}"
     for name in ("positions", "pool", "runs", "pages", "fixed_runs", "fixed_pages")
 )
-"""inputs of a graph of joined steps, beside those of rows"""
+"""inputs of a graph of joined steps, in addition to those with rows"""
 READ = f"{WRITTEN}read"
-"""the input that says which rows are read"""
+"""the input with the indices of the rows whose outputs are read"""
 
 PAGE = 32
-"""positions of a page"""
+"""number of positions in a page"""
 
 
 class PagedCache(NamedTuple):
-    """Keys or values of a layer: the names of the ``past`` and the ``present``, if it grows, and
-    where it ``begins`` in a page, [groups, positions, size], or [groups, size, positions] if these
-    are ``keys``."""
+    """Keys or values of a layer: the names of the ``past`` and, if it grows, of the ``present``,
+    and the element of a page at which it ``begins``, as [groups, positions, size], or [groups,
+    size, positions] for ``keys``.
+    """
 
     past: str
     present: str | None
@@ -38,15 +39,15 @@ class PagedCache(NamedTuple):
 
 
 class JoinedSteps(NamedTuple):
-    """The inputs of a decoder that have ``rows`` for each token, with their types, the axes of rows
-    of its ``outputs``, and the ``caches`` in a page of ``page_size`` elements.
+    """The inputs ``rows`` of a decoder with one row per token, with their types, the row axes of
+    its ``outputs``, and the ``caches`` in a page of ``page_size`` elements.
 
-    Of the decoder of an encoder-decoder, ``fed`` are the inputs that stay as they are in all steps
-    of a sequence, with their types; ``fixed`` those that lie in pages, keys and values of cross
-    attention, without the positions that are absent in the ``mask`` of that name, if there is
-    one.
+    For the decoder of an encoder-decoder, ``fed`` are the inputs that are constant over all steps
+    of a sequence, with their types; ``fixed`` are the keys and values of cross attention, which are
+    stored in pages without the positions that the input ``mask`` hides, if there is one.
 
-    A sequence has ``most`` rows, which the ``table`` of that name has positions for."""
+    A sequence has at most ``most`` rows, the number of positions in the constant named
+    ``table``."""
 
     rows: Mapping[str, Type]
     outputs: Mapping[str, int]

@@ -1,30 +1,30 @@
 """Rows of several samples, concatenated without those that a mask hides.
 
-The pass ``pack_rows`` creates these operations, in no saved plan. A batch of texts is padded to the
-longest one: [batch, rows, ...], and a mask hides the rows after the end of each. Packed, it is one
-sample of T rows, [1, T, ...], in which the rows of each text are adjacent::
+The pass ``pack_rows`` creates these operations, which saved plans never contain. A batch of texts
+is padded to the longest one, [batch, rows, ...], and a mask hides the rows after the end of each.
+Packed, it is one sample of T rows, [1, T, ...], in which the rows of each text are adjacent::
 
     padded          a b c .    d e . .    f g h i
     packed          a b c d e f g h i
 
-LiveRows says which rows these are: ``ranges`` [batch, 3], the first row of each sample that is
-packed, their number, and where they begin; ``rows`` [T], the place of each in the batch, and
-``positions`` [T], that in its sample. T is a multiple of a power of two, so that few numbers of
-rows occur: rows after the last range are never read. Its inputs are guards, which say which rows
-matter to others:
+LiveRows computes these rows: ``ranges`` [batch, 3] has the first packed row of each sample, the
+number of its packed rows, and their offset; ``rows`` [T] has the flat index of each packed row in
+the batch, and ``positions`` [T] its index in the sample. T is rounded up to a multiple of a power
+of two, so that few values of T occur: rows after the last range are never read. Its inputs are
+guards, which determine the live rows, on which results depend:
 
-- a bias is added to scores of attention, [batch or 1, heads or 1, rows or 1, rows or 1]: a row
-  matters if some row sees it. Biases of one attention have the same number in ``groups``;
-- a factor multiplies rows, [batch or 1, rows, ...]: rows matter unless it makes them 0. It has
-  ``FACTOR`` in ``groups``;
-- an index says which rows are read: numbers in the batch (``INDEX``), or pairs of a sample and a
-  row [..., 2] (``PAIRS``).
+- a bias of attention scores, [batch or 1, heads or 1, rows or 1, rows or 1]: a row is live if some
+  row sees it. Biases of the same attention have the same number in ``groups``;
+- a factor of rows, [batch or 1, rows, ...]: a row is live unless it is multiplied by 0. Its number
+  in ``groups`` is ``FACTOR``;
+- an index of rows that are read: flat indices (``INDEX``), or pairs [..., 2] of sample and row
+  (``PAIRS``).
 
-With ``first``, the first row of each sample matters. All rows of a sample matter if one that does
-sees none of them: its result then depends on how the mask was written.
+With ``first``, the first row of each sample is live. All rows of a sample are live if a live row
+sees none of them: its result then depends on the values of the mask.
 
-UnpackRows puts packed rows where they were, with zeros elsewhere. PackedAttention is Attention
-within each sample: biases are those of the padded batch.
+UnpackRows is the inverse of packing, with zeros in the other rows. PackedAttention is Attention
+within each sample, with the biases of the padded batch.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from penstock.ops.common.products import attention_work
 from penstock.ops.internal.attention import ATTENTION, attend
 
 LOWEST = -9e3
-"""the highest bias of scores that hides a row: exporters write -10000 or the lowest number"""
+"""score biases up to this value mask a row: exporters use -10000 or the lowest float"""
 
-FACTOR, INDEX, PAIRS = -1, -2, -3  # in ``groups``
-_LEAST_STEP = 3  # T is a multiple of 8, and of a sixteenth to a thirty-second of itself
+FACTOR, INDEX, PAIRS = -1, -2, -3  # special numbers in ``groups``
+_LEAST_STEP = 3  # T is a multiple of 8, and of a power of two between T / 32 and T / 16
 
 
 def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -62,10 +62,10 @@ def _infer_live(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _seen(biases: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows that each row of a head sees, by four-dim biases of one attention."""
+    """Return which rows each row of a head sees, from the 4-D biases of one attention."""
     seen: np.ndarray = np.ones((1, 1, 1, 1), np.bool_)
     for bias in biases:
-        # The negation lets NaN count as seen: it spoils the scores of the row that sees it.
+        # Negated, so that NaN counts as visible: it makes the scores of its row NaN.
         seen = seen & ~(bias.reshape((1,) * (4 - bias.ndim) + bias.shape) <= LOWEST)
     return seen
 
@@ -109,10 +109,10 @@ def _compile_live(node: Node, types: Types) -> Kernel:
 
 
 def _note_read(live: np.ndarray, index: np.ndarray | tuple[np.ndarray, ...]) -> None:
-    """Note rows that are read by index; those out of range are an error of their reader."""
+    """Mark rows that are read by index; their reader raises the error for indices out of range."""
     sample, row = index if isinstance(index, tuple) else np.moveaxis(index, -1, 0)
     batch, rows = live.shape
-    # Negative indices count from the end.
+    # Convert negative indices, which count from the end.
     sample, row = np.where(sample < 0, sample + batch, sample), np.where(row < 0, row + rows, row)
     valid = (sample >= 0) & (sample < batch) & (row >= 0) & (row < rows)
     live[sample[valid], row[valid]] = True
@@ -135,7 +135,7 @@ def _compile_unpack(node: Node, types: Types) -> Kernel:
 
     def into(x: np.ndarray, ranges: np.ndarray, out: np.ndarray) -> None:
         out.fill(0)
-        # Samples first, and rows first: the other axes before are few and short.
+        # Move the axes of samples and rows to the front; the other axes are few and short.
         to, packed = np.moveaxis(out, axes, (0, 1)), np.moveaxis(x, axes, (0, 1))[0]
         for sample, (start, count, before) in zip(to, ranges.tolist(), strict=True):
             sample[start : start + count] = packed[before : before + count]
@@ -149,8 +149,8 @@ def _compile_unpack(node: Node, types: Types) -> Kernel:
 
 
 UNPACK_ROWS = Op("UnpackRows", "penstock", 1, 1, _infer_unpack, _compile_unpack, moves=True)
-"""Packed rows, and ``ranges``, to ``dims``, whose axes ``samples`` and ``rows`` are those: they are
-1 and T in what is packed."""
+"""Inputs: packed rows, and ``ranges``. Attributes: ``dims``, the unpacked shape, and its axes
+``samples`` and ``rows``, whose packed dims are 1 and T."""
 
 
 def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -177,7 +177,7 @@ def _compile_attention(node: Node, types: Types) -> Kernel:
 
 
 def _cut(bias: np.ndarray, sample: int, rows: slice) -> np.ndarray:
-    """The part of a bias [batch or 1, heads or 1, rows or 1, rows or 1] for rows of a sample."""
+    """Slice a bias [batch or 1, heads or 1, rows or 1, rows or 1] to rows of one sample."""
     own = bias[min(sample, bias.shape[0] - 1)][None]
     own = own if own.shape[2] == 1 else own[:, :, rows]
     return own if own.shape[3] == 1 else own[..., rows]
@@ -190,5 +190,5 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 PACKED_ATTENTION = Op(
     "PackedAttention", "penstock", 1, 1, _infer_attention, _compile_attention, work=_work
 )
-"""Attention of packed rows: queries, keys and values [1, heads, T, size], ``ranges``, and biases,
-whose rows are those of the padded batch. The attributes are Attention's."""
+"""Attention of packed rows. Inputs: queries, keys and values [1, heads, T, size], ``ranges``, and
+biases of the padded batch. The attributes are Attention's."""

@@ -1,7 +1,7 @@
 """Attention over paged caches: the rows of many requests, each with its own past.
 
-The pass ``join_steps`` creates this operation. A step computes T concatenated rows: one row of some
-requests, a piece of the prompt of others. Keys and values of a request are stored in pages, each
+The pass ``join_steps`` creates this operation. A step computes T concatenated rows: one row each of
+some requests, part of the prompt of others. Keys and values of a request are stored in pages, each
 with the same number of positions of all caches of the model::
 
     pool     [pages, page_size]         all pages in order
@@ -9,24 +9,26 @@ with the same number of positions of all caches of the model::
     keys     [groups, size, positions]  from element ``keys_at`` of a page on
     values   [groups, positions, size]  from ``values_at`` on
 
-A feature of the keys of all positions of a page is contiguous, so that their scores are a vector.
+Each feature of the keys of a page is contiguous over its positions, so that scores are computed as
+vectors.
 
-``runs`` [requests, 4] says for each request its first row, its number of rows, how many positions
-come before these, and where its pages begin in ``pages`` [n], the numbers of its pages in order.
-New keys and values are written into their places first. A row then sees the positions up to its
-own one, of these the last ``window`` if that is not 0. Rows of no request become 0.
+``runs`` [requests, 4] has for each request its first row, its number of rows, its number of past
+positions, and the index of its first page in ``pages`` [n], which lists the pages of each request
+in order. New keys and values are written to the pages first. A row then attends to the positions up
+to its own, or to the last ``window`` of these if that is not 0. Rows of no request become 0.
 
-Without new keys and values, as in attention over the outputs of an encoder, a row sees all
-positions "before" it, and nothing is written.
+Without new keys and values, as in cross attention, a row attends to all past positions, and nothing
+is written.
 
-Models may add numbers to the scores of a head by distance alone. ``by_distance`` [heads, n + 1] has
-them for distances 0 to n - 1, and in its last column what each further position adds::
+Models may add biases to the scores of a head that depend only on the distance. ``by_distance``
+[heads, n + 1] has them for distances 0 to n - 1, and in its last column the increment for each
+further position::
 
     slopes of ALiBi            [[0, -0.25], [0, -0.0625], ...]
     buckets of distances       [[b0, b1, ..., b127, 0], ...]
 
-Each such node writes to the pool, in places that no other node reads. The contents of the pool are
-not part of the graph: the caller that feeds ``runs`` owns the pages.
+Each node writes to parts of the pool that no other node reads. The contents of the pool are not
+part of the graph: the caller that feeds ``runs`` owns the pages.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ from penstock.ops.common import shape_rules as rules
 from penstock.ops.internal.attention import attend
 
 RUN = 4
-"""numbers of a request in ``runs``"""
+"""columns of ``runs``"""
 BY_DISTANCE = 6
-"""the input that has numbers by distance"""
+"""the index of the input ``by_distance``"""
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     q, pool = rules.tensor(types, 0), rules.tensor(types, 3)
     if attrs["positions"] < 1 or min(attrs["keys_at"], attrs["values_at"]) < 0:
-        raise ShapeError("pages have at least one position, and keys and values inside of them")
+        raise ShapeError("positions must be at least 1, and keys_at and values_at not negative")
     rules.check_shape("runs", rules.tensor(types, 4).shape, (None, RUN))
     rules.check_shape("pages", rules.tensor(types, 5).shape, (None,))
     if q.shape is None:
@@ -64,25 +66,27 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     _, heads, _, size = q.shape
     known = rules.all_known((heads, size, groups, value_size))
     if known is None:
-        raise ShapeError("the numbers of heads and their sizes must be known")
+        raise ShapeError("the numbers of heads and the head sizes must be known")
     heads, size, groups, value_size = known
     if not groups or heads % groups:
-        raise ShapeError(f"{heads} heads are no multiple of {groups} groups of keys")
+        raise ShapeError(
+            f"the {heads} query heads must be a multiple of the {groups} key/value heads"
+        )
     rules.check_shape("pool", pool.shape, (None, None))
     page = None if pool.shape is None else pool.shape[1]
     ends = attrs["keys_at"] + groups * attrs["positions"] * size
     ends = max(ends, attrs["values_at"] + groups * attrs["positions"] * value_size)
     if isinstance(page, int) and page < ends:
-        raise ShapeError(f"a page of {page} elements has no room for keys and values up to {ends}")
+        raise ShapeError(f"pages have {page} elements, but keys and values end at element {ends}")
     if len(types) > BY_DISTANCE and types[BY_DISTANCE] is not None:
         _check_distances(rules.tensor(types, BY_DISTANCE).shape, heads)
         if types[1] is None:
-            raise ShapeError("without new keys there are no distances")
+            raise ShapeError("by_distance requires new keys")
     return (TensorType(q.dtype, (*q.shape[:-1], value_size)),)
 
 
 def _sizes(types: Types, q: Shape, attrs: Attrs) -> tuple[Dim, Dim] | None:
-    """The numbers of groups of keys and of features of values; None if they are not known yet."""
+    """The number of key/value heads and the head size of values; None if unknown."""
     if types[1] is None and types[2] is None:
         return attrs["groups"], attrs["value_size"]
     k, v = rules.tensor(types, 1), rules.tensor(types, 2)
@@ -94,10 +98,10 @@ def _sizes(types: Types, q: Shape, attrs: Attrs) -> tuple[Dim, Dim] | None:
 
 
 def _check_distances(shape: Shape | None, heads: int) -> None:
-    rules.check_shape("numbers by distance", shape, (heads, None))
+    rules.check_shape("by_distance", shape, (heads, None))
     columns = None if shape is None else shape[1]
     if isinstance(columns, int) and columns < 2:
-        raise ShapeError(f"numbers by distance have {columns} columns, two at least are needed")
+        raise ShapeError(f"by_distance must have at least two columns, not {columns}")
 
 
 def _compile(node: Node, types: Types) -> Kernel:
@@ -137,7 +141,7 @@ def _compile(node: Node, types: Types) -> Kernel:
                     cache[own[at // positions], :, at % positions] = rows_of_it
                 read = cache[own].swapaxes(0, 1).reshape(groups, -1, n)
                 caches.append(read[None, :, :total])
-            # Without new rows all that is there counts, in whatever order.
+            # Without new rows, all positions are visible.
             biases = [] if k is None else [_bias(at, total, window, by_distance)]
             part = q[:, :, first : first + rows]
             y[:, :, first : first + rows] = attend(scaled, part, caches[0], caches[1], biases)
@@ -147,7 +151,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 
 
 def _bias(at: np.ndarray, total: int, window: int, by_distance: np.ndarray | None) -> np.ndarray:
-    """Return the bias of the scores of rows at the positions ``at``, [..., rows, total]."""
+    """Return the bias [..., rows, total] of the scores of rows at positions ``at``."""
     distance = at[:, None] - np.arange(total)
     hidden = distance < 0
     if window:
@@ -168,27 +172,26 @@ def check_runs(
     positions: int,
     adds: bool = True,
 ) -> None:
-    """Raise ``ValueError`` where requests have rows or pages that are not there. ``adds``: whether
-    pages have room for new rows, too."""
+    """Raise ``ValueError`` if requests refer to rows or pages that do not exist. ``adds``: whether
+    pages must have room for the new rows too."""
     first, count, past, begin = runs.T
     if (runs < 0).any() or (first + count > rows).any():
-        raise ValueError("a request has rows that are not there")
+        raise ValueError("runs refers to rows that do not exist")
     if (begin - (-(past + adds * count) // positions) > len(pages)).any():
-        raise ValueError("a request has fewer pages than positions need")
+        raise ValueError("a request in runs has fewer pages than its positions need")
     if (pages < 0).any() or (pages >= page_count).any():
-        raise ValueError(f"a page is none of the {page_count} of the pool")
+        raise ValueError(f"pages must be in [0, {page_count}), the pages of the pool")
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    # The lengths of pasts are not known: assume as many positions as a page has.
+    # Past lengths are unknown: assume the positions of one page.
     q = inputs[0]
     assert q is not None
     return 2 * output[1] * output[2] * attrs["positions"] * (q[3] + output[3])
 
 
 PAGED_ATTENTION = Op("PagedAttention", "penstock", 1, 1, _infer, _compile, work=_work)
-"""Attention of T rows, queries [1, heads, T, size], keys [1, groups, T, size] and values
-[1, groups, T, value_size], over the positions of their requests, whose scores get numbers by
-distance [heads, n + 1]. Attributes: ``scale``; ``softcap`` and ``window``, 0 for none;
-``positions`` of a page; ``keys_at`` and ``values_at``; ``groups`` and ``value_size`` without keys
-and values."""
+"""Attention of T rows, with queries [1, heads, T, size], keys [1, groups, T, size], values
+[1, groups, T, value_size] and biases by distance [heads, n + 1], over the positions of their
+requests. Attributes: ``scale``; ``softcap`` and ``window``, 0 for none; ``positions`` per page;
+``keys_at`` and ``values_at``; and, without keys and values, ``groups`` and ``value_size``."""

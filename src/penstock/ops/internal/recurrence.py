@@ -1,14 +1,14 @@
-"""Recurrence: the steps of a recurrent layer whose inputs have been multiplied by their weights.
+"""Recurrence: the steps of a recurrent layer, given the products of its inputs and weights.
 
-It is not in the table of operations: the pass ``hoist_recurrences`` creates it for loops that spell
-out a cell. As the layers RNN, GRU and LSTM of ONNX, with ``cell`` for their name, it has attributes
-``hidden_size``, ``linear_before_reset`` and ``activations``. Inputs:
+It is not in the table of operations: the pass ``hoist_recurrences`` creates it for loops over a
+cell. The attribute ``cell`` is RNN, GRU or LSTM; ``hidden_size``, ``linear_before_reset`` and
+``activations`` are those of ONNX's layers. Inputs:
 
-0. products [steps, batch, gates * units], with gate i of ONNX's order at place ``places[i]``;
-1. weights [1, gates * units, units] of the state, and
-2. biases [1, 2 * gates * units] or none, both as ONNX has them;
-3. a mask [steps, batch] or none: steps that keep the states of a row. By one of bool they are
-   chosen, by one of numbers they are sums: mask * new + (1 - mask) * old;
+0. products [steps, batch, gates * units], with gate i of ONNX's order at index ``places[i]``;
+1. recurrent weights [1, gates * units, units], and
+2. biases [1, 2 * gates * units] or none, both in ONNX's layout;
+3. a mask [steps, batch] or none, which keeps the states of a row where it is 0. A bool mask
+   selects, a numeric one interpolates: mask * new + (1 - mask) * old;
 4. the state [batch, units] and
 5. the cell [batch, units] of an LSTM before the first step, zeros if there are none.
 
@@ -33,7 +33,7 @@ from penstock.ops.onnx.recurrent import parse_layer
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Advance: TypeAlias = Callable[[Arrays, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""``advance(products, state, cell)``: the next state and cell, from a product for each gate."""
+"""``advance(products, state, cell)`` returns the next state and cell, given a product per gate"""
 
 
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -132,7 +132,7 @@ def _compile(node: Node, types: Types) -> Kernel:
                 following = _masked(mask[t][:, None], following, (h, c))
             y[t], c = following
             h = y[t]
-        # Both are rows of y, with which outputs must not share memory.
+        # Both are views of y, with which other outputs must not share memory.
         return (y, h.copy(), c.copy()) if attrs["cell"] == "LSTM" else (y, h.copy())
 
     return Kernel(function)
@@ -141,7 +141,7 @@ def _compile(node: Node, types: Types) -> Kernel:
 def _masked(
     mask: np.ndarray, new: tuple[np.ndarray, np.ndarray], old: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The states after a step: ``new`` ones, but ``old`` ones where they are masked."""
+    """The states after a step: ``new`` where the mask is 1, ``old`` where it is 0."""
     pairs = zip(new, old, strict=True)
     if mask.dtype == BOOL:
         state, cell = (np.where(mask, after, before) for after, before in pairs)

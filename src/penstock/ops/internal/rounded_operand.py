@@ -2,8 +2,8 @@
 
     x -> Cast(bfloat16) -> Cast(float32) -> Conv(, w) -> Relu        are the parts of one node
 
-``fused.rounds_operand`` tells it. Its parts define what it computes. A backend with a kernel that
-rounds the input itself looks at the node ``without_rounding``.
+``fused.rounds_operand`` recognizes it. Its parts define the computation. A backend whose kernel
+rounds the input itself uses the node ``without_rounding``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from penstock.ops.internal.fused import fused, parts
 
 
 def without_rounding(node: Node) -> Node:
-    """The fused node of the parts behind the Casts, with the same inputs."""
+    """The fused node of the parts after the Casts, with the same inputs."""
     narrow, widen, *others = parts(node)
     copies: dict[Value | None, Value | None] = {widen.outputs[0]: narrow.inputs[0]}
     nodes = []
     for part in others:
         (output,) = part.outputs
         assert output is not None
-        # Values of their own: those of the node keep their producers.
+        # New values, so that those of the node keep their producers.
         copy = copies[output] = Value(output.name, output.type)
         nodes.append(part.derived([copies.get(value, value) for value in part.inputs], [copy]))
     plain = fused(nodes)

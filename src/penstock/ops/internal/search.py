@@ -1,8 +1,8 @@
-"""Steps of a search for sequences of tokens, the loop bodies of GreedySearch, Sampling, BeamSearch.
+"""The steps of token searches: the loop bodies of GreedySearch, Sampling and BeamSearch.
 
-A decoder gives logits for the next token of every sequence. ``SEARCH_START`` makes the state before
-the first token, ``SEARCH_STEP`` scores the tokens and takes the next ones, ``SEARCH_END`` picks the
-best sequences. The state, with a row for each beam of each sample:
+A decoder computes the logits of the next token of every sequence. ``SEARCH_START`` returns the
+initial state, ``SEARCH_STEP`` scores and selects the next tokens, ``SEARCH_END`` returns the best
+sequences. The state has one row for each beam of each sample:
 
     ids, positions     the tokens that the decoder has not seen yet, and their positions
     mask               whether each token so far counts, or is padding
@@ -43,7 +43,7 @@ def _scalar(value: np.ndarray | None, default: float) -> Any:
     whole = isinstance(default, int)
     if value is not None and (value.size != 1 or (whole and value.dtype.kind not in "iu")):
         needed = f"one {type(default).__name__}"
-        raise ShapeError(f"a parameter of a search is {value.dtype}{value.shape}, not {needed}")
+        raise ShapeError(f"an input of the search must be {needed}, not {value.dtype}{value.shape}")
     return default if value is None else value.reshape(-1)[0].item()
 
 
@@ -78,16 +78,21 @@ def _start(
 ) -> tuple[RunValue, ...]:
     beams, length = _scalar(num_beams, 1), _scalar(max_length, 0)
     if ids.ndim != 2 or not ids.shape[1] or beams < 1 or length <= ids.shape[1]:
-        raise ShapeError(f"{beams} beams of length {length} cannot begin with ids {ids.shape}")
+        raise ShapeError(
+            f"num_beams {beams} must be positive, and max_length {length} exceed the length of "
+            f"input_ids {ids.shape}"
+        )
     batch = len(ids)
     reserve(2 * 4 * batch * beams * length)
     counts = ids != pad_token_id
     positions = np.where(counts, np.cumsum(counts, axis=1) - 1, 0)
     if mask is not None and mask.shape != ids.shape:
-        raise ShapeError(f"attention_mask has shape {mask.shape}, not {ids.shape}")
+        raise ShapeError(
+            f"attention_mask must have shape {ids.shape}, as input_ids, not {mask.shape}"
+        )
     rows = (ids, positions, counts if mask is None else mask, ids)
     scores = np.zeros((batch, beams), np.float32)
-    scores[:, 1:] = -1e9  # so that the beams of a sample do not begin with the same token
+    scores[:, 1:] = -1e9  # so that the beams of a sample start with different tokens
     return (
         np.array([length - ids.shape[1] - 1]),
         np.repeat(np.arange(batch), beams),
@@ -114,7 +119,7 @@ def _infer_step(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 class _Limits(NamedTuple):
-    """Inputs of a step that change the scores of tokens."""
+    """The inputs of a step that modify the scores of tokens."""
 
     min_length: int
     repetition_penalty: float
@@ -126,12 +131,12 @@ class _Limits(NamedTuple):
 def _penalize(
     scores: np.ndarray, sequences: np.ndarray, attrs: Attrs, first: bool, limits: _Limits
 ) -> None:
-    """Change the scores of tokens [row, token] that should not, or must not follow."""
+    """Penalize or exclude tokens: modify scores [row, token] in place."""
     min_length, repetition_penalty, vocab_mask, prefix_vocab_mask, temperature = limits
     if repetition_penalty != 1:
         seen = np.zeros(scores.shape, np.bool_)
         np.put_along_axis(seen, sequences, True, axis=1)
-        # To lower a negative score it is multiplied, where a positive one is divided.
+        # The penalty multiplies negative scores, and divides positive ones.
         penalized = np.where(scores < 0, scores * repetition_penalty, scores / repetition_penalty)
         np.copyto(scores, penalized, where=seen)
     size = attrs["no_repeat_ngram_size"]
@@ -164,7 +169,7 @@ def _sample(
     probabilities = np.exp(ranked - ranked.max(axis=1, keepdims=True))
     total = np.cumsum(probabilities / probabilities.sum(axis=1, keepdims=True), axis=1)
     if custom:  # from the most probable one
-        # The token with which the sum passes the bound is one of the set.
+        # The token with which the sum exceeds the bound is included.
         hidden = np.pad(total[:, :-1] > attrs["top_p"], ((0, 0), (1, 0)))
     else:  # from the least probable one
         hidden = total <= 1 - np.float32(attrs["top_p"])
@@ -173,18 +178,18 @@ def _sample(
     scores[rows, order[rows, ranks]] = attrs["filter_value"]
     weights = np.cumsum(np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True)), 1)
     places = [
-        # To the right, so that a token of no probability, whose interval is empty, is never drawn.
+        # Side "right", so that a token of probability 0 is never drawn.
         np.searchsorted(row, _uniform(seed, step * len(scores) + i) * row[-1], side="right")
         for i, row in enumerate(weights)
     ]
-    return np.minimum(places, scores.shape[1] - 1).astype(np.int32)  # past the end where NaN
+    return np.minimum(places, scores.shape[1] - 1).astype(np.int32)  # beyond the end for NaN
 
 
 def _uniform(seed: int, count: int) -> float:
     """Number ``count`` between 0 and 1 of C++'s default generator, a linear congruential one of 31
     bits, as ONNX Runtime uses it: of two of its numbers each."""
     if seed < 0:
-        raise ShapeError(f"the seed is {seed}, it must not be negative")
+        raise ShapeError(f"the seed must not be negative, but is {seed}")
     modulus = 2**31 - 1
     start = seed % modulus or 1
     low, high = (start * pow(16807, 2 * count + i, modulus) % modulus - 1 for i in (1, 2))
@@ -192,8 +197,8 @@ def _uniform(seed: int, count: int) -> float:
 
 
 def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) -> None:
-    """Allow no tokens [row, token] but those with which Whisper's timestamps come in pairs, do not
-    decrease, and begin within a second; and only timestamps where they are likelier than text."""
+    """Apply Whisper's timestamp rules to scores [row, token]: timestamps come in pairs, do not
+    decrease, and start within the first second; text is excluded where timestamps are likelier."""
     first = attrs["beginning_timestamp_token_id"]
     never = [attrs["no_timestamps_token_id"], attrs["start_of_lm_token_id"]]
     later = [attrs[f"{name}_token_id"] for name in ("decoder_start", "translate", "transcribe")]
@@ -211,7 +216,7 @@ def _keep_timestamps(scores: np.ndarray, sequences: np.ndarray, attrs: Attrs) ->
         if times.any():
             row[first : int(tokens[times][-1]) + (0 if last and not before else 1)] = _LOWEST
         if len(tokens) == begin:
-            # Whisper counts in steps of 0.02 s: these are the 51 from 0 to 1 s.
+            # Timestamps are multiples of 0.02 s: 51 of them from 0 to 1 s.
             row[first + 51 :] = _LOWEST
         allowed = row[first:][row[first:] > _LOWEST]
         if allowed.size and np.logaddexp.reduce(allowed) > row[:first].max():
@@ -232,11 +237,11 @@ class _Beams:
         self.attrs = attrs
         self.batch, self.beams, _ = ended.shape
         self.scores = scores.reshape(self.batch, self.beams)
-        # The state of the step before may still be read by others.
+        # Other nodes may still read the previous state.
         self.ended, self.ended_scores, self.done = ended.copy(), ended_scores.copy(), done.copy()
 
     def add(self, sample: int, tokens: np.ndarray, score: float) -> None:
-        """Keep a sequence that has ended if it is among the best of its sample."""
+        """Keep an ended sequence if it is among the best of its sample."""
         worst = int(self.ended_scores[sample].argmin())
         if score > self.ended_scores[sample, worst]:
             self.ended[sample, worst] = self.attrs["pad_token_id"]
@@ -246,11 +251,11 @@ class _Beams:
     def step(
         self, totals: np.ndarray, sequences: np.ndarray, length_penalty: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The next tokens, and the beams that they follow, by the scores [row, token] of sequences
-        with each token added."""
+        """Select the next tokens and the beams that they extend, by the scores [row, token] of the
+        extended sequences."""
         words, length = totals.shape[1], sequences.shape[1]
         flat = totals.reshape(self.batch, -1)
-        # Each beam may end with one token, so that as many candidates again are left to go on with.
+        # Each beam may end with one token: twice the beams leaves enough candidates to continue.
         best = np.argsort(-flat, axis=1, kind="stable")[:, : 2 * self.beams]
         tokens = np.full((self.batch, self.beams), self.attrs["pad_token_id"], np.int32)
         sources = np.arange(self.batch * self.beams).reshape(self.batch, self.beams)
@@ -261,8 +266,8 @@ class _Beams:
                 beam, token = divmod(place, words)
                 source, score = sample * self.beams + beam, flat[sample, place]
                 if token == self.attrs["eos_token_id"]:
-                    # As in Hugging Face's search: an end that is not among the best, as many as
-                    # beams, is dropped.
+                    # As in Hugging Face's search, an ended sequence that is not among the best
+                    # ``beams`` is dropped.
                     if rank < self.beams:
                         self.add(sample, sequences[source], score / length**length_penalty)
                     continue
@@ -273,7 +278,7 @@ class _Beams:
                     break
             worst, first = self.ended_scores[sample].min(), flat[sample, best[sample, 0]]
             early = self.attrs["early_stopping"] or worst >= first / length**length_penalty
-            # While fewer sequences have ended than there are beams, any further one is kept.
+            # Until as many sequences as beams have ended, any ended one is kept.
             self.done[sample] = worst > -np.inf and early
         self.scores = scores
         return tokens.reshape(-1), sources.reshape(-1)
@@ -286,10 +291,10 @@ def _step(logits: np.ndarray, *arguments: RunValue, attrs: Attrs) -> tuple[RunVa
     presence_mask, seed, processor = arguments[-3:]
     state = _Beams(attrs, *rest)
     last = logits[:, -1].astype(np.float32)
-    if len(last) != len(sequences):  # the first run may be of samples, not of beams
+    if len(last) != len(sequences):  # the first step may have one row per sample, not per beam
         last = np.repeat(last, state.beams, axis=0)
     if beam_search:
-        # Logarithms of a softmax; with the largest at 0 no exponential overflows.
+        # Log-softmax; subtracting the maximum avoids overflow.
         last -= last.max(axis=1, keepdims=True)
         last -= np.log(np.exp(last).sum(axis=1, keepdims=True))
     first = sequences.shape[1] == prompt.shape[1]
@@ -345,7 +350,9 @@ def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) 
         return (result, state.ended_scores, first) if count > 1 else result
     number = _scalar(returned, 1)
     if not 1 <= number <= state.beams:
-        raise ShapeError(f"{number} sequences of {state.beams} beams cannot be returned")
+        raise ShapeError(
+            f"num_return_sequences {number} must be from 1 to num_beams, {state.beams}"
+        )
     for row, total in enumerate(scores.tolist()):
         sample = row // state.beams
         if not state.done[sample]:
@@ -357,7 +364,7 @@ def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) 
         return (tokens, best) if count > 1 else tokens
     full = np.zeros((state.ended.shape[2] - prompt.shape[1], *first.shape), np.float32)
     full[0] = first
-    if len(steps):  # of no steps, Loop does not know the shape
+    if len(steps):  # without steps, the scan output of Loop has no known shape
         full[1 : 1 + len(steps)] = steps
     return tokens, best, full
 

@@ -1,4 +1,4 @@
-"""Values moved between places: Transfer, Stack and Reorder of backends, Send and Recv of devices.
+"""Transfer, Stack and Reorder between backends, Send and Recv between devices.
 
 They are not in the table of operations, so that no file can use them. Passes insert them:
 ``insert_transfers`` where a node's backend cannot read its input, ``partition`` where a value
@@ -19,19 +19,19 @@ from penstock.ops.common.shape_rules import same_type
 from penstock.ops.registry import no_kernel, unknown_types
 
 HOST = "host"
-"""The memory of NumPy arrays, and so of the inputs and outputs of a graph."""
+"""the memory of NumPy arrays, and of the inputs and outputs of a graph by default"""
 
 
 class Place(NamedTuple):
-    """The backend of a node, and the memory (with its layout) of the node's values."""
+    """The backend of a node, and the memory (with layout) of its values."""
 
     backend: str
     memory: str
 
 
 class OtherPlaces(NamedTuple):
-    """The places of those inputs and outputs of a node, by number, that its kernel has elsewhere
-    than in the memory of its backend: on the host, or on the members of a group."""
+    """The places of inputs and outputs of a node, by index, that are not in the memory of its
+    backend but on the host, or on members of a device group."""
 
     inputs: Mapping[int, Place]
     outputs: Mapping[int, Place]
@@ -41,8 +41,8 @@ NO_OTHER_PLACES = OtherPlaces({}, {})
 
 
 class Ports(NamedTuple):
-    """The places of inputs and outputs of a graph, if not all are in the host's memory: those
-    of inputs by number, and whether outputs stay where they are computed."""
+    """The places of inputs and outputs of a graph that are not in host memory: those of inputs by
+    index, and whether outputs stay where they are computed."""
 
     fed: Mapping[int, Place]
     stay: bool
@@ -61,17 +61,17 @@ def _reorder(node: Node, types: Types) -> Kernel:
 
 
 REORDER = Op("Reorder", "penstock", 1, 1, same_type, _reorder, moves=True)
-"""A copy with its dims in another ``order`` in memory, outermost first. Plans insert it where a
+"""Copies a value to another memory ``order`` of its dims, outermost first. Plans insert it where a
 kernel requires it."""
 
 STACK = Op("Stack", "penstock", 1, 1, same_type, no_kernel("a backend provides it"))
-"""Rows that a loop has collected in the memory of a backend, joined there to the output of the loop
-that they are. Attributes: ``axis``, and ``backward`` if the last row comes first."""
+"""Stacks the rows that a loop has collected in the memory of a backend into an output of the loop.
+Attributes: ``axis``, and ``backward`` if the last row comes first."""
 
 _BY_EXECUTOR = no_kernel("the frames executor runs it"), False
 
 SEND = Op("_Send", "penstock", 1, 1, unknown_types, *_BY_EXECUTOR, Role.SEND)
-"""Sends its input, dead or live; without an input, the token that its control inputs have run."""
+"""Sends its input, dead or live; without an input, a token that signals its control inputs."""
 
 
 RECV = Op(
@@ -80,12 +80,12 @@ RECV = Op(
     *_BY_EXECUTOR,
     Role.RECV,
 )
-"""Its output is the token that a Send has sent in the same frame and iteration, dead or live. It
-receives even if its control inputs are dead.
+"""Receives the token that a Send sends in the same frame and iteration, dead or live, even if its
+own control inputs are dead.
 
-Attributes of both: ``send_device`` and ``recv_device``, the devices at the ends; ``tensor_name``,
-the name of the value. Of a Recv: ``type``, that of the value, if one is sent; ``loop_cond``,
-whether that is the output of a LoopCond."""
+Attributes of both: ``send_device`` and ``recv_device``; ``tensor_name``, the name of the value.
+Attributes of a Recv: ``type``, the type of the value, if one is sent; ``loop_cond``, whether the
+value is the output of a LoopCond."""
 
 
 def is_transfer(node: Node) -> bool:

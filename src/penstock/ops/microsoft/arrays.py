@@ -1,4 +1,4 @@
-"""Operations of com.microsoft on arrays: windows, crops, inverses, paths, tokens."""
+"""Operations of com.microsoft on arrays: unfolding, cropping, inverses, n-grams and others."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from penstock.ops.registry import MICROSOFT, array_operator, operator, standard
 def _infer_inverse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     if x.shape is not None and len(x.shape) < 2:
-        raise ShapeError(f"shape {x.shape} is not that of matrices")
+        raise ShapeError(f"the input must have rank 2 or more, but has shape {x.shape}")
     if x.shape is not None:
-        rules.same_dim(x.shape[-2], x.shape[-1], "sides of a matrix to invert")
+        rules.same_dim(
+            x.shape[-2], x.shape[-1], "the last two dims, which must be those of square matrices,"
+        )
     return (x.without_data(),)
 
 
 @array_operator("Inverse", domain=MICROSOFT, arity=(1, 1), infer=_infer_inverse)
 def inverse(x: np.ndarray) -> np.ndarray:
-    """A matrix that has no inverse gives NaN."""
+    """Invert matrices; singular ones yield NaN."""
     wide = x.astype(np.float32) if is_half(x.dtype) else x
     try:
         result = np.linalg.inv(wide)
     except np.linalg.LinAlgError:
         if x.ndim == 2:
             return np.full_like(x, np.nan)
-        # NumPy inverts no matrix of a stack in which one has no inverse.
+        # NumPy rejects a whole stack if one of its matrices is singular.
         result = np.stack([inverse(part) for part in wide])
     return result.astype(x.dtype)
 
@@ -49,13 +51,13 @@ def inverse(x: np.ndarray) -> np.ndarray:
 def _infer_unfold(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, size, step = rules.tensor(types, 0), attrs["size"], attrs.get("step", 1)
     if size < 1 or step < 1:
-        raise ShapeError(f"slices of {size} elements, each {step} after the last")
+        raise ShapeError(f"size {size} and step {step} must be positive")
     if x.shape is None:
         return (TensorType(x.dtype),)
     axis = rules.normalize_axis(attrs.get("dim", -1), len(x.shape))
     dims, length = list(x.shape), x.shape[axis]
     if isinstance(length, int) and length < size:
-        raise ShapeError(f"slices of {size} elements of a dim of {length}")
+        raise ShapeError(f"size {size} exceeds the dim of axis {axis}, {length}")
     dims[axis] = (length - size) // step + 1 if isinstance(length, int) else None
     return (TensorType(x.dtype, (*dims, size)),)
 
@@ -74,7 +76,7 @@ def unfold_tensor(x: np.ndarray, *, size: int, step: int = 1, dim: int = -1) -> 
 def _infer_masked_pool(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x, mask = rules.tensor(types, 0).shape, rules.tensor(types, 1).shape
     if x is not None and mask is not None and len(mask) == len(x):
-        # One mask may be that of all images, or channels.
+        # The mask broadcasts over images and channels.
         x = (*[None if own == 1 else dim for own, dim in zip(mask[:2], x[:2], strict=True)], *x[2:])
     rules.check_shape("mask", mask, x)
     return standard("MaxPool").infer(types[:1], attrs, consts[:1])[:1]
@@ -90,12 +92,14 @@ def maxpool_with_mask(
     pads: Sequence[int] = (),
     auto_pad: str = "NOTSET",
 ) -> np.ndarray:
-    """Maxima of windows, each row of which ends before the first element that the mask hides."""
+    """Maxima of windows, in which each row ends before the first masked element."""
     attrs = {"strides": strides, "pads": pads, "auto_pad": auto_pad}
     axes = windows(attrs, kernel_shape, x.shape[2:])
     lowest, shown = np.finfo(x.dtype).min, mask != 0
     if len(axes) > 1:
-        shown[(..., *(0 for _ in axes))] = True  # which ONNX Runtime never hides
+        shown[(..., *(0 for _ in axes))] = (
+            True  # ONNX Runtime never masks the first element of a window
+        )
     for at in reversed(range(2, x.ndim)):
         axis, before = axes[at - 2], (slice(None),) * at
         result = np.full((*x.shape[:at], axis.count, *x.shape[at + 1 :]), lowest, x.dtype)
@@ -144,12 +148,13 @@ def _infer_path(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 @array_operator("DynamicTimeWarping", domain=MICROSOFT, arity=(1, 1), infer=_infer_path)
 def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
-    """The places of the cheapest path from the first corner of a matrix to the last. Costs add up
-    along one anti-diagonal after the other, a row of ``total``, which depends on the two before it.
-    Of the places before one the cheapest counts, or the left one if the others are equal."""
+    """The indices [2, steps] of the cheapest path from the first to the last corner of a matrix.
+    Costs accumulate along antidiagonals, the rows of ``total``, each of which depends on the two
+    previous ones. The cheapest predecessor is taken, and the left one in case of ties.
+    """
     rows, columns = costs.shape[-2:]
     costs, is_tall = costs.reshape(rows, columns), rows > columns
-    # Sums are NaN where a cost is, or where infinite ones have both signs.
+    # Sums are NaN where a cost is NaN, or where infinities of both signs meet.
     width, may_be_nan = min(rows, columns) + 1, not costs.min(initial=0) > -np.inf
     total = np.full((rows + columns + 1, width), np.inf, np.float32)
     total[0, 0], (down, along) = 0, total.strides
@@ -180,7 +185,7 @@ def dynamic_time_warping(costs: np.ndarray) -> np.ndarray:
 def _infer_ngram_block(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     ids, scores = rules.tensor(types, 0).shape, rules.tensor(types, 1)
     if attrs["ngram_size"] < 1:
-        raise ShapeError(f"ngram_size = {attrs['ngram_size']}")
+        raise ShapeError(f"ngram_size must be positive, not {attrs['ngram_size']}")
     rules.check_shape("input_ids", ids, (scores.shape and scores.shape[0], None))  # type: ignore[arg-type]
     rules.check_shape("scores", scores.shape, (None, None))
     return (scores.without_data(),)
@@ -192,7 +197,7 @@ def _infer_ngram_block(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 def ngram_repeat_block(
     ids: np.ndarray, scores: np.ndarray, out: np.ndarray | None = None, *, ngram_size: int
 ) -> np.ndarray:
-    """Scores of -inf for tokens that would repeat an n-gram of their row."""
+    """Set the scores of tokens that would repeat an n-gram of their row to -inf."""
     result, count = np.empty_like(scores) if out is None else out, ids.shape[1] - ngram_size + 1
     np.copyto(result, scores)
     if count < 1:
@@ -200,14 +205,14 @@ def ngram_repeat_block(
     is_same = np.ones(ids.shape, bool)
     if ngram_size > 1:
         is_same = ids[:, :count] == ids[:, count, np.newaxis]
-    # Few places are left after the first token.
+    # Few candidates are left after comparing the first token.
     rows, places = np.divmod(np.flatnonzero(is_same), count)
     for i in range(1, ngram_size - 1):
         left = ids[rows, places + i] == ids[rows, count + i]
         rows, places = rows[left], places[left]
     tokens = ids[rows, places + ngram_size - 1]
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < scores.shape[1]:
-        raise ShapeError(f"tokens beyond {scores.shape[1]} scores")
+        raise ShapeError(f"input_ids must be in [0, {scores.shape[1]}), the vocabulary of scores")
     result[rows, tokens] = -np.inf
     return result
 
@@ -215,7 +220,9 @@ def ngram_repeat_block(
 def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     least, most = attrs.get("min_ngram_size", 1), attrs.get("max_ngram_size", 3)
     if not 0 < least <= most:
-        raise ShapeError(f"n-grams of {least} to {most} tokens")
+        raise ShapeError(
+            f"min_ngram_size {least} must be at least 1 and at most max_ngram_size {most}"
+        )
     for i, name in enumerate(("src_tokens", "cur_tokens")):
         rules.check_shape(name, rules.tensor(types, i).shape, (None,))
     dtype = rules.same_dtype(types, range(len(types)))
@@ -223,17 +230,18 @@ def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
 
 
 def _leading(node: Node, function: Callable[..., tuple[Any, ...]], most: int = 2) -> Kernel:
-    """A kernel of ``most`` outputs, of which a node may leave out the last ones."""
+    """A kernel of at most ``most`` outputs, of which a node may omit trailing ones."""
     count = len(node.outputs)
     if count > most:
-        raise ShapeError(f"{node.op.name} has {most} outputs, not {count}")
+        raise ShapeError(f"{node.op.name} has at most {most} outputs, not {count}")
     return Kernel(lambda *inputs: function(*inputs)[:count] if count > 1 else function(*inputs)[0])
 
 
 @operator("BifurcationDetector", domain=MICROSOFT, infer=_infer_bifurcation)
 def bifurcation_detector(node: Node, types: Types) -> Kernel:
-    """The current tokens with the predicted ones, as far as these follow the source from ``start``
-    on and one further; and where in the source the only match of the last n-gram ends."""
+    """Return the current tokens, extended by the predicted ones up to and including the first that
+    differs from the source after ``start``; and the end of the match of the last n-gram in the
+    source, if there is exactly one."""
     least, most = (node.attrs.get(f"{key}_ngram_size", n) for key, n in (("min", 1), ("max", 3)))
 
     def run(
@@ -247,8 +255,12 @@ def bifurcation_detector(node: Node, types: Types) -> Kernel:
             first = int(rules.one_element(start, "prev_suffix_match_idx"))
             rest = source[first:]
             if not 0 <= first <= len(source) or predicted.shape != (len(rest) + 1,):
-                raise ShapeError(f"{predicted.shape} predictions from {first} of {source.shape}")
-            # The appended True is the end of the source, for predictions that follow all of it.
+                raise ShapeError(
+                    f"pred_tokens has shape {predicted.shape}, but must have one entry more than "
+                    f"the {source.shape} "
+                    f"src_tokens have from prev_suffix_match_idx {first} on"
+                )
+            # The appended True marks the end of the source, for predictions that match all of it.
             differs = np.flatnonzero(np.append(predicted[:-1] != rest, True))[0]
             tokens = np.concatenate([current, predicted[: differs + 1]])
         end = -1
@@ -279,10 +291,14 @@ def _infer_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _check_hashes(types: Types, attrs: Attrs, past: int) -> int:
-    """The number of hashes of a place; ``past`` is the place of past_ids among the inputs."""
+    """Check the inputs, and return the number of hashes per token; ``past`` is the input index of
+    past_ids."""
     most = attrs["max_ngram_size"]
     if most < 2 or attrs["n_head_per_ngram"] < 1:
-        raise ShapeError(f"n-grams of at most {most} tokens, {attrs['n_head_per_ngram']} heads")
+        raise ShapeError(
+            f"max_ngram_size {most} must be at least 2, and n_head_per_ngram "
+            f"{attrs['n_head_per_ngram']} at least 1"
+        )
     hashes: int = (most - 1) * attrs["n_head_per_ngram"]
     rules.check_shape("multipliers", rules.tensor(types, 1).shape, (None,))
     for i, name in ((2, "vocab_sizes"), (past + 1, "head_offsets")):
@@ -292,8 +308,8 @@ def _check_hashes(types: Types, attrs: Attrs, past: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _NGramHash:
-    """For each place and each n, the products of the last n tokens and the multipliers, joined by
-    xor, modulo sizes. Tokens before a place where the text starts anew are the ``filler``."""
+    """Hashes of n-grams: for each token and n, the xor of the products of the last n tokens and the
+    multipliers, modulo vocabulary sizes. Tokens before the start of a segment are ``filler``."""
 
     attrs: Attrs
     factors: np.ndarray
@@ -303,11 +319,14 @@ class _NGramHash:
 
     @property
     def before(self) -> int:
-        """The number of tokens before one that its hashes depend on."""
+        """The number of previous tokens on which the hashes of a token depend."""
         before: int = self.attrs["max_ngram_size"] - 1
         fit = len(self.sizes) == before * self.attrs["n_head_per_ngram"]
         if len(self.factors) <= before or not fit or (self.sizes <= 0).any():
-            raise ShapeError(f"{len(self.factors)} multipliers, sizes {self.sizes.tolist()}")
+            raise ShapeError(
+                f"{len(self.factors)} multipliers or vocab_sizes {self.sizes.tolist()} do not "
+                "match max_ngram_size and n_head_per_ngram"
+            )
         return before
 
     @property
@@ -316,7 +335,9 @@ class _NGramHash:
         return pad if eos is None else int(rules.one_element(eos, "eos_token_id"))
 
     def hashes(self, tokens: np.ndarray, segments: np.ndarray | None) -> np.ndarray:
-        """The hashes of all tokens but the first ``before``; ``segments`` are those of tokens."""
+        """The hashes of all tokens after the first ``before``; ``segments`` are their segment
+        ids.
+        """
         before, filler, heads = self.before, self.filler, self.attrs["n_head_per_ngram"]
         starts = []
         if self.attrs.get("reset_on_eos", 0) and self.eos is not None:
@@ -334,7 +355,7 @@ class _NGramHash:
                 shifted = np.where(is_own, shifted, filler)
             mixed ^= shifted * self.factors[n]
             for i in range((n - 1) * heads, n * heads):
-                # NumPy multiplies instead of dividing, though by a single number alone.
+                # For a scalar divisor, NumPy replaces the division by multiplications.
                 multiple = mixed // self.sizes[i] * self.sizes[i]
                 np.subtract(mixed, multiple, result[..., i])
         return result if self.offsets is None else np.add(result, self.offsets, result)
@@ -342,7 +363,7 @@ class _NGramHash:
 
 @operator("NGramHashMapping", domain=MICROSOFT, infer=_infer_hashes)
 def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
-    """The hashes of n-grams, and the last tokens."""
+    """Return the hashes of n-grams, and the last tokens."""
 
     def run(
         ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, *rest: Any
@@ -352,7 +373,7 @@ def ngram_hash_mapping(node: Node, types: Types) -> Kernel:
         if past is None:
             past = np.full((len(ids), mapping.before), mapping.filler, ids.dtype)
         tokens = np.concatenate([past, ids], axis=1)
-        if segments is not None:  # which start with the ids
+        if segments is not None:  # the segments start with the ids
             mode: Any = "edge" if segments.size else "constant"
             segments = np.pad(segments, ((0, 0), (mapping.before, 0)), mode)
         return mapping.hashes(tokens, segments), tokens[:, ids.shape[1] :].copy()
@@ -373,9 +394,12 @@ def _infer_packed_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence
     rules.check_shape("segment_ids", rules.tensor(types, 7).shape, ids.shape or (None,))
     rules.check_shape("capture_count", rules.tensor(types, 9).shape, (batch,))
     if not 0 <= capacity <= 8 or rules.given(types, 9) != (capacity > 0):
-        raise ShapeError(f"state_update_capacity = {capacity}, which capture_count must agree with")
+        raise ShapeError(
+            f"state_update_capacity {capacity} must be in [0, 8], and capture_count be given if "
+            "it is not 0"
+        )
     if rules.given(types, 8) and not rules.given(types, 7):
-        raise ShapeError("past_segment_ids without segment_ids")
+        raise ShapeError("past_segment_ids requires segment_ids")
     dtype = rules.same_dtype(types, (0, 1, 2, 4, 5, 6))
     return (
         TensorType(dtype, (*(ids.shape or (None,)), heads)),
@@ -387,11 +411,12 @@ def _infer_packed_hashes(types: Types, attrs: Attrs, consts: Consts) -> Sequence
 
 @operator("VarlenNGramHashMapping", domain=MICROSOFT, infer=_infer_packed_hashes)
 def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
-    """As NGramHashMapping, for texts one behind the other: the hashes, the last tokens and segments
-    of each text, and the last tokens after each of its first ones."""
+    """NGramHashMapping for concatenated texts: return the hashes, the last tokens and segments of
+    each text, and the last tokens after each of its first tokens.
+    """
     capacity = node.attrs.get("state_update_capacity", 0)
     if any(node.outputs[2:3]) and not rules.given(types, 7):
-        raise ShapeError("present_segment_ids without segment_ids")
+        raise ShapeError("output present_segment_ids requires the input segment_ids")
 
     def run(
         ids: np.ndarray, factors: np.ndarray, sizes: np.ndarray, bounds: np.ndarray, *rest: Any
@@ -400,8 +425,11 @@ def packed_ngram_hash_mapping(node: Node, types: Types) -> Kernel:
         mapping = _NGramHash(node.attrs, factors, sizes, offsets, eos)
         before, count = mapping.before, len(bounds) - 1
         if count < 1 or bounds[0] != 0 or bounds[-1] != len(ids) or (np.diff(bounds) < 1).any():
-            raise ShapeError(f"texts that end at {bounds.tolist()} of {len(ids)} tokens")
-        # Each text has room for the tokens before it, and so none depends on another one.
+            raise ShapeError(
+                f"cu_seqlens {bounds.tolist()} must be ascending offsets from 0 to {len(ids)}, "
+                "the number of tokens"
+            )
+        # Each text is preceded by room for its past tokens, so that texts are independent.
         lengths, window = np.diff(bounds), np.arange(before)
         room = before * np.arange(1, count + 1)
         places = np.arange(len(ids)) + np.repeat(room, lengths)
@@ -443,22 +471,26 @@ def _infer_words(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def word_conv_embedding(
     words: np.ndarray, weights: np.ndarray, bias: np.ndarray, table: np.ndarray
 ) -> np.ndarray:
-    """The largest tanh of a convolution over the embedded characters of each word; 0 is no
-    character, and the convolution covers at least one window. Words of none are 0."""
+    """The maximum over windows of tanh of a convolution over the embedded characters of each word.
+    Character 0 is padding; at least one window is used, and empty words yield 0."""
     window, places = weights.shape[2], words.shape[1] - weights.shape[2] + 1
     if window > words.shape[1]:
-        raise ShapeError(f"windows of {window} in words of {words.shape[1]} characters")
+        raise ShapeError(
+            f"the convolution window of {window} exceeds the {words.shape[1]} characters of a word"
+        )
     if words.size and not 0 <= words.min() <= words.max() < len(table):
-        raise ShapeError(f"characters beyond {len(table)} embeddings")
+        raise ShapeError(
+            f"characters must be in [0, {len(table)}), the rows of the embedding table"
+        )
     lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)
     if len(table) > words.size:
         table, words = table[words.reshape(-1)], np.arange(words.size).reshape(words.shape)
-    # Each character's contribution to a window, by its position there.
+    # The contribution of each character to a window, by its position in the window.
     products, chars = table @ weights[:, 0].transpose(1, 2, 0), words.T
     values = np.take(products[0], chars[:places], 0)
     for i in range(1, window):
         values += np.take(products[i], chars[i : i + places], 0)
     values[np.arange(places)[:, np.newaxis] > np.maximum(lengths - window, 0)] = -np.inf
-    # Neither the bias nor tanh changes which is the largest.
+    # Bias and tanh are monotonic, and are applied to the maximum only.
     largest = np.tanh(values.max(0, initial=-np.inf) + bias)
     return np.where(lengths[:, np.newaxis] > 0, largest, np.float32(0))

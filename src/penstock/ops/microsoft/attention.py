@@ -1,7 +1,6 @@
-"""Attention as ONNX Runtime has it: com.microsoft Attention, MultiHeadAttention and its decoder.
+"""com.microsoft's Attention, MultiHeadAttention and DecoderMaskedMultiHeadAttention.
 
-Keys that a mask hides get ``mask_filter_value`` added to their scores; keys behind a causal query
-are out of sight.
+``mask_filter_value`` is added to the scores of masked keys; keys after a causal query are excluded.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ def _heads_of(attrs: Attrs) -> int:
 
 
 def _hidden_keys(mask: np.ndarray, heads: Heads) -> np.ndarray:
-    """Flags of the keys that a mask hides, which broadcast to the scores.
+    """A mask, true for hidden keys, which broadcasts to the scores.
 
-    A mask says whether to see a key, for each sample [batch, keys] or query [batch, queries, keys],
-    or where the keys to see end [batch], or end and then start [2 * batch].
+    The input is nonzero for visible keys, per sample [batch, keys] or query [batch, queries, keys],
+    or has the ends of the visible keys [batch], or their ends and then starts [2 * batch].
     """
     if mask.ndim > 1:
         hidden = mask <= 0
@@ -67,10 +66,10 @@ def _check_bias(shape: Shape | None, batch: Dim, heads: Dim, queries: Dim, keys:
 
 
 class _Call(NamedTuple):
-    """The arrays of one run, of which ``presents`` get new and old keys and values.
+    """The arrays of one call; ``presents`` receive past and new keys and values.
 
-    ``start``: the number of positions of a shared buffer that are old; ``beams`` [batch, beam,
-    position]: the beam that each of them came from; ``show``: room for the biased scores.
+    ``start``: the number of past positions in a shared buffer; ``beams`` [batch, beam, position]:
+    the source beam of each of them; ``show``: the output for the biased scores.
     """
 
     q: np.ndarray
@@ -86,8 +85,8 @@ class _Call(NamedTuple):
 
 
 class _Attend:
-    """The part of both operations behind queries, keys and values. ``own``: whether keys, and
-    values, need room in the workspace to follow those of the ``past``."""
+    """The attention of both operations, given queries, keys and values. ``own``: whether keys and
+    values need workspace to be concatenated with those of the ``past``."""
 
     def __init__(
         self, layout: Scratch, heads: Heads, dtype: np.dtype, node: Node, past: int, own: list[bool]
@@ -108,12 +107,15 @@ class _Attend:
         ]
 
     def run(self, call: _Call, workspace: np.ndarray) -> None:
-        """Attend to new and old keys and values."""
+        """Compute the attention to past and new keys and values."""
         heads, start, show, blocked = self.heads, call.start, call.show, [self.unseen]
         if start is not None:
             end = start + heads.queries
             if start < 0 or end > heads.keys:
-                raise ShapeError(f"positions {start} to {end} are not in {heads.keys}")
+                raise ShapeError(
+                    f"past_sequence_length {start} with new positions up to {end} exceeds the "
+                    f"cache of {heads.keys}"
+                )
             unseen = out_of_sight(heads.queries, heads.keys, start, causal=self.causal)
             blocked = [np.arange(heads.keys) >= end, unseen]
         pairs = zip(self.caches, call.news, call.olds, call.presents, strict=True)
@@ -131,24 +133,27 @@ class _Attend:
 
 
 def _follow(beams: np.ndarray, cache: np.ndarray, past: int) -> np.ndarray:
-    """The past of each sample gathered from the beams that it came from."""
+    """Gather the past of each sample from its source beams."""
     batch, width, _ = beams.shape
     first = np.arange(batch)[:, None, None] * width
     sources = np.tile(np.arange(len(cache))[:, None], cache.shape[2])
     sources[:, :past] = (beams[..., :past] + first).reshape(batch * width, -1)
-    # NumPy puts axes of indices first that stand on both sides of a slice.
+    # NumPy moves the axes of index arrays separated by a slice to the front.
     return cache[sources, :, np.arange(cache.shape[2])].swapaxes(1, 2)
 
 
-# Attention: projects its input first
+# Attention: projects its input to queries, keys and values
 
 
 def _sections(attrs: Attrs, weights: Shape | None) -> tuple[Dim, Dim, Dim]:
-    """Features of queries, keys and values."""
+    """The numbers of features of queries, keys and values, over all heads."""
     sizes = attrs.get("qkv_hidden_sizes")
     if sizes:
         if len(sizes) != 3 or min(sizes) < 1 or sizes[0] != sizes[1]:
-            raise ShapeError(f"qkv_hidden_sizes must be three sizes, the first two equal: {sizes}")
+            raise ShapeError(
+                f"qkv_hidden_sizes {sizes} must be three positive sizes, of which the first two "
+                "are equal"
+            )
         check_shape("weights", weights, (None, sum(sizes)))
         return sizes[0], sizes[1], sizes[2]
     total = weights[1] if weights is not None and len(weights) == 2 else None
@@ -172,7 +177,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if given(types, 4):
         check_shape("past", past.shape, (2, batch, heads, None, size))
         if isinstance(size, int) and isinstance(value_size, int) and size != value_size:
-            raise ShapeError("a past needs keys and values of one size")
+            raise ShapeError("a past requires equal head sizes of keys and values")
         before = past.shape[3] if past.shape is not None else None
         keys = dim_sum((length, before))
     if given(types, 3):
@@ -195,7 +200,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     layout, total = Scratch(), q_size + k_size + v_size
     projected = layout.field((batch * length, total), dtype)
     if outputs[1] is not None and k_size != v_size:
-        raise ShapeError("present has keys and values of one size")
+        raise ShapeError("output present requires equal head sizes of keys and values")
     own = past_type is not None and outputs[1] is None
     attend = _Attend(layout, heads, dtype, node, past, [own, own])
     ends = q_size, q_size + k_size, total
@@ -216,7 +221,7 @@ def attention(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
     return Routine(into, layout.size)
 
 
-# MultiHeadAttention: takes queries, keys and values, perhaps packed
+# MultiHeadAttention: takes projected queries, keys and values, which may be packed
 
 
 def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape, Shape]:
@@ -234,21 +239,21 @@ def _unpacked(shapes: Sequence[Shape | None], heads: int) -> tuple[Shape, Shape,
 
     query, key, value = shapes
     if key is None:
-        check_shape("packed query, key and value", query, (None, None, heads, 3, None))
+        check_shape("the packed query, key and value", query, (None, None, heads, 3, None))
         batch, length, _, _, size = query or (None,) * 5
         return ((batch, heads, length, size),) * 3
     if value is None:
-        check_shape("packed key and value", key, (None, None, heads, 2, None))
+        check_shape("the packed key and value", key, (None, None, heads, 2, None))
         batch, length, _, _, size = key
         return (split("query", query), *[(batch, heads, length, size)] * 2)  # type: ignore[return-value]
     return split("query", query), split("key", key), split("value", value)
 
 
 def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
-    """Shapes of queries, keys and values with the past, and its length."""
+    """The shapes of queries, and of keys and values including the past, and the past's length."""
     shapes = [tensor(types, i).shape if given(types, i) else None for i in range(3)]
     if any(shape is None and given(types, i) for i, shape in enumerate(shapes)):
-        return (None,) * 4, (None,) * 4, (None,) * 4, None  # the packing is unknown
+        return (None,) * 4, (None,) * 4, (None,) * 4, None  # the packing depends on unknown shapes
     q, k, v = _unpacked(shapes, _heads_of(attrs))
     for name, a, b in (("key", k[:1], q[:1]), ("value", v[:3], k[:3]), ("key", k[3:], q[3:])):
         check_shape(f"{name} (as batch, heads, sequence, size)", a, b)
@@ -261,7 +266,7 @@ def _mha_shapes(types: Types, attrs: Attrs) -> tuple[Shape, Shape, Shape, Dim]:
         check_shape("past_key", before, (k[0], k[1], None, k[3]))
         check_shape("past_value", tensor(types, 7).shape, (v[0], v[1], past, v[3]))
     elif given(types, 8):
-        raise ShapeError("a past_sequence_length needs past_key and past_value")
+        raise ShapeError("past_sequence_length requires past_key and past_value")
     keys = past if given(types, 8) else dim_sum((k[2], past))
     k, v = ((*shape[:2], keys, shape[3]) for shape in (k, v))
     return q, k, v, past
@@ -271,7 +276,7 @@ def _infer_mha(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     dtype, heads = tensor(types, 0).dtype, _heads_of(attrs)
     q, k, v, _ = _mha_shapes(types, attrs)
     keys = k[2]
-    if given(types, 8):  # the past is a buffer of which that many positions are in use
+    if given(types, 8):  # the past is a buffer, of which past_sequence_length positions are in use
         keys = dim_sum((*(ints(types, consts, 8) or (None,)), q[2]))
         check_shape("past_sequence_length", tensor(types, 8).shape, (), (1,))
         check_shape("cache_indirection", tensor(types, 9).shape, (None, None, k[2]))
@@ -298,7 +303,7 @@ def _unpack(
 
 
 def _shown(node: Node) -> bool:
-    """Whether a node returns its scores, whose shape depends on the length of the past."""
+    """Whether a node outputs its scores, whose shape depends on the length of the past."""
     return len(node.outputs) > 3 and node.outputs[3] is not None
 
 
@@ -315,7 +320,7 @@ def _mha(node: Node, inputs: Tensors, outputs: Tensors) -> Routine:
         new_keys = heads.queries if inputs[8] is not None else heads.keys - past
         rows = (heads.queries, heads.size), (new_keys, heads.size), (new_keys, heads.value_size)
         for i, x in enumerate(inputs[:3]):
-            # Keys and values of a cache had their bias added when they entered it.
+            # The bias was already added to cached keys and values.
             if i == 0 or x is None or len(x.dims) != 4:
                 sums[i] = layout.field((heads.batch, count, *rows[i]), dtype)
 
@@ -344,7 +349,7 @@ def multi_head_attention(node: Node, inputs: Tensors, outputs: Tensors, consts: 
     return _mha(node, inputs, outputs)
 
 
-# DecoderMaskedMultiHeadAttention: the same for one query of each sample, with inputs in their order
+# DecoderMaskedMultiHeadAttention: one query per sample, with another order of inputs
 
 
 def _reordered(inputs: RunValues) -> list[Any]:

@@ -1,9 +1,9 @@
 """AttnLSTM of com.microsoft: an LSTM that attends to a memory.
 
-Behind each step its state is a query, and the memory's positions are weighed by the softmax of
-``v . tanh(keys + query)``: Bahdanau et al., "Neural Machine Translation by Jointly Learning to
-Align and Translate", 2015. The gates of the next step read their mean, with an attention layer the
-product of [state, mean] with its weights, beside X. Before the first step there is none.
+After each step, the state is the query, and the positions of the memory are averaged with weights
+``softmax(v . tanh(keys + query))``: Bahdanau et al., "Neural Machine Translation by Jointly
+Learning to Align and Translate", 2015. The gates of the next step read this context (with an
+attention layer, its product with [state, context]) in addition to X. The first step has none.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _WEIGHTS = (1, 2, 3, 7, _QUERY, _KEY, _V, _LAYER)
 
 
 def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
-    """Check the shapes of all inputs against one another, and take the sizes from them."""
+    """Check the shapes of all inputs for consistency, and return the sizes."""
     first, others = list(shapes[:8]), [*shapes[8:], *[None] * 14]
     width, first[1] = first[1], None
     n, mixed = len(layer.reverse), others[_LAYER - 8]
     if mixed is not None and len(mixed) != 3:
-        raise ShapeError(f"the weights of the attention layer must have rank 3, have {mixed}")
+        raise ShapeError(
+            f"the weights of the attention layer must have rank 3, but have shape {mixed}"
+        )
     patterns: dict[str, tuple[Any, ...]] = {
         "the weights of the query": (n, "H", "D"),
         "the weights of the memory": (n, "M", "D"),
@@ -66,9 +68,10 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 class _Direction(NamedTuple):
-    """The weights of a direction: those of the LSTM, of the query and of the keys, v, and what the
-    gates read of the mean. What they read of the state through an attention layer is part of the
-    recurrent weights; ``mixed`` is that part, which is not there before the first step."""
+    """The weights of a direction: of the LSTM, of query and keys, v, and of the gates for the
+    context. With an attention layer, the recurrent weights include the part ``mixed``, by which
+    gates read the state through that layer; it does not apply to the first step.
+    """
 
     cell: CellWeights
     query: np.ndarray  # [hidden, inner]
@@ -79,16 +82,16 @@ class _Direction(NamedTuple):
 
 
 class _Attention(NamedTuple):
-    """Attention to the memory in a run, around the steps of a direction."""
+    """The attention to the memory in one call, which wraps the steps of a direction."""
 
     weights: _Direction
     memory: np.ndarray  # [batch, positions, depth]
     keys: np.ndarray  # [batch, positions, inner]
-    behind: np.ndarray | None  # [batch, positions]: those that are not there
-    idle: np.ndarray  # [batch]: steps before a sequence begins, from its end on
+    behind: np.ndarray | None  # [batch, positions]: true for padding
+    idle: np.ndarray  # [batch]: for the reverse direction, the steps before a sequence begins
 
     def around(self, step: Step, gates: np.ndarray) -> Step:
-        """``step`` with what it attends to, where gates are as ``gates``."""
+        """Wrap ``step`` so that the attention context is added to ``gates`` before it."""
         weights, memory, keys, behind, idle = self
         batch, most = gates.shape[1], idle.max()
         mean, given = np.zeros((batch, len(weights.seen)), FLOAT32), np.empty_like(gates)
@@ -141,7 +144,7 @@ def _weights(layer: Layer, inputs: RunValues, single: bool) -> list[_Direction]:
 
 
 def _attended(weights: _Direction, inputs: RunValues, reverse: bool) -> CellWeights:
-    """The weights of a direction for a run, whose memory is among the inputs."""
+    """The weights of a direction for one call, bound to the memory in the inputs."""
     memory, lengths, behind = inputs[_MEMORY], inputs[_LENGTHS], None
     if lengths is not None:
         rules.check_lengths("the memory", lengths, memory.shape[1])

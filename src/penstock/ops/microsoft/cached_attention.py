@@ -1,13 +1,13 @@
 """Attention over a cache of keys and values: GroupQueryAttention and SparseAttention.
 
-Each sample has its own number of earlier keys, its past. New keys follow them, in a buffer with
-room for the longest sample, which may be as large as the cache or grow with each run::
+Each sample has its own past length. New keys are appended to the past, in a buffer for the longest
+sample, which either has the size of the cache or grows with each run::
 
     past     a0 a1 a2 .. .. ..      b0 .. .. .. .. ..
     new      a3                     b1
     present  a0 a1 a2 a3 .. ..      b0 b1 .. .. .. ..
 
-In a prompt all keys are new, and what stands beyond the end of a sample is padding.
+In a prompt, all keys are new, and positions after the end of a sample are padding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.ops.onnx.rotary import Rotation, angles
 from penstock.ops.registry import MICROSOFT, operator
 
 _COSINES = {"GroupQueryAttention": 7, "SparseAttention": 9}
-"""the place of the cosines among the inputs; the sines come behind them"""
+"""the input index of cos_cache, which sin_cache follows"""
 
 
 class _Sizes(NamedTuple):
@@ -53,23 +53,28 @@ class _Sizes(NamedTuple):
 
 
 def _heads_of(attrs: Attrs) -> tuple[int, int]:
-    """Numbers of heads of queries, and of keys."""
+    """The numbers of query heads and of key/value heads."""
     heads, kv_heads = attrs["num_heads"], attrs["kv_num_heads"]
     if min(heads, kv_heads) < 1 or heads % kv_heads:
-        raise ShapeError(f"{heads} query heads cannot share {kv_heads} heads of keys")
+        raise ShapeError(
+            f"num_heads={heads} must be a positive multiple of kv_num_heads={kv_heads}"
+        )
     return heads, kv_heads
 
 
 def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
-    """Check queries, keys, values, packed or not, and their past; ``total_at``: the input with the
-    length of the longest sample."""
+    """Check queries, keys and values, packed or not, and their past; ``total_at``: the index of
+    input total_sequence_length.
+    """
     heads, kv_heads = _heads_of(attrs)
     q, k, v, past_k, past_v = (tensor(types, i).shape for i in range(5))
     check_shape("query", q, (None, None, None))
     batch, queries, width = q or (None, None, None)
     new = queries
     if given(types, 1) != given(types, 2) or given(types, 3) != given(types, 4):
-        raise ShapeError("keys and values, and those of the past, must be given together")
+        raise ShapeError(
+            "key and value must be given together, and so must past_key and past_value"
+        )
     if given(types, 1):
         size = share(width, heads, "query")
         hidden = rules.dim_product((size, kv_heads))
@@ -77,7 +82,7 @@ def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
         check_shape("key", k, (batch, queries, hidden), (batch, 0, hidden))
         check_shape("value", v, (batch, new, hidden))
     else:
-        size = share(width, heads + 2 * kv_heads, "query, key and value")
+        size = share(width, heads + 2 * kv_heads, "the packed query, key and value")
     bits = _cache_bits(types, attrs)
     stored = size if bits != 4 else share(size, 2, "a byte")
     check_shape("past_key", past_k, (batch, kv_heads, None, stored))
@@ -87,38 +92,46 @@ def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
         check_shape("past_value", past_v, (batch, kv_heads, room, stored))
     contents = rules.ints(types, consts, total_at)
     if contents is not None and len(contents) != 1:
-        raise ShapeError("total_sequence_length must be one number")
+        raise ShapeError("total_sequence_length must have exactly one element")
     return _Sizes(batch, queries, new, size, room, contents[0] if contents else None)
 
 
 def _cache_bits(types: Types, attrs: Attrs) -> int:
-    """Bits of an element of a quantized cache, 8 or 4; 0 for one of floats."""
+    """The bits of an element of a quantized cache, 8 or 4; 0 for a float cache."""
     modes = {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"}
     if len(modes) > 1 or modes - {"NONE", "PER_TENSOR", "PER_CHANNEL"}:
-        raise ShapeError(f"keys and values cannot be quantized {' and '.join(sorted(modes))}")
+        raise ShapeError(
+            "k_quant_type and v_quant_type must be equal, and NONE, PER_TENSOR or PER_CHANNEL, "
+            f"not {' and '.join(sorted(modes))}"
+        )
     bits = 0 if modes == {"NONE"} else attrs.get("kv_cache_bit_width") or 0
     codes = {0: None, 8: INT8, 4: UINT8}
     if bits not in codes or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
-        raise ShapeError("a quantized cache needs a past, and kv_cache_bit_width must be 8 or 4")
+        raise ShapeError(
+            "a quantized cache requires past_key and past_value, and kv_cache_bit_width 8 or 4"
+        )
     dtype = tensor(types, 3).dtype
     if dtype is not None and not (dtype == codes[bits] if bits else is_float(dtype)):
-        raise ShapeError(f"a cache of {dtype} does not fit {bits or 'the floats of queries'} bits")
+        raise ShapeError(
+            f"the cache has dtype {dtype}, which does not match kv_cache_bit_width {bits} (0: "
+            "floats)"
+        )
     return bits
 
 
 def _window(attrs: Attrs) -> int:
-    """The number of keys that a query sees at most; 0 for all of them."""
-    # -1 stands for no window.
+    """The local window size in keys; 0: unlimited."""
+    # -1 means no window.
     window = max(attrs.get("local_window_size", -1), 0)
     if window and not attrs.get("causal", 1):
-        raise ShapeError("a local_window_size needs causal attention")
+        raise ShapeError("local_window_size requires causal=1")
     if not window and attrs.get("sliding_window_cache", 0):
-        raise ShapeError("a sliding window needs a local_window_size")
+        raise ShapeError("sliding_window_cache requires local_window_size")
     return int(window)
 
 
 def resident(length: np.ndarray, capacity: int, window: int) -> np.ndarray:
-    """The positions, of ``length``, that stay in a cache that is cut to its window when it is full.
+    """The cached positions for each ``length``, in a cache truncated to its window when full.
 
     >>> resident(np.arange(9), 6, 4)
     array([0, 1, 2, 3, 4, 5, 6, 4, 5])
@@ -128,7 +141,7 @@ def resident(length: np.ndarray, capacity: int, window: int) -> np.ndarray:
 
 
 class _Store:
-    """Keys or values: those of the past and new ones, side by side."""
+    """Keys or values: concatenates past and new ones."""
 
     def __init__(
         self,
@@ -138,8 +151,9 @@ class _Store:
         bits: int,
         own: bool,
     ) -> None:
-        """``dims``: [batch, heads, positions, size]; ``own``: whether the present is no room for
-        all of them."""
+        """``dims``: [batch, heads, positions, size]; ``own``: whether the present output cannot
+        hold all positions.
+        """
         self.positions, self.bits = dims[2], bits
         stored = (*dims[:3], dims[3] // 2 if bits == 4 else dims[3])
         code = {0: dtype, 8: INT8, 4: UINT8}[bits]
@@ -155,8 +169,8 @@ class _Store:
         rows: Sequence[tuple[int, int, int]],
         workspace: np.ndarray,
     ) -> np.ndarray:
-        """All positions as floats. ``rows`` has for each sample how many are old, how many there
-        are then, and from which one on the present has them."""
+        """Return all positions as floats. ``rows`` has, per sample, the past length, the total
+        length, and the first position that the present holds."""
         if scale is not None:
             new = self._encode(new, self._scales(scale, new))
         side = self.side(workspace) if self.side is not None else present
@@ -165,7 +179,7 @@ class _Store:
             if old is not None:
                 np.copyto(side[b, :, :cached], old[b, :, :cached])
             np.copyto(side[b, :, cached:end], new[b])
-            # A hidden key has a weight of 0, but 0 times the NaN that memory may hold is NaN.
+            # Masked keys have weight 0, but 0 times a NaN in uninitialized memory would be NaN.
             side[b, :, end:] = 0
             if present is not None and present is not side:
                 np.copyto(present[b, :, : end - start], side[b, :, start:end])
@@ -177,7 +191,7 @@ class _Store:
         if self.bits == 8:
             np.copyto(real, keys)
         else:
-            # Codes of 4 bits are stored with 8 added, two in a byte, the first in the low bits.
+            # 4-bit codes are stored with an offset of 8, two per byte, the first in the low bits.
             np.subtract(keys & 15, 8, real[..., ::2], dtype=real.dtype, casting="unsafe")
             np.subtract(keys >> 4, 8, real[..., 1::2], dtype=real.dtype, casting="unsafe")
         return np.multiply(real, self._scales(scale, real), real)
@@ -186,7 +200,7 @@ class _Store:
         return scale.reshape((1, like.shape[1], 1, like.shape[3]) if scale.size > 1 else ())
 
     def _encode(self, new: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Codes of new positions."""
+        """Quantize new positions."""
         half = 1 << (self.bits - 1)
         codes = np.clip(np.rint(new / scale), -half, half - 1)
         if self.bits == 8:
@@ -196,19 +210,19 @@ class _Store:
 
 
 def _shown(attrs: Attrs, outputs: Tensors) -> int | None:
-    """The stage of the scores that the fourth output has, if there is one."""
+    """The stage of the scores in the fourth output, or None without that output."""
     if len(outputs) < 4 or outputs[3] is None:
         return None
     shown = {1: BIASED, 2: SOFTMAX}.get(attrs.get("qk_output", 0))
     if shown is None or attrs.get("sliding_window_cache", 0):
-        raise ShapeError("output_qk needs a qk_output of 1 or 2, and no sliding window")
+        raise ShapeError("output_qk requires qk_output 1 or 2, and no sliding_window_cache")
     return shown
 
 
 class _Call(NamedTuple):
-    """The arrays of one run. ``parts``: queries, keys and values; ``caches``: past, present and
-    scales of keys and of values; ``ends``: the positions of each sample; ``turning``: cosines,
-    sines, positions."""
+    """The arrays of one call. ``parts``: queries, keys and values; ``caches``: past, present and
+    scales of keys and of values; ``ends``: the length of each sample; ``turning``: cosines, sines
+    and positions of the rotary embedding."""
 
     parts: Sequence[np.ndarray]
     caches: Sequence[tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]]
@@ -220,7 +234,7 @@ class _Call(NamedTuple):
 
 
 class _CachedAttention:
-    """Both operations, for given sizes."""
+    """The attention of both operations, for known sizes."""
 
     def __init__(
         self,
@@ -254,7 +268,7 @@ class _CachedAttention:
                 self.turns.append((rotation, layout.field(dims, dtype)))
 
     def split(self, q: np.ndarray, k: np.ndarray | None, v: np.ndarray) -> list[np.ndarray]:
-        """Queries, keys and values as [batch, heads, sequence, size]."""
+        """Split queries, keys and values into [batch, heads, sequence, size]."""
         _, heads, kv_heads, *_ = self.heads
         if k is not None:
             return [split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)]
@@ -262,17 +276,22 @@ class _CachedAttention:
         return np.split(packed, (heads, heads + kv_heads), axis=1)
 
     def offsets(self, ends: np.ndarray) -> np.ndarray:
-        """The position of the first query of each sample, of which there are ``ends`` positions."""
+        """The position of the first query of each sample, given the lengths ``ends``."""
         if ends.size and (ends.min() < 1 or ends.max() > self.total):
-            raise ShapeError(f"lengths from {ends.min()} to {ends.max()} are not in {self.total}")
+            raise ShapeError(
+                f"sequence lengths {ends.min()} to {ends.max()} must be from 1 to "
+                f"total_sequence_length {self.total}"
+            )
         if self.heads.queries == self.total and not (self.sliding and (ends < self.total).any()):
             return np.zeros_like(ends)
         if (ends < self.heads.queries).any():
-            raise ShapeError(f"{self.heads.queries} queries are more than {ends.min()} positions")
+            raise ShapeError(
+                f"a sample has {self.heads.queries} queries, but only {ends.min()} positions in all"
+            )
         return ends - self.heads.queries
 
     def run(self, call: _Call, workspace: np.ndarray) -> list[np.ndarray | None]:
-        """Attend; return the flags of hidden keys, None being none."""
+        """Compute the attention; return the masks that were applied (None: no mask)."""
         parts, heads, ends = list(call.parts), self.heads, call.ends
         biases, offset = call.sight.biases, self.offsets(ends)
         if self.turns:
@@ -285,7 +304,7 @@ class _CachedAttention:
                 if turned.size:
                     rotation.run(parts[i], cos, sin, turned, workspace)
                 parts[i] = turned
-        # New keys follow the past; there are none if the cache has those of the queries already.
+        # New keys follow the past; there are none if the cache already has the keys of the queries.
         before = offset + (heads.queries - self.new)
         cached, kept = before, before + self.new
         if self.sliding:
@@ -299,7 +318,7 @@ class _CachedAttention:
         flags = [np.arange(heads.keys) >= ends.reshape(-1, 1, 1, 1) - first, *call.sight.blocked]
         at, left = offset.reshape(-1, 1, 1, 1) - first, self.window - 1
         flags.append(out_of_sight(heads.queries, heads.keys, at, causal=self.causal, left=left))
-        # The cache holds a part of the positions, while biases are by position in the whole text.
+        # The cache holds only some positions, but biases are indexed by absolute position.
         if self.sliding:
             where = np.minimum(first + np.arange(heads.keys), self.total - 1)
             biases = [np.take_along_axis(bias, where, 3) for bias in biases]
@@ -309,12 +328,12 @@ class _CachedAttention:
         return flags
 
     def _positions(self, offset: np.ndarray, given: np.ndarray | None) -> np.ndarray:
-        """Positions of the queries. Of those given for a prompt just the first counts."""
+        """The positions of the queries. For a prompt, only the first of the given ones is used."""
         places = np.arange(self.heads.queries)
         if given is None:
             return offset[:, None] + places
         if self.heads.queries == self.total:
-            # Adding zeros gives each sample a row.
+            # Adding zeros broadcasts to one row per sample.
             return given[:1, :1] + places + 0 * offset[:, None]
         return given
 
@@ -322,16 +341,18 @@ class _CachedAttention:
 def _check_rotary(types: Types, attrs: Attrs, size: Dim, cos_at: int) -> None:
     cos, sin = tensor(types, cos_at).shape, tensor(types, cos_at + 1).shape
     if attrs.get("do_rotary", 0) and not (given(types, cos_at) and given(types, cos_at + 1)):
-        raise ShapeError("do_rotary needs cos_cache and sin_cache")
+        raise ShapeError("do_rotary requires cos_cache and sin_cache")
     check_shape("cos_cache", cos, (None, None))
     check_shape("sin_cache", sin, (None, cos[1] if cos is not None else None))
     half = cos[1] if cos is not None else None
     if isinstance(half, int) and isinstance(size, int) and 2 * half > size:
-        raise ShapeError(f"{half} angles do not fit heads of {size} features")
+        raise ShapeError(
+            f"cos_cache has {half} angles per position, more than half the head size, {size}"
+        )
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    """As for all positions of the past, or of a prompt."""
+    """The work for all positions of the past, or of a prompt."""
     past = inputs[3]
     return 4 * math.prod(output) * max(output[1], past[2] if past else 0)
 
@@ -341,7 +362,9 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if given(types, 14) or given(types, 15):
-        raise ShapeError("GroupQueryAttention that normalizes queries and keys is not supported")
+        raise ShapeError(
+            "GroupQueryAttention with normalization of queries and keys is not supported"
+        )
     sizes = _sizes(types, attrs, consts, 6)
     batch, queries, new, size, room, total = sizes
     heads, kv_heads = _heads_of(attrs)
@@ -357,13 +380,15 @@ def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         count = None if scales is None else rules.dim_product(scales)
         of_channels = rules.dim_product((kv_heads, size))
         wanted = 1 if attrs["k_quant_type"] == "PER_TENSOR" else of_channels
-        check_shape("a scale of the cache, flat", (count,), (wanted,))
+        check_shape("the flattened scale of the cache", (count,), (wanted,))
         if not given(types, i):
-            raise ShapeError("a quantized cache needs k_scale and v_scale")
+            raise ShapeError("a quantized cache requires k_scale and v_scale")
     present: Dim = room
     if sliding:
         if isinstance(room, int) and room < window:
-            raise ShapeError(f"a cache of {room} positions has no room for a window of {window}")
+            raise ShapeError(
+                f"a cache of {room} positions is smaller than local_window_size {window}"
+            )
     elif room == 0:
         present = total
     elif isinstance(room, int) and isinstance(total, int):
@@ -372,7 +397,9 @@ def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         present = None
     fixed = rules.all_known((total, new, room))
     if fixed and not sliding and (fixed[0] > fixed[2]) and total != fixed[1] + fixed[2]:
-        raise ShapeError(f"{room} past and {new} new positions are not {total}")
+        raise ShapeError(
+            f"total_sequence_length is {total}, but {room} past and {new} new positions are given"
+        )
     dtype = tensor(types, 3).dtype if given(types, 3) else tensor(types, 0).dtype
     stored = size if bits != 4 else share(size, 2, "a byte")
     cache = TensorType(dtype, (batch, kv_heads, present, stored))
@@ -385,7 +412,7 @@ def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _slides(types: Types, attrs: Attrs) -> bool:
     sliding = bool(attrs.get("sliding_window_cache", 0))
     if sliding and not given(types, 3):
-        raise ShapeError("a cache of the size of its window must be given")
+        raise ShapeError("sliding_window_cache requires past_key and past_value")
     return sliding
 
 
@@ -396,11 +423,11 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     bits, shown = _cache_bits(inputs, attrs), _shown(attrs, outputs)
     _, dtype = static_type(inputs, 0)
     if inputs[3] is not None and not bits and inputs[3].dtype != dtype:
-        # Of two types of floats, neither may hold the numbers of the other.
+        # Of two float types, neither may represent the values of the other.
         dtype = FLOAT32
     sizes = _sizes(inputs, attrs, consts, 6)
     attend = _CachedAttention(layout, node, sizes, dtype, inputs, outputs)
-    # A smooth softmax has 1 more in its denominator, which a key with a score of 0 adds.
+    # Smooth softmax adds 1 to the denominator, like an additional key with score 0.
     smooth = np.zeros(_heads_of(attrs)[0], dtype) if attrs.get("smooth_softmax", -1) == 1 else None
 
     def into(*arguments: RunValue) -> None:
@@ -410,7 +437,7 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
         call = _Call(
             attend.split(q, k, v),
             ((old_k, new_k, k_scale), (old_v, new_v, v_scale)),
-            # ONNX Runtime gives the place of the last key, one less than the length.
+            # seqlens_k is the length minus 1.
             lengths.reshape(-1) + 1,
             (cos, sin, places),
             Sight((), () if bias is None else (bias,), smooth if sink is None else sink),
@@ -425,7 +452,7 @@ def group_query_attention(node: Node, inputs: Tensors, outputs: Tensors, consts:
     return Routine(into, layout.size)
 
 
-# SparseAttention: a mask of blocks says which keys a query sees
+# SparseAttention: a block mask selects the keys that a query sees
 
 
 def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -434,18 +461,23 @@ def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rows, columns = tensor(types, 5).shape, tensor(types, 6).shape
     check_shape("block_row_indices", rows, (None, None))
     if given(types, 3) and tensor(types, 3).dtype != tensor(types, 0).dtype:
-        raise ShapeError("queries and their past must be of one type")
+        raise ShapeError("query and past_key must have the same dtype")
     layouts, blocks = rows or (None, None)
     check_shape("block_col_indices", columns, (layouts, None))
     if isinstance(layouts, int) and (layouts < 1 or heads % layouts):
-        raise ShapeError(f"{layouts} layouts cannot be shared by {heads} heads")
+        raise ShapeError(
+            f"num_heads={heads} must be a multiple of the {layouts} layouts of block_row_indices"
+        )
     check_shape("key_total_sequence_lengths", tensor(types, 8).shape, (batch,))
     _check_rotary(types, attrs, size, 9)
     block = attrs["sparse_block_size"]
     covered = (blocks - 1) * block if isinstance(blocks, int) else None
     for limit in (room, covered):
         if isinstance(limit, int) and isinstance(total, int) and not 1 <= total <= limit:
-            raise ShapeError(f"a cache or a mask of {limit} positions does not fit {total}")
+            raise ShapeError(
+                f"total_sequence_length {total} must be from 1 to {limit}, the positions of "
+                "cache and mask"
+            )
     dtype = tensor(types, 0).dtype
     cache = TensorType(dtype, (batch, kv_heads, room, size))
     y = (batch, queries, rules.dim_product((heads, size)))
@@ -453,8 +485,8 @@ def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def _hidden_blocks(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Flags of hidden blocks [layout, block of queries, block of keys], from the visible ones as
-    compressed sparse rows."""
+    """A mask of hidden blocks [layout, query block, key block], from the visible blocks in CSR
+    format."""
     layouts, blocks = len(rows), rows.shape[1] - 1
     hidden = np.ones((layouts, blocks, blocks), np.bool_)
     for starts, ends, layout in zip(rows, columns, hidden, strict=True):
@@ -467,7 +499,7 @@ def _hidden_blocks(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
             or keys.min(initial=0) < 0
             or keys.max(initial=0) >= blocks
         ):
-            raise ShapeError("block_row_indices and block_col_indices do not fit each other")
+            raise ShapeError("block_row_indices and block_col_indices are not a valid CSR matrix")
         layout[np.repeat(np.arange(blocks), counts), keys] = False
     return hidden
 

@@ -1,8 +1,8 @@
-"""Mixture of experts: MoE and QMoE, small networks of which each token passes a few.
+"""Mixture of experts: MoE and QMoE.
 
-A router scores the experts for each token; the best ``k`` run, and their results are added,
-weighted by the softmax of the scores. An expert is ``fc2(activation(fc1(x)))``; with a third layer
-it is ``fc2(activation(fc1(x)) * fc3(x))``, for which fc1 may also hold both layers.
+A router scores the experts for each token; the best ``k`` run, and their outputs are summed,
+weighted by the softmax of the scores. An expert is ``fc2(activation(fc1(x)))``, or, if gated,
+``fc2(activation(fc1(x)) * fc3(x))``, where fc1 may contain both layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.ops.registry import MICROSOFT, operator
 
 
 class ExpertLayer(NamedTuple):
-    """The places of the inputs of a layer of all experts."""
+    """The input indices of one layer of all experts."""
 
     name: str
     weights: int
@@ -53,7 +53,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 _ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
-    # As tanh(u) is 2 sigmoid(2 u) - 1; the factor is 2 sqrt(2 / pi).
+    # tanh(u) = 2 sigmoid(2 u) - 1; the factor is 2 sqrt(2 / pi).
     "gelu": lambda x: x * _sigmoid(1.5957691216 * (x + 0.044715 * x**3)),  # with tanh
     "silu": lambda x: x * _sigmoid(x),
     "identity": lambda x: x,
@@ -68,18 +68,20 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def fusion_of(attrs: Attrs) -> int:
-    """The order of the layers of a gated activation in fc1: 1 row by row, 2 one after the other."""
+    """The order of the two layers of a gated activation in fc1: 1 interleaved by row, 2
+    concatenated; 0: not in fc1.
+    """
     name = rules.choice(attrs, "activation_type", "relu", (*_ACTIVATIONS, "swiglu"))
     fusion = int(attrs.get("swiglu_fusion", 0)) if name == "swiglu" else 0
     if fusion not in (0, 1, 2):
-        raise ShapeError(f"swiglu_fusion is {fusion} instead of 0, 1 or 2")
+        raise ShapeError(f"swiglu_fusion must be 0, 1 or 2, not {fusion}")
     return fusion
 
 
 def _weights_of(
     layer: ExpertLayer, expert: int, rows: int, size: int, attrs: Attrs, inputs: RunValues
 ) -> np.ndarray:
-    """The weights [rows, size] of an expert in a layer, as float32."""
+    """The weights [rows, size] of one expert in a layer, dequantized to float32."""
     weights = inputs[layer.weights]
     if layer.scales < 0:
         return weights[expert].astype(FLOAT32, copy=False)
@@ -92,7 +94,7 @@ def _weights_of(
 
 
 def packed_experts(layer: ExpertLayer, rows: int, size: int, attrs: Attrs) -> PackedWeights:
-    """The weights of a layer of all experts, [rows, size]."""
+    """The packed weights [rows, size] of a layer."""
     sizes = rows, size, _bits(attrs, layer), _block(attrs, size)
     return PackedWeights(dict(zip(("N", "K", "bits", "block_size"), sizes, strict=True)))
 
@@ -102,10 +104,10 @@ def _bits(attrs: Attrs, layer: ExpertLayer) -> int:
 
 
 def _block(attrs: Attrs, size: Any) -> Any:
-    """Columns that share a scale, of ``size``."""
+    """The number of columns that share a scale, out of ``size``."""
     block = attrs.get("block_size", 0) or size
     if isinstance(size, int) and (block < 1 or size % block):
-        raise ShapeError(f"blocks of {block} do not fill {size} columns")
+        raise ShapeError(f"block_size {block} must divide the {size} columns of the weights")
     return block
 
 
@@ -119,7 +121,7 @@ def _check_layer(
         check_shape(f"{layer.name}_experts_weights", weights, (experts, rows, columns))
         return
     if not given(types, layer.scales):
-        raise ShapeError(f"{layer.name}_experts_weights need scales")
+        raise ShapeError(f"{layer.name}_experts_weights requires the input {layer.name}_scales")
     bits, block = _bits(attrs, layer), _block(attrs, columns)
 
     def packed(count: Dim) -> Dim:
@@ -134,7 +136,7 @@ def _check_layer(
     blocks = columns // block if isinstance(columns, int) else None
     check_shape(f"{layer.name}_scales", scales, (experts, rows, blocks))
     dtype = tensor(types, layer.zeros).dtype
-    # Zero points of floats are not packed.
+    # Float zero points are not packed.
     columns = blocks if dtype is not None and is_float(dtype) else packed(blocks)
     check_shape(f"{layer.name}_zero_points", zeros, (experts, rows, columns))
 
@@ -144,7 +146,7 @@ def _infer(
 ) -> Sequence[Type]:
     x, router = tensor(types, 0), tensor(types, 1).shape
     if x.dtype is not None and not is_float(x.dtype):
-        raise ShapeError(f"experts take floats, not {dtype_name(x.dtype)}")
+        raise ShapeError(f"the input must be floating-point, not {dtype_name(x.dtype)}")
     check_shape("input", x.shape, (None, None), (None, None, None))
     *rows, hidden = x.shape or (None, None)
     tokens = rules.dim_product(rows)
@@ -152,17 +154,21 @@ def _infer(
     experts = router[1] if router else None
     k = attrs.get("k", 1)
     if k < 1 or (isinstance(experts, int) and k > experts):
-        raise ShapeError(f"{k} of {experts} experts cannot be chosen")
+        raise ShapeError(f"k is {k}: it must be from 1 to {experts}, the number of experts")
     if attrs.get("quant_type", "int") != "int" or attrs.get("weights_prepacked", -1) > 0:
-        raise ShapeError("weights of other codes than integers are not supported")
+        raise ShapeError(
+            "only integer weights that are not prepacked are supported (quant_type 'int')"
+        )
     if any(given(types, i) for i in range(ROUTER_WEIGHTS + 1, 21)):
-        raise ShapeError("scales of activations are not supported")
+        raise ShapeError("inputs with activation scales are not supported")
     check_shape("router_weights", tensor(types, ROUTER_WEIGHTS).shape, (tokens, experts))
     first, second, third = layers
     fused, gated = fusion_of(attrs), given(types, third.weights)
     swiglu = attrs.get("activation_type") == "swiglu"
     if (fused and gated) or (swiglu and not fused and not gated):
-        raise ShapeError("a gated activation needs either fc3 or both layers in fc1")
+        raise ShapeError(
+            "a gated activation requires either fc3, or both layers in fc1 (swiglu_fusion 1 or 2)"
+        )
     both = tensor(types, first.weights).shape
     inner = both[1] if both and len(both) == 3 else None
     _check_layer(first, types, attrs, experts, inner, hidden)
@@ -175,7 +181,7 @@ def _infer(
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    """As of two layers with as many inner rows as the first."""
+    """The work of two layers with the inner rows of the first."""
     first = inputs[2]
     return 4 * math.prod(output) * attrs.get("k", 1) * (first[1] if first else 0)
 
@@ -215,7 +221,7 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
     def into(*arguments: RunValue) -> None:
         x = arguments[0].reshape(-1, hidden).astype(FLOAT32, copy=False)
         scores = arguments[1].astype(FLOAT32, copy=False)
-        # Of equal scores the last comes first, as in ONNX Runtime.
+        # Of equal scores, the last expert is preferred, as in ONNX Runtime.
         chosen = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :count]
         shares = arguments[ROUTER_WEIGHTS]
         given_shares = shares is not None
@@ -223,10 +229,10 @@ def mixture_of_experts(node: Node, inputs: Tensors, outputs: Tensors, consts: Co
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))
             shares /= shares.sum(axis=1, keepdims=True)
         shares = np.take_along_axis(shares, chosen, 1).astype(FLOAT32, copy=False)
-        # ONNX Runtime's QMoE normalizes a softmax whatever its attribute says.
+        # ONNX Runtime's QMoE always normalizes the softmax, regardless of the attribute.
         if normalized or (quantized and not given_shares):
             shares /= shares.sum(axis=1, keepdims=True)
-        # An expert takes all of its tokens at once: one product of matrices instead of many.
+        # An expert processes all of its tokens in one matrix product.
         total = np.zeros_like(x)
         for expert in np.unique(chosen).tolist():
             tokens, place = np.nonzero(chosen == expert)

@@ -1,7 +1,7 @@
 """DynamicQuantizeLSTM of com.microsoft: an LSTM whose weights are 8-bit codes.
 
-It is the LSTM of ``recurrent`` with other products: what is multiplied with weights, the whole of X
-and the state at each step, is quantized to uint8 by its own range first.
+It is the LSTM of ``recurrent`` with dynamically quantized products: X as a whole, and the state at
+each step, are quantized to uint8 over their own ranges.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PARAMETERS = (8, 9, 10, 11)  # scale and zero point of W, then of R
 
 
 class _Quantized:
-    """A quantized matrix [input, gates * hidden], less its zero points, with its scales."""
+    """A quantized matrix [input, gates * hidden] minus its zero points, with its scales."""
 
     def __init__(self, codes: np.ndarray, scale: np.ndarray) -> None:
         self.codes, self.scale = codes, scale
 
     def gatewise(self, out: np.ndarray, batch: int) -> tuple[Any, ...]:
-        """The product of rows with this, as ``recurrent`` asks for it."""
+        """The product of rows with this matrix, with the interface of ``recurrent.gatewise``."""
         gates, rows, hidden = out.shape
         matrix, scale, target = self.codes, self.scale, out
         if batch == 1:
@@ -53,12 +53,12 @@ class _Quantized:
 
 
 def _swapped(shape: Shape | None) -> Shape | None:
-    """The shape of W or R, [directions, input, gates * hidden], as LSTM has it."""
+    """Convert the shape of W or R, [directions, input, gates * hidden], to that of LSTM's."""
     return None if shape is None or len(shape) != 3 else (shape[0], shape[2], shape[1])
 
 
 def _sizes(layer: recurrent.Layer, shapes: Sequence[Shape | None]) -> dict[str, Any]:
-    """Check the shapes of all inputs against one another, and take the sizes from them."""
+    """Check the shapes of all inputs for consistency, and return the sizes."""
     as_lstm = [_swapped(s) if i in (_W, _R) else s for i, s in enumerate(shapes[:8])]
     sizes = recurrent.sizes_of(layer, as_lstm)
     hidden, n = sizes["H"], len(layer.reverse)
@@ -84,12 +84,12 @@ def _weights(layer: recurrent.Layer, inputs: RunValues) -> list[recurrent.CellWe
             codes, scale, zero = inputs[i][d], inputs[at][d], inputs[at + 1]
             real = np.empty(codes.shape, np.float32)
             subtract_zero_point(codes, None if zero is None else zero_of(zero[d]), real)
-            # Memory of its own, as part of it is halved below.
+            # A copy, as part of it is halved below.
             scales = np.array(np.broadcast_to(scale, codes.shape[1:]), np.float32)
             matrices.append(_Quantized(real, scales))
         n, hidden = len(matrices[0].scale), inputs[_R].shape[1]
         bias = None if inputs[_B] is None else inputs[_B][d][:n] + inputs[_B][d][n:]
-        # Half of the sigmoids' arguments, where ``recurrent`` wants that.
+        # ``recurrent`` expects halved weights of the gates with a sigmoid.
         half = slice(0, layer.halved * hidden)
         for part in (matrices[0].scale, matrices[1].scale, bias):
             if part is not None:

@@ -1,7 +1,7 @@
-"""Weights of a few bits in blocks, for large language models: MatMulNBits, GatherBlockQuantized.
+"""Block-quantized weights of 2, 4 or 8 bits: MatMulNBits and GatherBlockQuantized.
 
-Packed weights have the element of the lowest index in the lowest bits of a byte. A table gives all
-elements of a byte at once.
+In packed weights, the element with the lowest index is in the lowest bits of a byte. A table maps
+each byte to all of its elements.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from penstock.ops.common.specialize import Routine, Tensors, by_shape, specializ
 from penstock.ops.registry import MICROSOFT, operator
 
 FIXED_BYTES = 32 * 2**20
-"""Constant weights of at most this size as float32 are dequantized when compiled. Larger ones are
-dequantized in panels by each run: they were packed to save memory."""
+"""Constant weights of at most this size in float32 are dequantized at compile time. Larger ones are
+dequantized in panels in each run, to save memory."""
 PANEL = 2**18
-"""elements of a panel, which should stay in the second-level cache until it is multiplied"""
+"""elements of a panel, which stays in the second-level cache until it is multiplied"""
 
 
 @cache
 def _unpacked(bits: int) -> np.ndarray:
-    """The elements of each byte as float32, one item of 4, 8 or 16 bytes for each byte."""
+    """A table of the float32 elements of each byte, as one item of 4, 8 or 16 bytes per byte."""
     codes = np.arange(256)
     shifts = range(0, 8, bits)
     columns = [codes >> shift & (1 << bits) - 1 for shift in shifts]
@@ -43,7 +43,7 @@ def _unpacked(bits: int) -> np.ndarray:
 
 def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """The elements along the last axis of ``packed``, uint8, as float32."""
-    # Nothing is computed with what looks like complex numbers: they are items of the right size.
+    # Complex dtypes only serve as items of the right size.
     items = np.take(_unpacked(bits), packed)
     return items.view(np.float32).reshape(*packed.shape[:-1], packed.shape[-1] * (8 // bits))
 
@@ -51,7 +51,7 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
 def _bits(attrs: Attrs) -> int:
     bits: int = attrs.get("bits", 4)
     if bits not in (2, 4, 8):
-        raise ShapeError(f"weights of {bits} bits are not supported, only of 2, 4 and 8")
+        raise ShapeError(f"bits is {bits}: only 2, 4 and 8 are supported")
     return bits
 
 
@@ -67,7 +67,7 @@ class PackedWeights:
         if min(self.block, self.n, self.k) < 1:
             raise ShapeError("N, K and block_size must be positive")
         if attrs.get("weight_prepacked", 0):
-            raise ShapeError("weights prepacked for a GPU are not supported")
+            raise ShapeError("weight_prepacked weights, which are for GPUs, are not supported")
         self.blocks = -(-self.k // self.block)
         self.blob = self.block * self.bits // 8
 
@@ -86,14 +86,14 @@ class PackedWeights:
         if g_idx is None:
             weights = weights.reshape(high - low, self.blocks, self.block)
             index: Any = (..., None)
-        else:  # an element's scale is that of the group it names, wherever it stands
+        else:  # g_idx names the group, and so the scale, of each element
             weights = weights.reshape(high - low, -1)[:, : self.k]
             index = (slice(None), g_idx[: self.k])
-        # Without zero points codes stand for numbers around the middle of their range.
+        # The default zero point is the middle of the range of codes.
         zero: Any = np.float32(1 << (self.bits - 1))
         if zeros is not None:
             zero = zeros.reshape(self.n, -1)[low:high]
-            # Zero points of floats are not packed.
+            # Float zero points are not packed.
             if zeros.dtype == UINT8:
                 zero = unpack(zero, self.bits)
             zero = zero[:, : self.blocks].astype(np.float32, copy=False)[index]
@@ -102,7 +102,7 @@ class PackedWeights:
         return weights.reshape(high - low, -1)[:, : self.k]
 
     def check(self, types: Types) -> None:
-        """Check that the inputs have as many elements as the attributes say."""
+        """Check that the sizes of the inputs match the attributes."""
         count = self.n * self.blocks
         zeros = rules.tensor(types, 3).dtype
         packed = self.n * -(-self.blocks * self.bits // 8)
@@ -113,7 +113,7 @@ class PackedWeights:
             if isinstance(elements, int) and elements not in sizes:
                 raise ShapeError(
                     f"input {i} of MatMulNBits has shape {shape}, but N={self.n}, K={self.k}, "
-                    f"bits={self.bits} and block_size={self.block} make {max(sizes)} elements"
+                    f"bits={self.bits} and block_size={self.block} require {max(sizes)} elements"
                 )
 
 
@@ -124,7 +124,7 @@ def _infer_matmul_nbits(types: Types, attrs: Attrs, consts: Consts) -> Sequence[
     if a.shape is None:
         return (TensorType(a.dtype),)
     if not a.shape or (isinstance(a.shape[-1], int) and a.shape[-1] != packed.k):
-        raise ShapeError(f"A of shape {a.shape} does not multiply weights of K={packed.k}")
+        raise ShapeError(f"the last dim of A {a.shape} must be K={packed.k}")
     rules.check_shape("bias", rules.tensor(types, 5).shape, (packed.n,))
     return (TensorType(a.dtype, (*a.shape[:-1], packed.n)),)
 
@@ -158,7 +158,7 @@ def matmul_nbits(node: Node, types: Types) -> Kernel:
             np.add(result, bias, result)
 
     routine = Routine(into, prepared=() if fixed is None else (1, 2, 3, 4))
-    # float16 and bfloat16 are computed in float32. Strided outputs could not be reshaped.
+    # float16 and bfloat16 are computed in float32. A strided output cannot be reshaped.
     return specialized(node, types, lambda *_: routine, arity=(6, 1), contiguous=True)
 
 
@@ -166,9 +166,9 @@ def _check_groups(packed: PackedWeights, g_idx: np.ndarray | None) -> None:
     if g_idx is None:
         return
     if g_idx.size < packed.k:
-        raise ShapeError(f"g_idx has {g_idx.size} elements, {packed.k} are needed")
+        raise ShapeError(f"g_idx has {g_idx.size} elements, but needs {packed.k}")
     if g_idx.min() < 0 or g_idx.max() >= packed.blocks:
-        raise ShapeError(f"g_idx names groups out of range: there are {packed.blocks}")
+        raise ShapeError(f"g_idx must be in [0, {packed.blocks}), the number of blocks")
 
 
 # GatherBlockQuantized
@@ -176,12 +176,12 @@ def _check_groups(packed: PackedWeights, g_idx: np.ndarray | None) -> None:
 
 def _infer_gather(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if attrs.get("block_size", 128) < 0:
-        raise ShapeError(f"block_size is {attrs['block_size']}, it must not be negative")
-    from penstock.ops.onnx.quantization import SOURCES  # products of blocks do without
+        raise ShapeError(f"block_size is {attrs['block_size']}: it must not be negative")
+    from penstock.ops.onnx.quantization import SOURCES  # not needed by MatMulNBits
 
     data, indices, scales = (rules.tensor(types, i) for i in range(3))
     if data.dtype is not None and data.dtype.name not in SOURCES:
-        raise ShapeError(f"{dtype_name(data.dtype)} is no quantized type")
+        raise ShapeError(f"{dtype_name(data.dtype)} is not a quantized type")
     if data.shape is None or indices.shape is None or data.dtype is None:
         return (TensorType(scales.dtype),)
     per_byte = _per_byte(data.dtype, attrs)
@@ -210,21 +210,23 @@ class _GatheredBlocks:
         axis = self.axis = rules.normalize_axis(attrs.get("gather_axis", 0), rank)
         along = self.along = rules.normalize_axis(attrs.get("quantize_axis", 1), rank)
         if per_byte > 1 and axis == rank - 1:
-            raise ShapeError("elements packed along the last axis cannot be gathered along it")
+            raise ShapeError(
+                "gather_axis must not be the last axis, along which elements are packed"
+            )
         dims = [*data[:-1], data[-1] * per_byte]
         size = self.size = max(attrs.get("block_size", 128) or dims[along], 1)
         blocks = -(-dims[along] // size)
         for i, (dim, have) in enumerate(zip(dims, scales, strict=False)):
             if have not in ((blocks if i == along else dim), 1):
-                raise ShapeError(f"scales of shape {scales} do not fit data {dims}")
+                raise ShapeError(f"scales of shape {scales} do not match data of shape {dims}")
         if len(scales) != rank:
-            raise ShapeError(f"scales must have the rank of data, {rank}")
-        # The axis of blocks in the result.
+            raise ShapeError(f"scales must have rank {rank}, the rank of data")
+        # The quantization axis in the result.
         self.moved = along if along < axis else along + index_rank - 1
         self.cut = (slice(None),) * self.moved + (slice(dims[along]),)
 
     def per_element(self, parameter: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """A scale or zero point for each element of the result, or broadcasting to it."""
+        """Scales or zero points of the gathered elements, which broadcast to the result."""
         if self.axis == self.along:
             where = where // self.size
         if parameter.shape[self.axis] == 1:
@@ -247,7 +249,7 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
     blocks = _GatheredBlocks(dims, scale_type.dims, len(index_type.dims), attrs, per_byte)
     axis, count = blocks.axis, dims[blocks.axis]
     if not count:
-        raise ShapeError(f"nothing can be gathered along axis {axis} of {dims}")
+        raise ShapeError(f"gather_axis {axis} of shape {dims} must not have dim 0")
 
     def into(data: np.ndarray, *arguments: RunValue) -> None:
         indices, scales, zeros, out = arguments
@@ -266,7 +268,7 @@ def gather_blocks(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts)
             real -= np.float32(1 << (bits - 1))
         real *= blocks.per_element(scales, where).astype(np.float32, copy=False)
         if outside.any():
-            # Not an error, as with Gather: there is nothing there.
+            # Indices out of range yield 0 rather than an error, unlike in Gather.
             real[(slice(None),) * axis + (outside,)] = 0
         np.copyto(out, real, casting="unsafe")
 

@@ -1,4 +1,4 @@
-"""Text in com.microsoft: Tokenizer, and MurmurHash3 of text and numbers."""
+"""com.microsoft's Tokenizer, and MurmurHash3 of strings and numbers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ UINT32 = np.dtype(np.uint32)
 
 
 def _pieces(least: int, separator: str) -> Callable[[str], Iterable[str]]:
-    """The text between separators, if it has ``least`` characters. An empty separator takes away
-    the character behind it."""
+    """Split text by a separator, dropping pieces of fewer than ``least`` characters. An empty match
+    also removes the character after it."""
     pattern, simple = Regex(separator), simple_pattern(separator)
     if simple is not None:
         return lambda text: [piece for piece in simple.split(text) if len(piece) >= least]
@@ -44,7 +44,7 @@ def _pieces(least: int, separator: str) -> Callable[[str], Iterable[str]]:
 
 
 def _matches(least: int, token: str) -> Callable[[str], Iterable[str]]:
-    """The matches of a pattern that have ``least`` characters, from left to right."""
+    """Find the matches of a pattern with at least ``least`` characters, from left to right."""
     pattern, simple = Regex(token), simple_pattern(token)
     if simple is not None:
         return lambda text: [match for match in simple.findall(text) if len(match) >= least]
@@ -53,7 +53,7 @@ def _matches(least: int, token: str) -> Callable[[str], Iterable[str]]:
         start = 0
         while (match := pattern.search(text, start)) is not None:
             begin, end = match
-            # A match that is too short may hide a longer one that begins inside of it.
+            # A longer match may begin inside a match that is too short.
             start = begin + 1
             if end - begin >= least:
                 yield text[begin:end]
@@ -64,7 +64,7 @@ def _matches(least: int, token: str) -> Callable[[str], Iterable[str]]:
 
 def _check_rank(shape: Shape) -> None:
     if len(shape) not in (1, 2):
-        raise ShapeError(f"Tokenizer takes tensors of shape [C] or [N, C], not {shape}")
+        raise ShapeError(f"the input of Tokenizer must have shape [C] or [N, C], not {shape}")
 
 
 def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -74,31 +74,37 @@ def _infer_tokenizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     _check_rank(shape)
     if 0 in shape:
         return (TensorType(STRING, (*shape[:-1], 0)),)
-    known = all(isinstance(dim, int) for dim in shape)  # of no strings the rank is another one
+    known = all(
+        isinstance(dim, int) for dim in shape
+    )  # the output of an empty input has another rank
     return (TensorType(STRING, (*shape, None) if known else None),)
 
 
 def check_tokenizer(attrs: Attrs) -> tuple[int, Sequence[str], str, bool]:
-    """The least number of characters of a token, the separators, the pattern of tokens, and whether
-    each character is a token."""
+    """Return the minimum number of characters of a token, the separators, the pattern of tokens,
+    and whether each character is a token.
+    """
     least = attrs["mincharnum"]
     separators, token = attrs.get("separators") or (), attrs.get("tokenexp", "")
     single = token == "." or list(separators) == [""]
     if least < 1 or (single and least > 1) or not (separators or token):
-        raise ShapeError(f"mincharnum = {least}, with separators {separators}, tokenexp {token!r}")
+        raise ShapeError(
+            f"mincharnum {least} must be positive (1 for single characters), with separators or "
+            f"tokenexp, but these are {separators} and {token!r}"
+        )
     return least, separators, token, single
 
 
 @operator("Tokenizer", domain=MICROSOFT, arity=(1, 1), infer=_infer_tokenizer, strings=True)
 @by_attributes
 def tokenizer(attrs: Attrs) -> Callable[[np.ndarray], np.ndarray]:
-    """The tokens of each string, with pads behind them: what separators leave, one separator after
-    the other, or what a pattern matches, or single characters."""
+    """The tokens of each string, padded at the end: split by all separators in turn, matched by a
+    pattern, or single characters."""
     least, separators, token, single = check_tokenizer(attrs)
     try:
         steps = [_pieces(least, pattern) for pattern in separators] or [_matches(least, token)]
     except RegexError as error:
-        raise ShapeError(f"not a pattern that RE2 takes: {error}") from error
+        raise ShapeError(f"separators or tokenexp is not a valid RE2 pattern: {error}") from error
 
     def tokens(text: str) -> list[str]:
         if single:
@@ -132,19 +138,19 @@ def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 def _hashes(texts: np.ndarray, seed: int) -> np.ndarray:
-    """The hash of each row of bytes: MurmurHash3_x86_32 (Appleby, 2011)."""
+    """Hash each row of bytes by MurmurHash3_x86_32 (Appleby, 2011)."""
     length = texts.shape[1]
-    # MurmurHash3 takes the bytes that are no whole word for one with zeros.
+    # Trailing bytes are padded with zeros to a word.
     words = np.pad(texts, ((0, 0), (0, -length % 4))).view("<u4").T
     words = _rotated(words * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     result = np.full(len(texts), seed, UINT32)
     for i, word in enumerate(with_checkpoints(words)):
         result ^= word
-        # Such a last word is not mixed into those behind it.
+        # A padded last word skips the rotation of the state.
         if 4 * i + 4 <= length:
             result = _rotated(result, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     result ^= np.uint32(length)
-    # The third step does not multiply.
+    # The third step has no multiplication.
     for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         result ^= result >> np.uint32(bits)
         result *= np.uint32(factor)
@@ -158,7 +164,9 @@ def murmur_hash3(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if x.dtype != STRING:
             if x.dtype.kind not in "iuf" or x.itemsize < 4:
-                raise ShapeError(f"MurmurHash3 takes no {x.dtype}")
+                raise ShapeError(
+                    f"MurmurHash3 requires strings or numbers of at least 32 bits, not {x.dtype}"
+                )
             rows = np.ascontiguousarray(x).reshape(-1, 1).view(np.uint8)
             return _hashes(rows, seed).view(dtype).reshape(x.shape)
         result = text_hashes(x.reshape(-1).tolist(), lambda rows: _hashes(rows, seed))

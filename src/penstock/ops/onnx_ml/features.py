@@ -1,8 +1,7 @@
 """Classical machine learning (domain ai.onnx.ml): features, categories, maps.
 
-Where the specification is silent, ONNX Runtime is followed: models of this domain are written for
-it and tested with it. Nothing here writes into given memory: a step of such a pipeline takes
-little.
+Where the specification is silent, results follow ONNX Runtime, with which models of this domain are
+written and tested. Kernels allocate their outputs, which are small.
 """
 
 from __future__ import annotations
@@ -42,18 +41,21 @@ array_operator = partial(registry.array_operator, domain="ai.onnx.ml")
 
 
 def one_of(attrs: Attrs, *names: str) -> tuple[str, Any]:
-    """The name and the value of the one attribute among ``names`` that is not empty."""
+    """The name and value of the only attribute among ``names`` that is not empty."""
     present = [name for name in names if attrs.get(name) is not None and np.size(attrs[name])]
     if len(present) != 1:
-        raise ShapeError(f"one of the attributes {', '.join(names)} must be given, and only one")
+        raise ShapeError(f"exactly one of the attributes {', '.join(names)} must be given")
     return present[0], attrs[present[0]]
 
 
 def _features(array: np.ndarray, values: Any, what: str) -> np.ndarray:
-    """Parameters of the last axis: one for all, or one for each feature."""
+    """Check parameters along the last axis: one for all features, or one per feature."""
     parameters: np.ndarray = np.asarray(values)
     if parameters.size != 1 and (array.ndim == 0 or parameters.size != array.shape[-1]):
-        raise ShapeError(f"{what} has {parameters.size} entries, neither 1 nor one a feature")
+        raise ShapeError(
+            f"{what} has {parameters.size} entries: it needs 1, or one per feature of the input "
+            f"{array.shape}"
+        )
     return parameters
 
 
@@ -85,22 +87,26 @@ NORMS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @operator("Normalizer", infer=same_shape(FLOAT32))
 def normalizer(node: Node, types: Types) -> Kernel:
-    """Absolute values count in L1, and signs are kept in L2, whatever the formulas there say."""
+    """L1 sums absolute values, and L2 keeps signs, unlike the formulas of the specification."""
     norm = NORMS[choice(node.attrs, "norm", "MAX", NORMS)]
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
-            raise ShapeError(f"Normalizer takes shapes [C] and [N, C], not {x.shape}")
+            raise ShapeError(
+                f"the input of Normalizer must have shape [C] or [N, C], not {x.shape}"
+            )
         wide = _wide(x)
         divisor = norm(wide)
-        # A row of zeros has no direction, and stays as it is.
+        # Rows of zeros are not changed.
         return (wide / np.where(divisor == 0, 1, divisor)).astype(np.float32)
 
     return Kernel(run)
 
 
 def imputed_values(attrs: Attrs) -> tuple[Any, Any, bool]:
-    """The values that an Imputer puts in, the one they replace, and whether for integers."""
+    """Return the imputed values of an Imputer, the value they replace, and whether they are
+    ints.
+    """
     name, values = one_of(attrs, "imputed_value_floats", "imputed_value_int64s")
     integers = name == "imputed_value_int64s"
     replaced = attrs.get("replaced_value_int64" if integers else "replaced_value_float", 0)
@@ -114,10 +120,12 @@ def imputer(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if (x.dtype.kind in "iu") != integers:
             wanted = "integers" if integers else "floats"
-            raise ShapeError(f"the imputed values are {wanted}, the input is {dtype_name(x.dtype)}")
+            raise ShapeError(
+                f"the imputed values are {wanted}, but the input is {dtype_name(x.dtype)}"
+            )
         imputed = _features(x, values, "the imputed values").astype(x.dtype)
         own = replaced if integers else x.dtype.type(replaced)  # an int may be out of range
-        # NaN is equal to nothing, not even to itself.
+        # NaN compares unequal to itself.
         missing = np.isnan(x) if replaced != replaced else x == own
         return np.asarray(np.where(missing, imputed, x)).reshape(x.shape)
 
@@ -129,16 +137,16 @@ def _infer_extractor(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if x.shape is None:
         return (TensorType(x.dtype),)
     count = None if y.shape is None else dim_product(y.shape)
-    # A single row of features stays a row.
+    # A vector is one row.
     return (TensorType(x.dtype, (*(x.shape[:-1] or (1,)), count)),)
 
 
 @array_operator("ArrayFeatureExtractor", infer=_infer_extractor, strings=True)
 def array_feature_extractor(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.ndim == 0:
-        raise ShapeError("a scalar has no features to choose from")
+        raise ShapeError("the input is a scalar: it must have rank 1 or more")
     if y.size and (y.min() < 0 or y.max() >= x.shape[-1]):
-        raise ShapeError(f"indices {y.min()} to {y.max()} are not all below {x.shape[-1]}")
+        raise ShapeError(f"indices {y.min()} to {y.max()} must be in [0, {x.shape[-1]})")
     return (x if x.ndim > 1 else x[None]).take(y.reshape(-1), axis=-1)
 
 
@@ -152,15 +160,20 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 @array_operator("FeatureVectorizer", infer=_infer_vectorizer)
 def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ()) -> np.ndarray:
     if inputdimensions and len(inputdimensions) != len(inputs):
-        raise ShapeError(f"{len(inputdimensions)} inputdimensions for {len(inputs)} inputs")
+        raise ShapeError(
+            f"inputdimensions has {len(inputdimensions)} entries for {len(inputs)} inputs"
+        )
     rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
     if any(len(x) != len(rows[0]) for x in rows):
-        raise ShapeError(f"inputs have different numbers of rows: {[x.shape for x in inputs]}")
+        raise ShapeError(
+            "the inputs must have the same number of rows, but have shapes "
+            f"{[x.shape for x in inputs]}"
+        )
     widths = inputdimensions or [x.shape[1] for x in rows]
     result = np.zeros((len(rows[0]), sum(widths)), np.float32)
     start = 0
     for x, width in zip(rows, widths, strict=True):
-        # Too many features are cut off, too few are filled up with zeros.
+        # Rows are truncated, or padded with zeros.
         used = min(width, x.shape[1])
         result[:, start : start + used] = x[:, :used]
         start += width
@@ -168,8 +181,8 @@ def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ())
 
 
 def span_of(keys: np.ndarray) -> tuple[int, int] | None:
-    """One less than the least of keys of int64, and one more than the greatest, if they are close
-    enough to each other for a table of all integers between; None otherwise."""
+    """Return (min - 1, max + 1) of int64 keys if a table of all integers between them is small
+    enough, else None."""
     if keys.dtype != INT64 or not keys.size:
         return None
     low, high = int(keys.min()) - 1, int(keys.max()) + 1
@@ -178,8 +191,8 @@ def span_of(keys: np.ndarray) -> tuple[int, int] | None:
 
 
 class _Lookup:
-    """Each element of an array to the value beside its key, or the default. Of equal keys the last
-    counts. A float NaN equals any other."""
+    """Maps each element of an array to the value of its key, or to the default. Of equal keys, the
+    last one is used; all NaNs are equal."""
 
     def __init__(
         self, keys: Sequence[Any], dtype: np.dtype, values: np.ndarray, default: object
@@ -195,20 +208,22 @@ class _Lookup:
             return
         array = np.asarray(keys, dtype)
         if span := span_of(array):
-            # The first and the last entry are the default.
+            # The first and last entries hold the default.
             self.low, high = span
             self.table = np.full(high - self.low + 1, self.values[-1], values.dtype)
             self.table[np.fromiter(places, dtype) - self.low] = values[[*places.values()]]
             return
-        # A stable sort leaves the last of equal keys at the right end of their run.
+        # A stable sort keeps the last of equal keys at the right end of their run.
         self.order = np.argsort(array, kind="stable")
         self.sorted = array[self.order]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         if x.dtype != self.dtype:
-            raise ShapeError(f"the keys are {dtype_name(self.dtype)}, the input is not")
+            raise ShapeError(
+                f"the keys are {dtype_name(self.dtype)}, but the input is {dtype_name(x.dtype)}"
+            )
         if self.table is not None:
-            # Differences that overflow wrap around, but never into the table.
+            # Differences may wrap around, but never into the table.
             found = self.table.take(np.subtract(x, self.low), mode="clip")
         else:
             found = self.values[self._places(x)]
@@ -236,12 +251,12 @@ def _infer_other(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 
 
 def category_names(attrs: Attrs) -> tuple[Sequence[str], Sequence[int]]:
-    """The strings of a CategoryMapper, or of the first LabelEncoder, and their numbers."""
-    classes = attrs.get("classes_strings")  # of LabelEncoder, which numbers them
+    """The strings of a CategoryMapper, or of LabelEncoder version 1, and their integers."""
+    classes = attrs.get("classes_strings")  # LabelEncoder numbers them from 0
     names = classes or attrs.get("cats_strings") or []
     ints = range(len(names)) if classes else attrs.get("cats_int64s") or []
     if len(ints) != len(names):
-        raise ShapeError(f"{len(ints)} integers for {len(names)} strings")
+        raise ShapeError(f"cats_int64s has {len(ints)} entries, but cats_strings has {len(names)}")
     return names, ints
 
 
@@ -249,7 +264,7 @@ def category_names(attrs: Attrs) -> tuple[Sequence[str], Sequence[int]]:
 @operator("LabelEncoder", version=1, infer=_infer_other, strings=True)
 @by_attributes
 def category_mapper(attrs: Attrs) -> ArrayFunction:
-    """Both directions of a mapping; the dtype of the input chooses one."""
+    """Map strings to integers or back, depending on the dtype of the input."""
     names, ints = category_names(attrs)
     number, name = attrs.get("default_int64", -1), attrs.get("default_string", "_Unused")
     to_int = _Lookup(names, STRING, np.array(ints, np.int64), number)
@@ -269,20 +284,20 @@ def _labels(attrs: Attrs, prefix: str) -> np.ndarray:
 
 
 def encoded_labels(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Any]:
-    """The keys of a LabelEncoder, the value of each, and that of what is no key."""
+    """The keys of a LabelEncoder, their values, and the default value."""
     keys, values = _labels(attrs, "keys"), _labels(attrs, "values")
     if len(keys) != len(values):
-        raise ShapeError(f"{len(keys)} keys for {len(values)} values")
+        raise ShapeError(f"keys has {len(keys)} entries, but values has {len(values)}")
     default: Any = attrs.get("default_tensor")
     if default is not None and not np.size(default):
-        raise ShapeError("default_tensor is empty")
+        raise ShapeError("default_tensor must have one element, but is empty")
     if default is not None:
         default = np.asarray(default).reshape(-1)[0]
     else:
-        # ONNX's own defaults; for floats it is a negative zero.
+        # The defaults of the schema, which is -0.0 for floats.
         defaults = {"O": ("string", "_Unused"), "f": ("float", -0.0)}
         name, default = defaults.get(values.dtype.kind, ("int64", -1))
-        # Values of a tensor have their default in default_tensor alone.
+        # For values_tensor, only default_tensor applies.
         if attrs.get("values_tensor") is None:
             default = attrs.get(f"default_{name}", default)
     return keys, values, default
@@ -323,10 +338,10 @@ def one_hot_encoder(node: Node, types: Types) -> Kernel:
         places = lookup(x.astype(INT64, copy=False) if dtype == INT64 and x.dtype != STRING else x)
         if not lenient and (places == width).any():
             unknown = x[places == width].reshape(-1)[0]
-            raise ShapeError(f"{unknown!r} is none of the categories, and zeros is 0")
+            raise ShapeError(f"{unknown!r} is not a category, which zeros=0 does not allow")
         if table is not None:
             return table.take(places, axis=0)  # the last row is of zeros
-        # Zeros in new memory need not be written. One element more takes what is no category.
+        # Zeroed pages need not be written. An additional element receives unknown categories.
         result = np.zeros(x.size * width + 1, np.float32)
         flat = places.reshape(-1)
         result[np.where(flat < width, flat + np.arange(0, x.size * width, width), -1)] = 1
@@ -364,7 +379,7 @@ def dict_vectorizer(node: Node, types: Types) -> Kernel:
 
 
 def _dtype_of(value: RunValue) -> np.dtype:
-    """The element type of a map whose values are Python's or NumPy's scalars."""
+    """The element type of a map whose values are Python or NumPy scalars."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.dtype
     return STRING if isinstance(value, str) else INT64 if isinstance(value, int) else FLOAT32
@@ -373,7 +388,7 @@ def _dtype_of(value: RunValue) -> np.dtype:
 _CASTS: Mapping[str, tuple[np.dtype, Callable[[Any], Any], Any]] = {
     "TO_FLOAT": (FLOAT32, float, 0.0),
     "TO_INT64": (INT64, lambda v: int(float(v)), 0),
-    # Where there is no such key, ONNX Runtime puts the string "0.f".
+    # For a missing key, ONNX Runtime yields the string "0.f".
     "TO_STRING": (STRING, lambda v: v if isinstance(v, str) else f"{float(v):f}", "0.f"),
 }
 
@@ -394,10 +409,12 @@ def cast_map(node: Node, types: Types) -> Kernel:
     sparse, width = _sparse(attrs), attrs.get("max_map", 1)
 
     def run(x: Mapping[int, Any]) -> np.ndarray:
-        # ONNX orders values by their keys, whatever order the map has.
+        # Values are ordered by key, regardless of the order of the map.
         keys = sorted(x)
         if sparse and keys and not 0 <= keys[0] <= keys[-1] < width:
-            raise ShapeError(f"keys {keys[0]} to {keys[-1]} are not all below max_map={width}")
+            raise ShapeError(
+                f"keys {keys[0]} to {keys[-1]} must be in [0, {width}), where max_map={width}"
+            )
         values = np.fromiter(map(cast, map(x.__getitem__, keys)), dtype, len(keys))
         if not sparse:
             return values[None]
@@ -420,7 +437,9 @@ def zip_map(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> list[dict[Any, float]]:
         rows = x.reshape(1, -1) if x.ndim == 1 else x
         if rows.ndim != 2 or rows.shape[1] != len(labels):
-            raise ShapeError(f"{len(labels)} class labels do not fit an input of shape {x.shape}")
+            raise ShapeError(
+                f"an input of shape {x.shape} must have {len(labels)} columns, one per class label"
+            )
         return [dict(zip(labels, row)) for row in rows.tolist()]  # noqa: B905 - strict is slower
 
     return Kernel(run)

@@ -1,8 +1,7 @@
 """Linear models and support vector machines (domain ai.onnx.ml), and transforms of their scores.
 
-As everywhere in this domain, results follow ONNX Runtime where the specification is silent, such as
-on the scores of two classes when a model computes a single one. They also follow it
-where a regression has one target: only the transform PROBIT is applied to that.
+Where the specification is silent, results follow ONNX Runtime: for the scores of two classes when a
+model computes only one, and for regressions with one target, to which only PROBIT is applied.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penstock.ops.registry import ArrayFunction
 
 
 def softmax_of_rows(scores: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
-    # Relative to the largest score, of which the exponential might be infinite.
+    # Subtract the maximum, whose exponential might overflow.
     powers = scores - maxima(np.ascontiguousarray(scores), places=places)
     np.exp(powers, powers)
     powers /= np.einsum("ij->i", powers)[:, None]  # on short rows faster than sum()
@@ -39,17 +38,17 @@ def _logistic(scores: np.ndarray) -> np.ndarray:
 
 
 def _softmax_zero(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the scores that are not 0, which stay 0."""
+    """Softmax over the nonzero scores; zeros stay 0."""
     powers = np.exp(scores - maxima(np.ascontiguousarray(scores)))
-    # ONNX Runtime takes smaller scores for 0.
+    # ONNX Runtime treats smaller scores as 0.
     powers = np.where(np.abs(scores) > 1e-7, powers, 0)
     total = powers.sum(1, keepdims=True)
     return powers / np.where(total == 0, 1, total)
 
 
 def _probit(scores: np.ndarray) -> np.ndarray:
-    """Winitzki's approximation of the inverse error function, to about three digits. It is what
-    every runtime of this domain computes, so the exact function would be a deviation."""
+    """Winitzki's approximation of the inverse error function, accurate to about three digits. All
+    runtimes of this domain use it, so that the exact function would deviate."""
     x = 2 * scores - 1
     log = np.log((1 - x) * (1 + x))
     a = 2 / (np.pi * 0.147) + log / 2
@@ -71,17 +70,17 @@ def transform_of(attrs: Attrs) -> str:
 
 
 def transformed(scores: np.ndarray, transform: str) -> np.ndarray:
-    """Scores [N, E] after a transform; a single one is only subject to PROBIT."""
+    """Apply a transform to scores [N, E]; for E = 1, only PROBIT is applied."""
     if scores.shape[1] == 1 and transform != "PROBIT":
         return scores
     return TRANSFORMS[transform](scores)
 
 
 def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarray:
-    """The scores [N, 2] of two classes, from [N], that of the second.
+    """The scores [N, 2] of two classes, given the score [N] of the second class.
 
-    ``complement``: the score is a probability, so that 1 minus it is that of the first class;
-    otherwise that is the negative score.
+    The score of the first class is 1 minus the score if ``complement`` (the scores are
+    probabilities), else the negated score.
     """
     if transform == "LOGISTIC":
         return _logistic(np.stack([-score, score], 1))
@@ -91,11 +90,11 @@ def two_scores(score: np.ndarray, transform: str, complement: bool) -> np.ndarra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelling:
-    """The rule by which the scores of a row decide about its label, one of ``labels``.
+    """The rule that maps the scores of a row to one of ``labels``.
 
-    ``single``: the score that alone decides, by whether it is above ``limit``; otherwise it is the
-    first of the highest. ``pair``: the scores of two classes follow from the single one;
-    ``positive``: as it is a probability (``two_scores``).
+    ``single``: the index of a score that decides alone, by whether it exceeds ``limit``; otherwise
+    the first maximum decides. ``pair``: the scores of two classes are derived from the single one;
+    ``positive``: it is a probability (``two_scores``).
     """
 
     labels: np.ndarray
@@ -106,7 +105,9 @@ class Labelling:
 
 
 def class_labels(attrs: Attrs, ints: str) -> np.ndarray:
-    """The labels of the classes of a classifier; ``ints`` names the attribute for integers."""
+    """The class labels of a classifier; ``ints`` is the name of the attribute with integer
+    labels.
+    """
     name, labels = one_of(attrs, ints, "classlabels_strings")
     return np.array(labels, np.int64) if name == ints else strings(labels, (len(labels),))
 
@@ -114,7 +115,7 @@ def class_labels(attrs: Attrs, ints: str) -> np.ndarray:
 def infer_classifier(
     ints: str, width: Callable[[Attrs, int], Dim] = lambda attrs, labels: labels
 ) -> Infer:
-    """Labels [N] and scores [N, E]; ``width`` gives E from attributes and number of labels."""
+    """``infer`` for labels [N] and scores [N, E]; ``width(attrs, number of labels)`` returns E."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         labels, rows = class_labels(attrs, ints), row_count(tensor(types, 0))
@@ -125,29 +126,31 @@ def infer_classifier(
 
 
 def row_count(x: TensorType) -> Dim:
-    """The number of rows of an input [N, F], or [F], which is one row."""
+    """The number of rows of an input [N, F], or [F] (one row)."""
     if x.shape is None:
         return None
     if len(x.shape) not in (1, 2):
-        raise ShapeError(f"an input must have shape [N, F] or [F], not {x.shape}")
+        raise ShapeError(f"the input must have shape [N, F] or [F], not {x.shape}")
     return x.shape[0] if len(x.shape) == 2 else 1
 
 
 def matrix(x: np.ndarray, count: int | None = None) -> np.ndarray:
-    """An input as [N, F] in float32, or float64 if it is that already."""
+    """Convert an input to [N, F] in float32, unless it is float64."""
     if x.ndim not in (1, 2):
-        raise ShapeError(f"an input must have shape [N, F] or [F], not {x.shape}")
+        raise ShapeError(f"the input must have shape [N, F] or [F], not {x.shape}")
     x = x.reshape(1, -1) if x.ndim == 1 else x
     if count is not None and x.shape[1] != count:
-        raise ShapeError(f"the model has {count} features, the input {x.shape[1]}")
+        raise ShapeError(f"the model expects {count} features, but the input has {x.shape[1]}")
     return x if x.dtype == FLOAT64 else x.astype(np.float32, copy=False)
 
 
 def _rows(flat: Sequence[float] | None, count: int, what: str) -> np.ndarray:
-    """A flat list of parameters as ``count`` rows."""
+    """Reshape a flat list of parameters to ``count`` rows."""
     array = np.array(flat or [], np.float32)
     if count < 1 or array.size % count or not array.size:
-        raise ShapeError(f"{array.size} {what} cannot be cut into {count} rows")
+        raise ShapeError(
+            f"{what} has {array.size} entries, which must be a positive multiple of {count} rows"
+        )
     return array.reshape(count, -1)
 
 
@@ -156,12 +159,12 @@ def coefficients(attrs: Attrs, rows: int) -> tuple[np.ndarray, np.ndarray]:
     weights = _rows(attrs.get("coefficients"), rows, "coefficients")
     bias = np.array(attrs.get("intercepts") or [0.0] * rows, np.float32)
     if len(bias) != rows:
-        raise ShapeError(f"{len(bias)} intercepts for {rows} rows of coefficients")
+        raise ShapeError(f"intercepts has {len(bias)} entries for {rows} rows of coefficients")
     return np.ascontiguousarray(weights.T), bias
 
 
 def infer_regressor(targets: str) -> Infer:
-    """Scores [N, targets]; ``targets`` is the name of an attribute."""
+    """``infer`` for scores [N, targets]; ``targets`` is the name of an attribute."""
 
     def infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         return (TensorType(FLOAT32, (row_count(tensor(types, 0)), attrs.get(targets) or 1)),)
@@ -170,7 +173,7 @@ def infer_regressor(targets: str) -> Infer:
 
 
 LinearModel: TypeAlias = tuple[np.ndarray, np.ndarray, ArrayFunction]
-"""coefficients [F, E], intercepts [E], and the function that makes the outputs of their sums"""
+"""coefficients [F, E], intercepts [E], and the function that maps scores to outputs"""
 
 
 def linear_regression(attrs: Attrs) -> LinearModel:
@@ -195,7 +198,7 @@ def linear_classification(attrs: Attrs) -> tuple[np.ndarray, np.ndarray, Labelli
     if rows == len(labels):
         return weights, bias, Labelling(labels)
     if rows != 1 or len(labels) != 2:
-        raise ShapeError(f"{len(labels)} class labels for {rows} rows of coefficients")
+        raise ShapeError(f"{len(labels)} class labels do not match {rows} rows of coefficients")
     return weights, bias, Labelling(labels, 0, 0.0, True, True)
 
 
@@ -229,9 +232,9 @@ def linear_classifier(attrs: Attrs) -> ArrayFunction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorMachine:
-    """Decisions [N, P] about rows: a kernel of each row with each of ``vectors`` [S, F], times
-    ``weights`` [P, S], plus ``offsets`` [P], all in float64. Without weights P is S, and the
-    decisions are the products with the vectors."""
+    """Decision values [N, P]: the kernel of each row and each of ``vectors`` [S, F], times
+    ``weights`` [P, S], plus ``offsets`` [P], all in float64. Without weights, P = S, and the
+    decision values are the products with the vectors plus the offsets."""
 
     vectors: np.ndarray
     weights: np.ndarray | None
@@ -252,9 +255,9 @@ class VectorMachine:
         elif self.kernel == "SIGMOID":
             products = np.tanh(gamma * products + coef0)
         elif self.kernel == "RBF":
-            # The square of a distance, but without the array of all differences.
+            # Squared distances, without an array of all differences.
             squares = np.square(x).sum(1)[:, None] + np.square(s).sum(1)
-            # Rounding may make the square of a small distance negative.
+            # Rounding may make a small squared distance negative.
             products = np.exp(-gamma * np.maximum(squares - 2 * products, 0))
         return products @ self.weights.T + self.offsets
 
@@ -262,7 +265,7 @@ class VectorMachine:
 def _machine(
     vectors: np.ndarray, weights: np.ndarray, rho: np.ndarray, kernel: tuple[str, float, float, int]
 ) -> VectorMachine:
-    """Return the machine; with a linear kernel, the weighted sums of the vectors suffice."""
+    """Return the machine; for a linear kernel, weights and vectors are multiplied in advance."""
     if kernel[0] == "LINEAR":
         return VectorMachine(weights @ vectors, None, rho)
     return VectorMachine(vectors, weights, rho, *kernel)
@@ -275,17 +278,17 @@ def _kernel(attrs: Attrs) -> tuple[str, float, float, int]:
     """The kernel of a ``VectorMachine``: its name, gamma, coef0 and degree."""
     parameters = attrs.get("kernel_params") or (0.0, 0.0, 0.0)
     if len(parameters) != 3:
-        raise ShapeError(f"kernel_params are gamma, coef0 and degree, not {list(parameters)}")
+        raise ShapeError(f"kernel_params must be [gamma, coef0, degree], not {list(parameters)}")
     gamma, coef0, degree = [float(p) for p in parameters]
     if not math.isfinite(degree):
-        raise ShapeError(f"a kernel of degree {degree}")
+        raise ShapeError(f"the degree in kernel_params must be finite, not {degree}")
     return choice(attrs, "kernel_type", "LINEAR", KERNELS), gamma, coef0, int(degree)
 
 
 def _first_rho(attrs: Attrs) -> float:
     rho = attrs.get("rho")
     if not rho:
-        raise ShapeError("rho must be given")
+        raise ShapeError("the attribute rho must not be empty")
     return float(rho[0])
 
 
@@ -298,7 +301,9 @@ def svm_regression(attrs: Attrs) -> VectorMachine:
         return _machine(coefficients[None], np.ones((1, 1)), rho, kernel)
     vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
     if len(coefficients) != supports:
-        raise ShapeError(f"{len(coefficients)} coefficients for {supports} support vectors")
+        raise ShapeError(
+            f"coefficients has {len(coefficients)} entries for {supports} support vectors"
+        )
     return _machine(vectors, coefficients[None], rho, kernel)
 
 
@@ -333,13 +338,14 @@ def svm_classifier(attrs: Attrs) -> ArrayFunction:
 
 
 def linear_svm(attrs: Attrs) -> tuple[VectorMachine, float]:
-    """The machine of an SVMClassifier without support vectors: one row of coefficients for each
-    class, whatever the kernel. The number: of two classes the second is chosen if a score is above
-    that, which is ONNX Runtime's rule."""
+    """The machine of an SVMClassifier without support vectors, with one row of coefficients per
+    class for any kernel, and the score above which the second of two classes is chosen, as in ONNX
+    Runtime.
+    """
     labels = class_labels(attrs, "classlabels_ints")
     rho = _first_rho(attrs)
     weights = _rows(attrs.get("coefficients"), len(labels), "coefficients").astype(np.float64)
-    # A score of 0.5 itself is enough.
+    # A score of exactly 0.5 suffices.
     limit = np.nextafter(0.5, 0) if (weights >= 0).all() else 0.0
     return VectorMachine(weights, None, np.full(len(labels), rho)), limit
 
@@ -359,26 +365,31 @@ def _linear_svm_classifier(attrs: Attrs) -> ArrayFunction:
 
 
 def svm_classification(attrs: Attrs) -> VectorMachine:
-    """The machine of an SVMClassifier. One against one: each pair of classes has a decision, which
+    """The machine of an SVMClassifier (one against one): the decision value of each pair of classes
     is a vote for one of the two."""
     labels = class_labels(attrs, "classlabels_ints")
     counts = [int(n) for n in attrs["vectors_per_class"]]
     classes, total = len(counts), sum(counts)
     if classes != len(labels) or min(counts) < 0 or classes < 2:
-        raise ShapeError(f"vectors_per_class {counts} do not fit {len(labels)} class labels")
+        raise ShapeError(
+            f"vectors_per_class {counts} must have one entry of at least 0 for each of "
+            f"{len(labels)} class labels"
+        )
     kernel = _kernel(attrs)
     vectors = _rows(attrs.get("support_vectors"), total, "support_vectors").astype(np.float64)
     duals = np.array(attrs.get("coefficients") or [], np.float64)
     pairs = list(combinations(range(classes), 2))
     rho = np.array(attrs.get("rho") or [], np.float64)
     if duals.size != (classes - 1) * total or len(rho) != len(pairs):
-        raise ShapeError(f"coefficients and rho do not fit {classes} classes, {total} vectors")
+        raise ShapeError(
+            f"coefficients ({duals.size}) and rho ({len(rho)}) do not match {classes} classes "
+            f"and {total} support vectors"
+        )
     duals = duals.reshape(classes - 1, total)
     own = [slice(sum(counts[:i]), sum(counts[: i + 1])) for i in range(classes)]
     decisions = np.zeros((len(pairs), total))
     for row, (i, j) in zip(decisions, pairs, strict=True):
-        # As LIBSVM has it: vectors of a class have a coefficient for each other class, in their
-        # order.
+        # As in LIBSVM, the vectors of a class have one coefficient per other class, in class order.
         row[own[i]] = duals[j - 1, own[i]]
         row[own[j]] = duals[i, own[j]]
     return _machine(vectors, decisions, rho, kernel)
@@ -408,22 +419,24 @@ def _support_vector_classifier(attrs: Attrs) -> ArrayFunction:
 
 
 def pair_probabilities(attrs: Attrs, pairs: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The coefficients of Platt's sigmoids of each pair of classes; None if the model has none."""
+    """The coefficients of Platt's sigmoid for each pair of classes, or None."""
     if not attrs.get("prob_a"):
         return None
     a, b = (np.array(attrs.get(name) or [], np.float64) for name in ("prob_a", "prob_b"))
     if len(a) != pairs or len(b) != pairs:
-        raise ShapeError(f"{len(a)} and {len(b)} probability coefficients for {pairs} pairs")
+        raise ShapeError(
+            f"prob_a and prob_b have {len(a)} and {len(b)} entries for {pairs} pairs of classes"
+        )
     return a, b
 
 
 def _coupling(
     attrs: Attrs, pairs: Sequence[tuple[int, int]], classes: int
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """From decisions [N, pairs] to probabilities [N, classes]; ``None`` if the model has none.
+    """Return the function from decision values [N, pairs] to probabilities [N, classes], or None.
 
-    Platt's sigmoids give the probability of one class of a pair against the other; the second
-    method of Wu, Lin and Weng (JMLR 5, 2004) makes probabilities of the classes of them.
+    Platt's sigmoid gives the probability of one class of a pair; the second method of Wu, Lin and
+    Weng (JMLR 5, 2004) couples them to class probabilities.
     """
     probabilities = pair_probabilities(attrs, len(pairs))
     if probabilities is None:
@@ -433,7 +446,7 @@ def _coupling(
 
     def couple(scores: np.ndarray) -> np.ndarray:
         versus = np.zeros((len(scores), classes, classes))
-        # As in LIBSVM, no class of a pair is certain.
+        # As in LIBSVM, pairwise probabilities are clipped away from 0 and 1.
         wins = np.clip(1 - _logistic(scores * a + b), 1e-7, 1 - 1e-7)
         versus[:, left, right] = wins
         versus[:, right, left] = 1 - wins
@@ -450,7 +463,7 @@ def _coupling(
             open_rows = np.abs(qp - pqp[:, None]).max(1, initial=0) >= 0.005 / classes
             if not open_rows.any():
                 break
-            # Rows that have converged stay as they are.
+            # Rows that have converged are not changed.
             todo, now, part = todo[open_rows], now[open_rows], part[open_rows]
             qp, pqp = qp[open_rows], pqp[open_rows]
             for t in range(classes):

@@ -1,7 +1,7 @@
-"""Ensembles of decision trees (domain ai.onnx.ml): TreeEnsemble and what it replaced.
+"""Ensembles of decision trees (domain ai.onnx.ml): TreeEnsemble and the operations it replaced.
 
-All rows descend all trees at once: an array holds the node of each row in each tree, and every
-level is a handful of operations on whole arrays, for the rows that have not yet reached a leaf.
+All rows descend all trees at once: an array holds the current node of each row in each tree, and a
+level takes a few operations on whole arrays, for the rows that have not reached a leaf.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.ops.onnx_ml.features import operator
 from penstock.ops.registry import ArrayFunction
 
 CHUNK = 2**16
-"""(row, tree) pairs that descend together: as many as a second-level cache holds"""
+"""(row, tree) pairs processed together, which fit into a second-level cache"""
 _TIDY = 4
-"""levels after which the rows that have reached a leaf are dropped"""
+"""number of levels between compactions, which drop rows that have reached a leaf"""
 
-# For which results of a comparison with the threshold a mode takes the true branch.
+# The results of the comparison with the threshold for which a mode takes the true branch.
 LESS, EQUAL, GREATER = 1, 2, 4
 _MODES: Mapping[str, int] = {
     "BRANCH_LEQ": LESS | EQUAL,
@@ -42,9 +42,10 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 class TreeNodes(NamedTuple):
-    """Nodes of all trees, with an entry for each in every array: what a node compares with the
-    threshold and how, whether a missing feature takes the true branch, and the children. A leaf is
-    its own child, on both sides."""
+    """The nodes of all trees as parallel arrays: the feature that is compared with the threshold,
+    the mode of the comparison, whether a missing value takes the true branch, and the children.
+    Both children of a leaf are the leaf itself.
+    """
 
     feature: np.ndarray
     threshold: np.ndarray
@@ -55,31 +56,33 @@ class TreeNodes(NamedTuple):
 
 
 class Forest:
-    """The nodes of trees, with their roots."""
+    """The nodes of several trees, and their roots."""
 
     def __init__(self, roots: Sequence[int] | np.ndarray, nodes: TreeNodes) -> None:
-        """Check that indices are in range, and that every way down ends."""
+        """Check that indices are in range, and that the nodes have no cycles."""
         feature, threshold, mode, missing, true, false = nodes
         count = len(feature)
         inner = true != np.arange(count)
         if not len(roots):
-            raise ShapeError("there are no trees")
+            raise ShapeError("the ensemble has no trees")
         for array, what in ((true, "child"), (false, "child"), (np.asarray(roots), "root")):
             if array.size and (array.min() < 0 or array.max() >= count):
-                raise ShapeError(f"a tree node has a {what} that does not exist")
+                raise ShapeError(f"a {what} refers to a tree node that does not exist")
         if (feature[inner] < 0).any():
-            raise ShapeError("a tree node looks at a feature with a negative index")
+            raise ShapeError("the feature indices of tree nodes must not be negative")
         self.roots, self.feature = np.asarray(roots, np.intp), feature.astype(np.intp)
         self.threshold, self.mode, self.leaf = threshold, mode, ~inner
-        # Whether NaN takes the true branch: it is neither less nor greater; but it is not equal.
+        # Whether NaN takes the true branch: only the comparison "not equal" is true for NaN.
         self.missing = missing.astype(np.bool_) | (mode == LESS | GREATER)
-        # Of node i the false one at 2 * i, then the true one.
+        # The false child of node i is at 2 * i, the true one at 2 * i + 1.
         self.children = np.stack([false, true], 1).astype(np.intp).reshape(-1)
-        self.features = int(feature[inner].max(initial=-1)) + 1  # that an input must have at least
-        self.depth = _depth(true, false, inner)  # steps from a root to the deepest leaf at most
+        self.features = (
+            int(feature[inner].max(initial=-1)) + 1
+        )  # the minimum number of features of an input
+        self.depth = _depth(true, false, inner)  # upper bound of the steps from a root to a leaf
 
     def leaves(self, x: np.ndarray) -> np.ndarray:
-        """The leaf [trees, N] that each row of ``x`` comes to in each tree."""
+        """The leaf [trees, N] that each row of ``x`` reaches in each tree."""
         rows, width = x.shape
         nodes = np.repeat(self.roots, rows)
         first = np.tile(np.arange(rows) * width, len(self.roots))  # where a row begins in flat
@@ -88,16 +91,16 @@ class Forest:
         has_nan = x.dtype.kind == "f" and bool(np.isnan(x).any())
         reached, going = nodes, None
         for level in range(1, self.depth + 1):
-            # np.take is faster than indexing if it need not look for indices out of range.
+            # np.take without bounds checks is faster than indexing.
             values = np.take(flat, first + np.take(self.feature, nodes, mode="clip"), mode="clip")
             thresholds = np.take(self.threshold, nodes, mode="clip")
             passes = self._passes(values, thresholds, nodes, only)
-            # Comparisons with NaN are false, or true for "not equal": the node decides instead.
+            # For NaN, the node's flag decides instead of the comparison.
             if has_nan:
                 passes |= (values != values) & self.missing[nodes]
             nodes = np.take(self.children, 2 * nodes + passes, mode="clip")
             if level % _TIDY == 0:
-                # Rows that have come to a leaf stay there, but need not be looked at any more.
+                # Rows that have reached a leaf need no further steps.
                 on = np.flatnonzero(~self.leaf[nodes])
                 if going is None:
                     reached, going = nodes, on
@@ -124,10 +127,10 @@ class Forest:
 
 
 def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
-    """The longest way down; an error if a node is among its own descendants. Kahn's algorithm
-    (Communications of the ACM 5, 1962), a level at a time."""
+    """The length of the longest path. Raises ``ShapeError`` for cycles. Kahn's algorithm
+    (Communications of the ACM 5, 1962), one level at a time."""
     parents = np.bincount(np.concatenate([true[inner], false[inner]]), minlength=len(true))
-    shares = parents.max(initial=0) > 1  # some nodes are children of several
+    shares = parents.max(initial=0) > 1  # some nodes have several parents
     level, done, depth = np.flatnonzero(parents == 0), 0, -1
     while len(level):
         done += len(level)
@@ -138,7 +141,7 @@ def _depth(true: np.ndarray, false: np.ndarray, inner: np.ndarray) -> int:
             np.subtract.at(parents, level, 1)
             level = np.unique(level[parents[level] == 0])
     if done < len(true):
-        raise ShapeError("a tree node is among its own descendants")
+        raise ShapeError("the tree nodes form a cycle: a node is among its own descendants")
     return depth
 
 
@@ -154,11 +157,11 @@ _COMPARE: Mapping[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
-    """Trees, the votes of their leaves, and the aggregation of votes.
+    """Trees, the weights of their leaves, and the aggregation of weights.
 
     ``leaf``, ``target`` and ``weight`` are parallel: a leaf may have weights for some of the
-    ``targets``, and for one of several targets several, which add up. ``base`` has an entry for
-    each target, one for all, or none.
+    ``targets``; several weights for the same target are summed. ``base`` has one entry per target,
+    one for all, or none.
     """
 
     forest: Forest
@@ -172,17 +175,20 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         if len(self.leaf) != len(self.target) or len(self.leaf) != len(self.weight):
-            raise ShapeError("the lists that describe the weights of leaves differ in length")
+            raise ShapeError("the attributes that describe leaf weights must have the same length")
         if len(self.target) and (self.target.min() < 0 or self.target.max() >= self.targets):
             raise ShapeError(
-                f"a leaf has a weight for target {self.target.max()} of {self.targets}"
+                f"leaf weights refer to target {self.target.max()}, but targets must be in [0, "
+                f"{self.targets})"
             )
         if len(self.base) not in (0, 1, self.targets):
-            raise ShapeError(f"{len(self.base)} base_values for {self.targets} scores")
+            raise ShapeError(
+                f"base_values has {len(self.base)} entries: it must have 0, 1 or {self.targets}"
+            )
 
 
 class _Votes:
-    """The votes of the leaves, and how they are put together."""
+    """The weights of the leaves, and their aggregation."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         leaf, target, aggregate = ensemble.leaf, ensemble.target, ensemble.aggregate
@@ -191,9 +197,9 @@ class _Votes:
         self.table: np.ndarray | None = None
         nodes = len(ensemble.forest.feature)
         sums = aggregate in ("SUM", "AVERAGE")
-        # The neutral element of each aggregate.
+        # The identity element of each aggregate.
         neutral = {"MIN": np.inf, "MAX": -np.inf}.get(aggregate, 0.0)
-        # Each leaf votes once: a vector takes the place of a table of all leaves and targets.
+        # Each leaf has one weight: a vector replaces the table of leaves and targets.
         if len(np.unique(leaf)) == len(leaf) and (targets == 1 or sums):
             self.weight, self.target = np.full(nodes, neutral), np.zeros(nodes, np.intp)
             self.weight[leaf], self.target[leaf] = ensemble.weight, target
@@ -206,7 +212,7 @@ class _Votes:
             self.table[~voted] = neutral
 
     def __call__(self, leaves: np.ndarray) -> np.ndarray:
-        """Scores [N, targets] of rows whose leaves [trees, N] are known; 0 without any vote."""
+        """Scores [N, targets] of rows from their leaves [trees, N]; 0 if no leaf has a weight."""
         trees, rows = leaves.shape
         combine: Any = {"MIN": np.minimum, "MAX": np.maximum}.get(self.aggregate, np.add)
         if self.table is not None:
@@ -224,14 +230,16 @@ class _Votes:
 
 
 def _scorer(ensemble: Ensemble) -> Callable[[np.ndarray], np.ndarray]:
-    """The function that computes scores [N, targets], a chunk of rows at a time."""
+    """Return a function that computes scores [N, targets] in chunks of rows."""
     forest, votes, base = ensemble.forest, _Votes(ensemble), ensemble.base
 
     def scores(x: np.ndarray) -> np.ndarray:
-        # float64 holds more integers than float32.
+        # float64 represents more integers exactly than float32.
         x = models.matrix(x.astype(np.float64) if x.dtype.kind in "iu" else x)
         if x.shape[1] < forest.features:
-            raise ShapeError(f"the trees look at {forest.features} features, not {x.shape[1]}")
+            raise ShapeError(
+                f"the trees use {forest.features} features, but the input has {x.shape[1]}"
+            )
         width = 1 if votes.table is None else votes.targets
         step = max(1, CHUNK // (len(forest.roots) * width))
         result = np.empty((len(x), votes.targets))
@@ -247,12 +255,12 @@ _Values = TypeVar("_Values", bound=Sized)
 
 def _counted(name: str, values: _Values, count: int) -> _Values:
     if len(values) != count:
-        raise ShapeError(f"{name} has {len(values)} entries, {count} are expected")
+        raise ShapeError(f"{name} has {len(values)} entries, but {count} are expected")
     return values
 
 
 def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
-    """A list of integers, of a known length or zeros where it is left out."""
+    """A list of integers of a known length; zeros if it is omitted."""
     value = attrs.get(name)
     if not value:
         return np.zeros(count or 0, np.int64)
@@ -260,7 +268,7 @@ def _ints(attrs: Attrs, name: str, count: int | None = None) -> np.ndarray:
 
 
 def _floats(attrs: Attrs, name: str) -> np.ndarray:
-    """A list of floats, or the tensor that may stand for it."""
+    """A list of floats, or the attribute ``*_as_tensor`` that may replace it."""
     array = attrs.get(f"{name}_as_tensor")
     if array is not None and array.size:
         return np.asarray(array).reshape(-1)
@@ -268,8 +276,8 @@ def _floats(attrs: Attrs, name: str) -> np.ndarray:
 
 
 class _Places:
-    """The places of (tree, node) pairs in the lists that describe nodes. ``trees`` are the numbers
-    of trees in order, ``tree`` has the rank of each node's tree among them."""
+    """The positions of (tree id, node id) pairs in the lists that describe nodes. ``trees`` are the
+    sorted tree ids, ``tree`` has the rank of each node's tree among them."""
 
     def __init__(self, trees: np.ndarray, numbers: np.ndarray) -> None:
         self.trees, self.tree = np.unique(trees, return_inverse=True)
@@ -277,11 +285,11 @@ class _Places:
         pairs = self.tree * len(self.numbers) + number
         self.pairs, self.places = np.unique(pairs, return_index=True)
         if len(self.pairs) != len(pairs):
-            raise ShapeError("two nodes of a tree have the same number")
+            raise ShapeError("nodes_nodeids must be unique within a tree")
 
     def find(self, tree: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The place of each node, given its number and the rank of its tree among ``trees`` (-1 for
-        none); -1 where there is no such node."""
+        """The position of each node, given its id and the rank of its tree among ``trees`` (-1: no
+        such tree); -1 for nodes that do not exist."""
         number = _ranks(self.numbers, numbers)
         pairs = np.where((tree < 0) | (number < 0), -1, tree * len(self.numbers) + number)
         pair = _ranks(self.pairs, pairs)
@@ -289,20 +297,23 @@ class _Places:
 
 
 def _ranks(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The places of ``values`` among those that are ``ordered``, -1 of others."""
+    """The indices of ``values`` in the sorted array ``ordered``, -1 for missing ones."""
     ranks = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return np.where(ordered[ranks] == values, ranks, -1)
 
 
 def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
-    """The trees of the older operations, and the place of each (tree, node) pair."""
+    """The trees of the older operations, and the positions of (tree id, node id) pairs."""
     trees = _ints(attrs, "nodes_treeids")
     count = len(trees)
     places = _Places(trees, _counted("nodes_nodeids", _ints(attrs, "nodes_nodeids"), count))
     modes = _counted("nodes_modes", attrs.get("nodes_modes") or [], count)
     unknown = set(modes) - {*_MODES, "LEAF"}
     if unknown:
-        raise ShapeError(f"unknown nodes_modes {', '.join(sorted(unknown))}")
+        raise ShapeError(
+            f"unknown nodes_modes {', '.join(sorted(unknown))}; supported are "
+            f"{', '.join(_MODES)} and LEAF"
+        )
     threshold = _counted("nodes_values", _floats(attrs, "nodes_values"), count)
     mode = np.fromiter(map({**_MODES, "LEAF": 0}.__getitem__, modes), np.int8, count)
     inner, itself = mode != 0, np.arange(count)
@@ -312,15 +323,15 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
 
     true, false = children("nodes_truenodeids"), children("nodes_falsenodeids")
     if (true[inner] == itself[inner]).any():
-        raise ShapeError("a tree node is its own child")
+        raise ShapeError("a tree node refers to itself as its child")
     parented = np.zeros(count, np.bool_)
     parented[true[inner]] = parented[false[inner]] = True
     # The root of a tree is the first of its nodes without a parent.
     orphans = np.flatnonzero(~parented)
     roots = orphans[np.sort(np.unique(trees[orphans], return_index=True)[1])]
     if len(roots) != len(places.trees):
-        raise ShapeError("a tree has no root: each of its nodes is the child of another")
-    # Leaves get the mode of another node, so that trees of one mode need a single comparison.
+        raise ShapeError("a tree has no root: each of its nodes is the child of another node")
+    # Leaves take the mode of another node, so that trees of one mode need a single comparison.
     usual = mode[inner][:1] if inner.any() else np.array([LESS | EQUAL], np.int8)
     nodes = TreeNodes(
         np.where(inner, _ints(attrs, "nodes_featureids", count), 0),
@@ -336,10 +347,10 @@ def _forest(attrs: Attrs) -> tuple[Forest, _Places]:
 def _votes(
     attrs: Attrs, prefix: str, places: _Places, targets: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The leaves, the targets and the weights of their votes.
+    """The leaves, targets and weights as parallel arrays.
 
-    Of several weights of a leaf for the only target, the first counts, as in ONNX Runtime: models
-    that tell the number of the leaf (skl2onnx's ``decision_leaf``) have it once for each class.
+    With a single target, only the first weight of a leaf is used, as in ONNX Runtime: models that
+    output the leaf index (skl2onnx's ``decision_leaf``) repeat it for each class.
     """
     trees = _ints(attrs, f"{prefix}_treeids")
     nodes = _counted(f"{prefix}_nodeids", _ints(attrs, f"{prefix}_nodeids"), len(trees))
@@ -347,7 +358,10 @@ def _votes(
     leaf = places.find(_ranks(places.trees, trees), nodes)
     if (leaf < 0).any():
         tree, node = trees[leaf < 0][0], nodes[leaf < 0][0]
-        raise ShapeError(f"weights for a tree node that does not exist: ({tree}, {node})")
+        raise ShapeError(
+            f"{prefix}_treeids and {prefix}_nodeids refer to node {node} of tree {tree}, which "
+            "does not exist"
+        )
     if targets == 1 and len(weights) == len(leaf):
         first = np.unique(leaf, return_index=True)[1]
         leaf, ids, weights = leaf[first], ids[first], weights[first]
@@ -375,10 +389,10 @@ def regressor(attrs: Attrs) -> Ensemble:
 def classifier(attrs: Attrs) -> tuple[Ensemble, models.Labelling]:
     """The ensemble of a TreeEnsembleClassifier.
 
-    With two labels and weights for one class only, these are the scores of the second class.
-    They are probabilities if none is negative, and decisions otherwise: compared with 0.5 or with
-    0. That class has number 0 in most models, and the score of the other follows from it; if it has
-    number 1, the other keeps the score 0. A single label stands for 1, its absence for 0.
+    With two labels and weights for one class only, the scores are those of the second class: if no
+    weight is negative they are probabilities, compared with 0.5, else decision values, compared
+    with 0. If the weights have class id 0, as in most models, the score of the first class is
+    derived; if they have id 1, it is 0. A single label means 1, its absence 0.
     """
     labels = models.class_labels(attrs, "classlabels_int64s")
     classes = len(labels)
@@ -433,7 +447,9 @@ def ensemble(attrs: Attrs) -> Ensemble:
     """The ensemble of a TreeEnsemble."""
     aggregate, transform = attrs.get("aggregate_function", 1), attrs.get("post_transform", 0)
     if not 0 <= aggregate < len(AGGREGATES) or not 0 <= transform < len(models.TRANSFORM_NAMES):
-        raise ShapeError(f"bad aggregate_function {aggregate} or post_transform {transform}")
+        raise ShapeError(
+            f"aggregate_function {aggregate} or post_transform {transform} is out of range"
+        )
     forest = _ensemble_forest(attrs)
     weights = attrs["leaf_weights"].reshape(-1).astype(np.float64)
     nodes = len(forest.feature)
@@ -457,11 +473,11 @@ def tree_ensemble(attrs: Attrs) -> ArrayFunction:
 
 
 def _ensemble_forest(attrs: Attrs) -> Forest:
-    """The trees of TreeEnsemble: inner nodes first, what membership tests add, then the leaves."""
+    """The trees of TreeEnsemble: inner nodes, nodes added for membership tests, then leaves."""
     modes = np.asarray(attrs["nodes_modes"]).reshape(-1).astype(np.int64)
     count, leaves = len(modes), len(attrs["leaf_targetids"])
     if len(modes) and (modes.min() < 0 or modes.max() > _MEMBER):
-        raise ShapeError(f"nodes_modes must be 0 to {_MEMBER}")
+        raise ShapeError(f"nodes_modes must be from 0 to {_MEMBER}")
     _counted("leaf_weights", attrs["leaf_weights"].reshape(-1), leaves)
     threshold = _counted("nodes_splits", np.asarray(attrs["nodes_splits"]).reshape(-1), count)
     threshold = threshold.astype(FLOAT64 if threshold.dtype == FLOAT64 else FLOAT32)
@@ -474,12 +490,12 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
         at_leaf = _ints(attrs, f"nodes_{side}leafs", count) != 0
         limit = np.where(at_leaf, leaves, count)
         if ((ids < 0) | (ids >= limit)).any():
-            raise ShapeError(f"nodes_{side}nodeids name a node or leaf that does not exist")
+            raise ShapeError(f"nodes_{side}nodeids refers to a node or leaf that does not exist")
         return np.where(at_leaf, ids + first_leaf, ids)
 
     true, false = children("true"), children("false")
     if (true == np.arange(count)).any():
-        raise ShapeError("a tree node is its own child")
+        raise ShapeError("a tree node refers to itself as its child")
     total = first_leaf + leaves
 
     def extended(array: np.ndarray, fill: Any = 0) -> np.ndarray:
@@ -487,17 +503,17 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
 
     itself = np.arange(total)
     mode = np.array(_BY_NUMBER, np.int8)[modes]
-    # As in ``_forest``, one mode for all nodes saves comparisons.
+    # As in ``_forest``, a single mode for all nodes saves comparisons.
     mode = extended(mode, mode[0] if count else LESS)
     feature, threshold = extended(_ints(attrs, "nodes_featureids", count)), extended(threshold)
     missing = extended(_ints(attrs, "nodes_missing_value_tracks_true", count))
     true, false = extended(true), extended(false)
     true[first_leaf:] = false[first_leaf:] = itself[first_leaf:]
-    # A membership test is a chain of tests for equality, which part at the first that succeeds.
+    # A membership test becomes a chain of equality tests.
     at = count
     for node, members in zip(np.flatnonzero(modes == _MEMBER).tolist(), sets, strict=True):
         if not len(members):
-            # Nothing is a member, as nothing equals NaN.
+            # An empty set: nothing equals NaN.
             mode[node], threshold[node] = EQUAL, np.nan
             continue
         threshold[node] = members[0]
@@ -512,7 +528,7 @@ def _ensemble_forest(attrs: Attrs) -> Forest:
 
 
 def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:
-    """The sets of membership nodes, in the order of the nodes: separated, or ended, by NaN."""
+    """The sets of BRANCH_MEMBER nodes, in node order, which NaN separates or terminates."""
     values = attrs.get("membership_values")
     flat = np.empty(0) if values is None else np.asarray(values).reshape(-1).astype(np.float64)
     ends = np.flatnonzero(np.isnan(flat))
@@ -520,5 +536,7 @@ def _member_sets(attrs: Attrs, count: int) -> list[np.ndarray]:
     if len(flat) == 0 or np.isnan(flat[-1]):
         sets.pop()
     if len(sets) != count:
-        raise ShapeError(f"membership_values has {len(sets)} sets, {count} are expected")
+        raise ShapeError(
+            f"membership_values has {len(sets)} sets, but there are {count} BRANCH_MEMBER nodes"
+        )
     return sets
