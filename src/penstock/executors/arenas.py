@@ -53,7 +53,9 @@ class Arenas(Generic[T]):
         self._bind = bind
         self.waiting: deque[Waiting] = deque()
         self.needs, self.alone = self.each, False
-        """bytes of the session's memory that a run takes, and whether it must take all of it"""
+        """bytes of the session's memory that a run reserves, and whether it must reserve all of
+        it
+        """
         self._memory: SessionMemory | None = None
         most = limits.max_bytes
         largest = max(memories, key=memories.__getitem__)
@@ -145,9 +147,9 @@ class Arenas(Generic[T]):
             held = frame.f_locals.get("arenas") if "arenas" in names else None
             if isinstance(held, Arenas) and held.waiting is self.waiting:
                 raise PenstockError(
-                    "the session is called by a signal handler, a finalizer or a callback of a "
-                    "run that has the only memory that Limits.max_bytes or memory= allows; raise "
-                    "the limit, or call the session when the run has returned"
+                    "the session is called from a signal handler, a finalizer or a callback of a "
+                    "run that holds all the memory that Limits.max_bytes or memory= allows; "
+                    "raise the limit, or call the session after the run has returned"
                 )
             frame = frame.f_back
 
@@ -308,7 +310,7 @@ def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:
     aligned = not size or (sound and address(memory) % ALIGNMENT == 0)
     if not sound or not aligned or not memory.flags.writeable:
         raise ExtensionError(
-            f"allocate({size}) of backend {host.name} gave no {size} bytes of uint8 that can be "
-            f"written, in one dim and aligned to {ALIGNMENT}"
+            f"allocate({size}) of backend {host.name} must return a writable one-dimensional "
+            f"uint8 array of {size} bytes, aligned to {ALIGNMENT}"
         )
     return memory

@@ -229,11 +229,11 @@ class Server:
         return JSONResponse({"name": "penstock", "version": VERSION, "extensions": extensions})
 
     async def live(self, request: Request) -> Response:
-        """Say that the server lives."""
+        """Report that the server is live."""
         return JSONResponse({"live": True})
 
     async def is_ready(self, request: Request) -> Response:
-        """Say whether the server takes requests."""
+        """Report whether the server accepts requests."""
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def page(self, request: Request) -> Response:
@@ -271,11 +271,11 @@ class Server:
         return JSONResponse(document)
 
     async def configuration(self, request: Request) -> Response:
-        """Describe a model as Triton does."""
+        """Describe a model in the format of Triton."""
         return JSONResponse(self._model(request).configuration())
 
     async def model_is_ready(self, request: Request) -> Response:
-        """Say that a model is there."""
+        """Report that a model is ready."""
         model = self._model(request)
         return JSONResponse({"name": model.name, "ready": True})
 
@@ -294,26 +294,31 @@ class Server:
         return JSONResponse({"model_stats": [model.statistics() for model in models]})
 
     async def index(self, request: Request) -> Response:
-        """List the models that the server has paths of, and their states."""
+        """List the models with paths, and their states."""
         wanted = decode_options(await self._body(request)).get("ready", False)
         entries = self.repository.index()
         return JSONResponse([e for e in entries if e["state"] == "READY" or not wanted])
 
     async def load(self, request: Request) -> Response:
-        """Load a model, or load it again."""
+        """Load or reload a model."""
         given = decode_options(await self._body(request)).get("parameters")
         if given:
             names = ", ".join(map(repr, given))
-            raise InvalidInput(f"models are loaded as their paths have them, without {names:.80}")
+            raise InvalidInput(
+                f"loading does not accept the parameters {names:.80}: models are loaded from "
+                "their paths as they are"
+            )
         await asyncio.to_thread(self.repository.load, request.path_params["model"])
         return JSONResponse({})
 
     async def unload(self, request: Request) -> Response:
-        """Serve a model no longer."""
+        """Unload a model."""
         given = decode_options(await self._body(request)).get("parameters") or {}
         if any(given.values()):  # "unload_dependents": false is what models do anyway
             names = ", ".join(map(repr, given))
-            raise InvalidInput(f"models have no dependents, and are unloaded without {names:.80}")
+            raise InvalidInput(
+                f"unloading does not accept the parameters {names:.80}: models have no dependents"
+            )
         await asyncio.to_thread(self.repository.unload, request.path_params["model"])
         return JSONResponse({})
 
@@ -341,8 +346,8 @@ class Server:
 
     async def unsupported(self, request: Request) -> Response:
         raise MissingExtensionError(
-            f"{request.url.path} is of an extension of the protocol that this server does not "
-            f"have; it has {', '.join(EXTENSIONS)}"
+            f"{request.url.path} belongs to a protocol extension that this server does not "
+            f"support; supported are {', '.join(EXTENSIONS)}"
         )
 
     # Inference.
@@ -395,7 +400,7 @@ class Server:
         return Response(content, headers=headers)
 
     async def stream(self, request: Request) -> Response:
-        """Run a model, and send its values as events while they are computed."""
+        """Run a model, and stream its values as events while they are computed."""
         begin, model = perf_counter(), self._model(request)
         body = await self._body(request)
         length = request.headers.get(HEADER_LENGTH)
@@ -416,7 +421,7 @@ class Server:
     # Texts, by OpenAI's API.
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer the messages of a chat with a text."""
+        """Generate the next message of a chat."""
         return await self._texts_of(request, is_chat=True)
 
     async def completions(self, request: Request) -> Response:
@@ -448,7 +453,7 @@ class Server:
         return StreamingResponse(_rest(first, lines, count), media_type="text/event-stream")
 
     async def embeddings(self, request: Request) -> Response:
-        """Give vectors of texts."""
+        """Compute embeddings of texts."""
         asked = await read_embeddings_request(await self._body(request, MOST_BYTES))
         own, begin = self.texts.embedder(asked.model), perf_counter()
         timeout = min(self.timeout, asked.timeout or self.timeout)
@@ -464,14 +469,14 @@ class Server:
                 continue
 
     async def text_models(self, request: Request) -> Response:
-        """List the models for texts."""
+        """List the models for text generation and embeddings."""
         return JSONResponse(model_list(self.texts.entries))
 
     async def text_model(self, request: Request) -> Response:
-        """Describe a model for texts."""
+        """Describe a model for text generation or embeddings."""
         name, entries = request.path_params["model"], self.texts.entries
         if name not in entries:
-            raise UnknownModel(f"model {name!r:.80} is not there; there is {', '.join(entries)}")
+            raise UnknownModel(f"unknown model {name!r:.80}; available are {', '.join(entries)}")
         return JSONResponse(model_entry(name, entries[name]))
 
     # Requests that a thread answers.
@@ -611,8 +616,8 @@ def _request_span(request: Request, path: str) -> TracedSpan | None:
 
 
 async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
-    """Wait until a run ends; cancel it if the client hangs up, which takes a look at the connection
-    from when the run has lasted for a while."""
+    """Wait until a run ends; cancel it if the client disconnects, which is only checked for runs
+    that take a while."""
     done, _ = await asyncio.wait({run}, timeout=LOOK_S)
     if done:
         return
@@ -621,7 +626,7 @@ async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
         await asyncio.wait({run, hang_up}, return_when=asyncio.FIRST_COMPLETED)
         if not run.done():
             run.cancel()
-            raise Cancelled("the client has hung up")
+            raise Cancelled("the client has disconnected")
     finally:
         hang_up.cancel()
 

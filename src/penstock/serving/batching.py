@@ -31,7 +31,9 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
     for port in session.inputs:
         type_ = port.type
         if not isinstance(type_, TensorType) or type_.shape == () or _is_fixed(type_):
-            raise ValueError(f"input {port} has no first dim that is open, for rows of a batch")
+            raise ValueError(
+                f"the first dim of input {port} must be dynamic, to batch requests along it"
+            )
         if sample is not None:
             given = convert(port.name, sample[port.name], type_)[:1]
             dims, dtype = given.shape[1:], given.dtype
@@ -39,8 +41,8 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
             given, dims, dtype = None, first[port.name].shape[1:], first[port.name].dtype
         elif type_.shape is None or not all(isinstance(d, int) for d in type_.shape[1:]):
             raise ValueError(
-                f"input {port} has dims that are open: say them in shapes=, or give a request as "
-                "sample="
+                f"input {port} has dynamic dims: fix them with shapes=, or give an example "
+                "request as sample="
             )
         else:
             given, dims, dtype = None, type_.shape[1:], type_.dtype or np.dtype(np.float32)
@@ -56,12 +58,15 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
         alone = [session._run_ahead(row) for row in rows]
         together = split(session._run_ahead(joined(rows)), [1] * _ROWS)
     except PenstockError as error:
-        hint = "" if sample is not None else "; give a request as sample="
-        raise ValueError(f"the model does not run on batches that were made up{hint}") from error
+        hint = "" if sample is not None else "; give an example request as sample="
+        raise ValueError(f"the model fails on batches of generated inputs{hint}") from error
     for one, other in zip(alone, together or [{}] * _ROWS, strict=True):
         for name, value in one.items():
             if name not in other or not are_close(value, other[name]):
-                raise ValueError(f"rows of a batch depend on one another in output {name!r}")
+                raise ValueError(
+                    f"requests cannot be batched: output {name!r} of a row depends on other rows "
+                    "of its batch"
+                )
 
 
 def _is_fixed(type_: TensorType) -> bool:
@@ -135,7 +140,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
                 session._run_ahead(feeds)
             except RunError as error:
                 raise ValueError(
-                    f"the model does not run on values that were made up, to warm it up: {error}"
+                    f"the model cannot be warmed up, as it fails on generated inputs: {error}"
                 ) from error
 
 

@@ -50,8 +50,8 @@ class EmbeddingModel:
     async def vectors(
         self, asked: EmbeddingsAsked, replicas: Replicas, timeout: float, priority: int | None
     ) -> tuple[list[np.ndarray], int]:
-        """The vectors [width] of some texts, each of length 1, and the number of tokens. Each text
-        is a request to the replicas; no more are sent at a time than can run."""
+        """The embeddings [width] of texts, normalized to length 1, and the number of tokens. Each
+        text is a request to the replicas; no more are sent at a time than can run."""
         deadline = monotonic() + timeout
         interface = EncoderInterface(replicas)
         interface.check(asked.dimensions)
@@ -90,7 +90,8 @@ class EmbeddingModel:
             if self._most is not None and len(own) > self._most:
                 raise FieldError(
                     "input",
-                    f"input[{i}] has {len(own)} tokens, of {self._most} that the model takes",
+                    f"input[{i}] has {len(own)} tokens, more than the {self._most} that the "
+                    "model accepts",
                     "context_length_exceeded",
                 )
         return tokens
@@ -106,8 +107,8 @@ class EncoderInterface:
         purposes = [*self._inputs.values()]
         if purposes.count("ids") != 1 or "" in purposes:
             raise InvalidInput(
-                f"the model gives no vectors of texts: its inputs are {[*self._inputs]}, not "
-                "tokens with a mask, types or positions"
+                f"the model computes no embeddings of texts: its inputs are {[*self._inputs]}, "
+                "not tokens with an optional mask, types or positions"
             )
         self._dtypes = {port.name: _dtype(port) for port in session.inputs}
         self.output, self._width = _chosen(session.outputs)
@@ -118,7 +119,7 @@ class EncoderInterface:
             width = "its own" if self._width is None else self._width
             raise FieldError(
                 "dimensions",
-                f"dimensions={dimensions}: vectors of this model have {width}",
+                f"dimensions={dimensions}: embeddings of this model have {width} dimensions",
                 "unsupported_value",
             )
 
@@ -172,7 +173,9 @@ def _chosen(ports: Sequence[Port]) -> tuple[str, int | None]:
     names += [name for name, shape in shapes.items() if len(shape) == 2]
     name = next((name for name in names if name in shapes), None)
     if name is None:
-        raise InvalidInput(f"the model gives no vectors of texts: its outputs are {[*shapes]}")
+        raise InvalidInput(
+            f"the model computes no embeddings of texts: its outputs are {[*shapes]}"
+        )
     width = shapes[name][-1]
     return name, width if isinstance(width, int) else None
 

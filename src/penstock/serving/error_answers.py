@@ -19,18 +19,18 @@ from penstock.serving.shared_memory import UnknownRegion
 from penstock.serving.text_protocol import FieldError, error_object
 
 TEXTS = "/v1/"
-"""where the paths of OpenAI's API begin"""
+"""the prefix of the paths of OpenAI's API"""
 _RETRY_AFTER = "1"
-"""seconds after which a client may ask again if the queue was full: when a text ends is not known,
-and clients of this API wait longer each time anyway"""
+"""seconds after which a client may retry if the queue was full. The end of a text cannot be
+predicted, and clients of this API back off anyway."""
 
 
 class MissingExtensionError(PenstockError):
-    """A request is for a part of the protocol that the server does not have."""
+    """A request is for a part of the protocol that the server does not support."""
 
 
 class TooLargeError(PenstockError):
-    """A request is larger than the server takes."""
+    """A request is larger than the server accepts."""
 
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -52,10 +52,7 @@ def described(error: Exception) -> tuple[str, int]:
     if isinstance(error, RunError) and error.by_feeds:
         status = 400
     if isinstance(error, QueueFull):
-        return (
-            "as many requests for the model wait as the server lets wait: try again later",
-            status,
-        )
+        return ("the queue of the model is full: try again later", status)
     own = isinstance(error, PenstockError | OSError)
     return str(error) if own else f"{type(error).__name__}: {error}", status
 
@@ -90,7 +87,7 @@ def error_answer(error: Exception) -> Answer:
 
 
 async def refused(request: Request, error: Any) -> Response:
-    """The answer to a request without an endpoint, or with another method than it has."""
+    """The response to a request for an unknown path or with an unsupported method."""
     message = f"{request.method} {request.url.path}: {error.detail}"
     if request.url.path.startswith(TEXTS):
         return JSONResponse(error_object(message, error.status_code), error.status_code)

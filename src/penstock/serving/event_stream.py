@@ -32,8 +32,8 @@ async def events(
     priority: int | None,
     describe: Callable[[Exception], str],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a run: the values that ``asked`` names, also of graphs of loops. Before the
-    first one, errors are raised. Ends the run if it is closed."""
+    """The events of a run: the values that ``asked`` names, also in the bodies of loops. Errors
+    before the first event are raised. Closing it ends the run."""
     token = CancelToken()
     run = model.replicas.stream(
         asked.feeds, asked.fetches or [], timeout=timeout, cancel=token, priority=priority

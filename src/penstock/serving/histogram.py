@@ -11,9 +11,9 @@ SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf),
 )
-"""bounds of buckets for seconds of requests; small models take tenths of a millisecond"""
+"""bucket bounds for request durations in seconds; small models take tenths of a millisecond"""
 ROWS = (*(float(1 << i) for i in range(11)), math.inf)
-"""bounds of buckets for rows of batches"""
+"""bucket bounds for rows per batch"""
 
 
 class Histogram:

@@ -49,7 +49,9 @@ class Listener(socket.socket):
         if none did: at that asyncio stops accepting until it tries again."""
         if self._failed:
             self._failed = False
-            raise BlockingIOError(errno.EAGAIN, "the process has no file left for a connection")
+            raise BlockingIOError(
+                errno.EAGAIN, "the process has no free file descriptor for a connection"
+            )
         try:
             return super().accept()
         except OSError as error:
@@ -70,7 +72,7 @@ class LoopErrors:
         elif monotonic() >= self._next:
             self._next = monotonic() + REPORT_S
             logging.getLogger(__name__).error(
-                "new connections wait, since the process has as many open files as it may: %s; "
-                "raise the limit (ulimit -n), or let fewer clients connect at once",
+                "new connections wait, since the process has reached its limit of open files: "
+                "%s; raise the limit (ulimit -n), or reduce the number of concurrent clients",
                 error,
             )

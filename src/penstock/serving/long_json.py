@@ -62,7 +62,7 @@ class LongData:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(
-        f'{name} is no number in JSON: send "NaN", "Infinity" or "-Infinity" as a string, or bytes'
+        f'{name} is not a JSON number: send "NaN", "Infinity" or "-Infinity" as a string, or bytes'
     )
 
 
@@ -72,7 +72,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice!r:.40} is there twice")
+        raise ValueError(f"duplicate key {twice!r:.40}")
     return result
 
 
@@ -85,7 +85,7 @@ def loads(text: bytes | bytearray) -> Any:
     try:
         return _DECODER.decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the body is no JSON: {error}") from error
+        raise InvalidInput(f"the body is not valid JSON: {error}") from error
 
 
 def read_document(text: bytes) -> Any:
@@ -94,7 +94,7 @@ def read_document(text: bytes) -> Any:
     reader = _Reader(text)
     document = reader.object({"inputs": reader.tensors, "outputs": reader.tensors})
     if reader.byte() is not None:
-        reader.fail("it goes on behind its object")
+        reader.fail("unexpected data after the object")
     return document
 
 
@@ -119,12 +119,12 @@ class _Reader:
         """Pass by one of these bytes."""
         byte = self.byte()
         if byte not in expected:
-            self.fail(f"{byte!r} is where one of {expected} is expected")
+            self.fail(f"expected one of {expected}, found {byte!r}")
         self.at += 1
         return byte
 
     def fail(self, reason: str) -> NoReturn:
-        raise InvalidInput(f"the body is no JSON: byte {self.at}: {reason}")
+        raise InvalidInput(f"the body is not valid JSON: byte {self.at}: {reason}")
 
     def object(self, read: Mapping[str, Callable[[], Any]]) -> Any:
         """Read an object. ``read`` has functions for values that may be long, by their key."""
@@ -138,10 +138,10 @@ class _Reader:
         while True:
             key = self.short()
             if not isinstance(key, str):
-                self.fail("a key is no string")
+                self.fail("a key must be a string")
             self.take(b":")
             if key in found:
-                self.fail(f"the key {key!r:.40} is there twice")
+                self.fail(f"duplicate key {key!r:.40}")
             found[key] = read.get(key, self.short)()
             if len(found) > _MOST_KEYS:
                 raise InvalidInput(f"an object has more than {_MOST_KEYS} keys")
@@ -175,7 +175,7 @@ class _Reader:
         except (ValueError, RecursionError) as error:
             if len(window) < _MOST_SHORT:
                 self.fail(str(error))
-            self.fail(f"a value is no JSON, or has more than {_MOST_SHORT} bytes")
+            self.fail(f"a value is not valid JSON, or has more than {_MOST_SHORT} bytes")
         self.at += end if shown.isascii() else len(shown[:end].encode())
         return value
 
@@ -212,9 +212,9 @@ class _Reader:
                 depth += _DEEPER[byte]
                 brackets.append(self.at)
             elif byte != b"" and byte in b"{}":
-                self.fail("data have an object")
+                self.fail("data must not contain objects")
             elif self.at == len(text):
-                self.fail("data have no end")
+                self.fail("data are not terminated")
             else:
                 continue  # the run goes on
             self.at += 1
@@ -222,7 +222,7 @@ class _Reader:
             if not depth:
                 break
         if len(depths) > 1:
-            raise InvalidInput("data have rows beside elements")
+            raise InvalidInput("data mix rows and elements at the same level")
         if not depths:
             return []
         # The outer brackets are in no piece.
@@ -236,7 +236,7 @@ class _Reader:
             or (last == b"]" and byte not in b",]")
             or (byte == b"[" and last not in b"[,")
         ):
-            self.fail(f"{byte!r} is behind {last!r}")
+            self.fail(f"unexpected {byte!r} after {last!r}")
 
     def _check_element(self, begin: int) -> None:
         """Refuse an element since ``begin`` that is too long."""
@@ -261,7 +261,7 @@ class _Reader:
             self.at = text.find(b'"', self.at + 1)
             if self.at < 0:
                 self.at = len(text)
-                self.fail("a string has no end")
+                self.fail("unterminated string")
             self._check_element(begin)
             before = self.at
             # An odd number of them escapes the quote.

@@ -19,47 +19,41 @@ _Family: TypeAlias = "GaugeMetricFamily | CounterMetricFamily | HistogramMetricF
 
 _LABELS = ("model", "version")
 _OUTCOMES = (*_LABELS, "outcome")
-_GAUGES = {
-    "queued": "Requests that wait for a replica.",
-    "running": "Requests that a replica runs.",
-}
-_COUNTERS = {
-    "refused": "Requests refused since the queue was full.",
-    "batches": "Batches that were run.",
-}
+_GAUGES = {"queued": "Requests waiting for a replica.", "running": "Requests running on a replica."}
+_COUNTERS = {"refused": "Requests rejected because the queue was full.", "batches": "Batches run."}
 _HISTOGRAMS = {
     "queue_seconds": "Seconds that requests waited for a replica.",
-    "compute_seconds": "Seconds of requests from the beginning of their run to its end.",
-    "batch_rows": "Rows of batches that were run.",
+    "compute_seconds": "Seconds from the start to the end of the run of requests.",
+    "batch_rows": "Rows per batch.",
 }
 # For models with state; a step counts as a batch.
-_SEQUENCE_GAUGES = {"open": "Sequences that are open."}
+_SEQUENCE_GAUGES = {"open": "Open sequences."}
 _SEQUENCE_COUNTERS = {
-    "begun": "Sequences that have begun.",
-    "idle": "Sequences that have ended since no request came.",
+    "begun": "Sequences started.",
+    "idle": "Sequences ended because they were idle.",
 }
 # Of models that generate texts. They have names of their own, since requests for texts wait for
 # room among others, and not for a replica.
 _TEXT_GAUGES = {
-    "queued": "Requests for texts that wait for their turn.",
-    "running": "Requests whose texts are generated.",
-    "tokens_in_flight": "Tokens of requests that run: of their prompts, and generated.",
+    "queued": "Text requests waiting in the queue.",
+    "running": "Text requests running.",
+    "tokens_in_flight": "Tokens of running requests, of prompts and generated.",
 }
 _TEXT_COUNTERS = {
-    "refused": "Requests for texts refused since the queue was full.",
+    "refused": "Text requests rejected because the queue was full.",
     "prompt_tokens": "Tokens of prompts.",
-    "generated_tokens": "Tokens that were generated.",
+    "generated_tokens": "Tokens generated.",
 }
 _STEP_COUNTERS = {
-    "steps": "Steps, each of rows of several texts.",
-    "prefixes": "Tokens of prompts that were found in pages, and not computed.",
-    "preempted": "Texts that gave their pages to others, to be computed again.",
+    "steps": "Steps, each with rows of several texts.",
+    "prefixes": "Tokens of prompts whose keys and values were cached.",
+    "preempted": "Texts preempted, which are computed again.",
 }
 _STATES = ("used", "kept", "all")
 _TEXT_HISTOGRAMS = {
-    "queue_seconds": "Seconds that requests for texts waited for their turn.",
-    "first_token_seconds": "Seconds of requests to their first token.",
-    "between_tokens_seconds": "Seconds between two tokens of a text.",
+    "queue_seconds": "Seconds that text requests waited in the queue.",
+    "first_token_seconds": "Seconds to the first token of a request.",
+    "between_tokens_seconds": "Seconds between consecutive tokens of a text.",
 }
 
 
@@ -88,7 +82,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         """Yield the counters of this class and of replicas, for the registry."""
-        text = "Seconds of requests, from their first byte to the response."
+        text = "Seconds of requests, from the first byte to the response."
         with self._lock:
             took = {key: histogram.copy() for key, histogram in self._took.items()}
         yield _family("request_seconds", text, _OUTCOMES, took)
@@ -119,8 +113,7 @@ class Metrics:
         yield from _counted("text_", _STEP_COUNTERS, CounterMetricFamily, stats)
         pages = GaugeMetricFamily(
             "penstock_text_pages",
-            "Pages of caches by state: in use, those of them that are kept for texts that begin "
-            "alike, and all.",
+            "Cache pages by state: in use, of these kept as shared prefixes, and all.",
             labels=(*_LABELS, "state"),
         )
         for labels, of in stats.items():

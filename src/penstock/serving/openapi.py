@@ -21,7 +21,7 @@ from penstock.serving.repository import ServedModel
 from penstock.serving.sequences import Sequences
 
 Endpoint = tuple[str, str, Callable[..., Awaitable[object]]]
-"""methods, a path and its handler, whose docstring is the description"""
+"""methods, path, and handler, whose docstring is the description"""
 
 _STRING, _OBJECT = {"type": "string"}, {"type": "object"}
 _TENSOR = {
@@ -31,8 +31,8 @@ _TENSOR = {
     "parameters": _OBJECT,
     "data": {
         "type": "array",
-        "description": "Elements in row-major order, also as nested rows. NaN and infinities are "
-        'the strings "NaN", "Infinity" and "-Infinity".',
+        "description": "Elements in row-major order, flat or as nested rows. NaN and infinities "
+        'are the strings "NaN", "Infinity" and "-Infinity".',
     },
 }
 _PORT = {
@@ -123,7 +123,8 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
             {
                 "name": HEADER_LENGTH,
                 "in": "header",
-                "description": "The bytes of the JSON object, where bytes of tensors follow it.",
+                "description": "The length of the JSON object in bytes, if binary tensor data "
+                "follow it.",
                 "schema": {"type": "integer"},
             }
         )
@@ -249,7 +250,7 @@ def page(models: Iterable[ServedModel], base_url: str, texts: Sequence[str] = ()
         '<meta name="viewport" content="width=device-width">',
         f"<title>Penstock</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>",
         f"<h1>Penstock {escape(VERSION)}</h1>",
-        "<p>This server speaks the Open Inference Protocol, version 2.</p>",
+        "<p>This server implements the Open Inference Protocol, version 2.</p>",
         f"<p>{' '.join(_link(path) for path in _LINKS)}</p>",
         *[_model(model, base_url) for model in models],
         *([_texts(texts)] if texts else ()),

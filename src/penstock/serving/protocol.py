@@ -34,12 +34,14 @@ from penstock.serving.long_json import LongData, loads, read_document
 from penstock.serving.shared_memory import SharedMemory, SharedPlace
 
 HEADER_LENGTH = "inference-header-content-length"
-"""the header with the length of the JSON object, where bytes follow it"""
+"""the header with the length of the JSON object, if binary data follow it"""
 HEADER_PRIORITY = "priority"
 HEADER_TIMING = "server-timing"
 _URGENCY = re.compile(r"(?:^|,)\s*u=([0-7])\s*(?:,|;|$)")
 
-SHARED_MEMORY_OFF = "this server takes no shared memory: penstock serve --shared-memory does"
+SHARED_MEMORY_OFF = (
+    "shared memory is not enabled: start the server with penstock serve --shared-memory"
+)
 
 _DATATYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -146,7 +148,9 @@ def element_bytes(datatype: str) -> int:
 def decode_options(body: bytes) -> JsonObject:
     """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
     if len(body) > _MOST_OPTIONS:
-        raise InvalidInput(f"a request about models has at most {_MOST_OPTIONS} bytes")
+        raise InvalidInput(
+            f"a request to load or unload a model must have at most {_MOST_OPTIONS} bytes"
+        )
     document = _document(body) if body else {}
     _parameters(document)
     return document
@@ -177,7 +181,9 @@ def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:
         return len(body)
     digits = len(header_length) if header_length.isdecimal() else 0
     if not 0 < digits <= _MOST_DIGITS or int(header_length) > len(body):
-        raise InvalidInput(f"{HEADER_LENGTH} {header_length!r:.40} is no length in the body")
+        raise InvalidInput(
+            f"{HEADER_LENGTH} {header_length!r:.40} must be a number of bytes within the body"
+        )
     return int(header_length)
 
 
@@ -196,7 +202,9 @@ def decode_request(
         if of.parameters is not None:
             place = _place(of.parameters, shared)
             if place.size > left:
-                raise InvalidInput("the inputs in shared memory are larger than a request may be")
+                raise InvalidInput(
+                    "the inputs in shared memory exceed the maximum size of a request"
+                )
             left -= place.size
             value = _shared_tensor(of, place)
         elif of.size is None:
@@ -209,7 +217,9 @@ def decode_request(
             end += of.size
         feeds[of.name] = value
     if end != len(body):
-        raise InvalidInput(f"{len(body) - end} bytes follow the inputs, which none of them has")
+        raise InvalidInput(
+            f"{len(body) - end} bytes of the body follow the inputs and belong to none of them"
+        )
     return InferenceRequest(
         header.id,
         feeds,
@@ -237,7 +247,9 @@ def encode_response(
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.dtype not in _NAMES:
             kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
-            raise InvalidInput(f"output {name!r} is a {kind}, which the protocol has no type for")
+            raise InvalidInput(
+                f"output {name!r} is a {kind}, for which the protocol has no datatype"
+            )
         datatype = _NAMES[value.dtype]
         texts.append(before)
         if (place := request.places.get(name)) is not None:
@@ -297,7 +309,7 @@ def _header(text: bytes) -> _Header:
         if "shared_memory_region" in of_output:
             places.append((_name(entry), of_output))
         if "classification" in of_output:
-            raise InvalidInput('outputs are tensors: "classification" is not supported')
+            raise InvalidInput('"classification" is not supported: outputs are returned as tensors')
         if "binary_data" in of_output:
             binary[_name(entry)] = bool(of_output["binary_data"])
     return _Header(
@@ -322,17 +334,17 @@ def _input(entry: JsonObject) -> _Input:
     dtype = _DATATYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise InvalidInput(
-            f'input {name!r} has "datatype" {_start(datatype)}: it is one of '
+            f'input {name!r} has "datatype" {_start(datatype)}, which must be one of '
             f"{', '.join(_DATATYPES)}"
         )
     if not isinstance(shape, list) or len(shape) > _MOST_DIMS or not all(map(_is_count, shape)):
         raise InvalidInput(
             f'input {name!r} has "shape" {_start(shape)}: '
-            f"a list of at most {_MOST_DIMS} sizes is needed"
+            f"it must be a list of at most {_MOST_DIMS} dims"
         )
     size, is_shared = parameters.get("binary_data_size"), "shared_memory_region" in parameters
     if is_shared and ("data" in entry or "binary_data_size" in parameters):
-        raise InvalidInput(f"tensor {name!r} is both in shared memory and in the request")
+        raise InvalidInput(f"tensor {name!r} must not be both in shared memory and in the request")
     if size is not None and not _is_count(size):
         raise _too_few(name, size)
     return _Input(name, shape, dtype, entry.get("data"), size, parameters if is_shared else None)
@@ -350,7 +362,10 @@ def _start(value: object) -> str:
 
 
 def _too_few(name: str, size: object) -> InvalidInput:
-    return InvalidInput(f"input {name!r} has {_start(size)} bytes, more than there are")
+    return InvalidInput(
+        f'input {name!r} has "binary_data_size" {_start(size)}, which must be a number of bytes '
+        "in the body"
+    )
 
 
 def _objects(document: JsonObject, key: str) -> list[JsonObject]:
@@ -370,7 +385,7 @@ def _parameters(entry: JsonObject) -> JsonObject:
 def _name(entry: JsonObject) -> str:
     name = entry.get("name")
     if not isinstance(name, str):
-        raise InvalidInput('an entry of "inputs" or "outputs" has no "name", a string')
+        raise InvalidInput('each entry of "inputs" and "outputs" must have a "name", a string')
     return name
 
 
@@ -379,7 +394,7 @@ def _seconds(timeout: object) -> float | None:
     if not timeout:
         return None
     if not _is_count(timeout):
-        raise InvalidInput(f'"timeout" {_start(timeout)} is no number of microseconds')
+        raise InvalidInput(f'"timeout" {_start(timeout)} must be a number of microseconds')
     return timeout / 1e6
 
 
@@ -389,17 +404,17 @@ def _sequence(parameters: JsonObject) -> SequenceControl | None:
     is_text = isinstance(own, str) and len(own) <= _LONGEST_ID
     if not is_text and (own is not None and (type(own) is not int or not 0 <= own < _IDS)):
         raise InvalidInput(
-            f'"sequence_id" {_start(own)} is neither a whole number of 64 bits nor a text of at '
-            f"most {_LONGEST_ID} characters"
+            f'"sequence_id" {_start(own)} must be an unsigned 64-bit integer or a string of '
+            f"at most {_LONGEST_ID} characters"
         )
     if not own:
         return None
     flags = [parameters.get(name, False) for name in ("sequence_start", "sequence_end")]
     if not all(isinstance(flag, bool) for flag in flags):
-        raise InvalidInput('"sequence_start" and "sequence_end" are true or false')
+        raise InvalidInput('"sequence_start" and "sequence_end" must be true or false')
     wanted = parameters.get("wanted")
     if wanted is not None and not (_is_count(wanted) and wanted):
-        raise InvalidInput(f'"wanted" {_start(wanted)} is no number of rows')
+        raise InvalidInput(f'"wanted" {_start(wanted)} must be a positive number of rows')
     return SequenceControl(own, flags[0], flags[1], wanted)
 
 
@@ -413,7 +428,8 @@ def _from_bytes(name: str, data: memoryview, dtype: np.dtype, shape: list[int]) 
         return _shaped(name, _strings(name, data, count), shape)
     if len(data) != count * dtype.itemsize:
         raise InvalidInput(
-            f"input {name!r} of shape {shape} and {_NAMES[dtype]} has {len(data)} bytes"
+            f"input {name!r} of shape {shape} and {_NAMES[dtype]} has {len(data)} bytes, which "
+            "does not match"
         )
     return _shaped(name, np.frombuffer(data, dtype), shape)
 
@@ -436,7 +452,8 @@ def _shared_tensor(of: _Input, place: SharedPlace) -> np.ndarray:
     """The value of an input in shared memory."""
     if of.dtype != STRING and place.size != math.prod(of.shape) * of.dtype.itemsize:
         raise InvalidInput(
-            f"input {of.name!r} of shape {of.shape} and {_NAMES[of.dtype]} has {place.size} bytes"
+            f"input {of.name!r} of shape {of.shape} and {_NAMES[of.dtype]} has {place.size} "
+            "bytes, which does not match"
         )
     return _from_bytes(of.name, place.read(), of.dtype, of.shape)
 
@@ -448,17 +465,19 @@ def _from_json(name: str, data: RunValue, dtype: np.dtype, shape: Sequence[int])
         for piece in data.pieces():
             have += len(piece)
             if have > count:
-                raise InvalidInput(f"input {name!r} of shape {shape} has more elements")
+                raise InvalidInput(f'input {name!r}: "data" has more elements than shape {shape}')
             arrays.append(_array(name, piece, dtype))
         values = np.concatenate(arrays)
     elif isinstance(data, list):
         values = _array(name, _flat(name, data), dtype)
     else:
         raise InvalidInput(
-            f'input {name!r} has neither "data", a list, nor the parameter "binary_data_size"'
+            f'input {name!r} must have "data", a list, or the parameter "binary_data_size"'
         )
     if len(values) != count:
-        raise InvalidInput(f"input {name!r} of shape {shape} has {len(values)} elements")
+        raise InvalidInput(
+            f'input {name!r}: "data" has {len(values)} elements, but shape {shape} requires {count}'
+        )
     return _shaped(name, values, shape)
 
 
@@ -466,7 +485,7 @@ def _flat(name: str, elements: list[Any]) -> list[Any]:
     """The elements of nested rows in a line."""
     while elements and isinstance(elements[0], list):
         if not all(isinstance(row, list) for row in elements):
-            raise InvalidInput(f"input {name!r} has rows beside elements")
+            raise InvalidInput(f'input {name!r}: "data" mixes rows and elements at the same level')
         elements = [element for row in elements for element in row]
     return elements
 
@@ -480,12 +499,16 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
         types = {*map(type, elements)}
     if not types <= allowed:
         wrong = next(x for x in elements if type(x) not in allowed)
-        raise InvalidInput(f"input {name!r} has an element {_start(wrong)}, not of {datatype}")
+        raise InvalidInput(
+            f"input {name!r} has an element {_start(wrong)}, which is not of datatype {datatype}"
+        )
     if dtype.kind in "iu" and float in types:
-        raise InvalidInput(f"input {name!r} of {datatype} has elements that are not whole numbers")
+        raise InvalidInput(
+            f"input {name!r} of datatype {datatype} has elements that are not integers"
+        )
     try:
         if dtype == STRING:
-            "".join(elements).encode()  # halves of surrogate pairs are no text
+            "".join(elements).encode()  # lone surrogates cannot be encoded
         with np.errstate(over="ignore"):  # infinities are counted below
             values = np.array(elements, dtype)
     except ValueError as error:
@@ -503,7 +526,7 @@ def _out_of_range(name: str, elements: Sequence[float], dtype: np.dtype) -> Inva
     if dtype.kind in "iu":
         range_ = np.iinfo(dtype)
         what = _start(next(x for x in elements if not range_.min <= x <= range_.max))
-    return InvalidInput(f"input {name!r} has {what}, which {_NAMES[dtype]} has no value for")
+    return InvalidInput(f"input {name!r} has {what}, which is out of range for {_NAMES[dtype]}")
 
 
 def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
@@ -514,16 +537,23 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
             # Looked at before each: an empty string takes four bytes of the request, and more in
             # memory.
             if len(texts) == count:
-                raise InvalidInput(f"input {name!r} has more than {count} strings")
+                raise InvalidInput(
+                    f"input {name!r} has more than {count} strings, the elements of its shape"
+                )
             (size,) = _ITEM.unpack_from(data, at)
             at += _ITEM.size + size
             if at > len(data):
-                raise InvalidInput(f"input {name!r} has a string that ends beyond its bytes")
+                raise InvalidInput(f"input {name!r} has a string that extends beyond its bytes")
             texts.append(str(data[at - size : at], "utf-8"))
     except (struct.error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"input {name!r} has no strings in UTF-8: {error}") from error
+        raise InvalidInput(
+            f"input {name!r} has invalid BYTES, which must be length-prefixed UTF-8 strings: "
+            f"{error}"
+        ) from error
     if len(texts) != count:
-        raise InvalidInput(f"input {name!r} has {len(texts)} strings, not {count}")
+        raise InvalidInput(
+            f"input {name!r} has {len(texts)} strings, but its shape requires {count}"
+        )
     return np.array(texts, object)
 
 

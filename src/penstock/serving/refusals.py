@@ -45,10 +45,12 @@ def _reasons(model: HasPorts, request: InferenceRequest) -> Iterator[str]:
     outputs = [port.name for port in model.outputs]
     for name in request.feeds:
         if name not in values:
-            yield f'"inputs" has {name!r:.80}, which the model does not: it has {_names(inputs)}'
+            known = _names(inputs)
+            yield f'"inputs" has {name!r:.80}, but the inputs of the model are {known}'
     for name in request.fetches or ():
         if name not in values:
-            yield f'"outputs" has {name!r:.80}, which the model does not: it has {_names(outputs)}'
+            known = _names(outputs)
+            yield f'"outputs" has {name!r:.80}, but the outputs of the model are {known}'
     # For other fetches, the run reports which inputs it lacks.
     missing = inputs.keys() - request.feeds.keys()
     if missing and request.fetches is None:
@@ -63,10 +65,10 @@ def _of_input(name: str, x: np.ndarray, values: Mapping[str, Type]) -> Iterator[
         return
     wanted, shape = datatype_of(type_.dtype or STRING), type_.shape
     if type_.dtype is not None and wanted != (given := datatype_of(x.dtype)):
-        yield f'input {name!r:.80} has "datatype" {given}: the model takes {wanted}'
+        yield f'input {name!r:.80} has "datatype" {given}, but the model expects {wanted}'
     if shape is not None and not fits(x.shape, shape):
         dims = [dim if isinstance(dim, int) else -1 for dim in shape]
-        yield f'input {name!r:.80} has "shape" {[*x.shape]}: the model takes {dims}'
+        yield f'input {name!r:.80} has "shape" {[*x.shape]}, but the model expects {dims}'
 
 
 def _names(names: Iterable[str]) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.tuning.worker_placement import WorkerPool
 
 MOST_ON_WORKERS = 2
-"""batches that a replica on a worker may have been given: the next is there when one has ended, so
-that the worker does not wait for a message there and back"""
+"""batches sent to a replica on a worker at a time: the next one is available when one has ended,
+so that the worker does not wait for a round trip"""
 
 
 class ReplicaCluster(Protocol):
@@ -37,7 +37,7 @@ class SessionReplica:
     worker. ``most``: the maximum number of batches in progress."""
 
     runs_here = True
-    """whether a thread that has a request may run it itself"""
+    """whether the thread of a request may run it itself"""
 
     def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
         self.session = session
@@ -87,7 +87,9 @@ def worker_sessions(
     from penstock.frontends.load import load
 
     if n != cluster.workers:
-        raise ValueError(f"n={n}: the cluster has {cluster.workers} workers, each is a replica")
+        raise ValueError(
+            f"n={n} must be the number of workers of the cluster, {cluster.workers}, or omitted"
+        )
     if not isinstance(model, Model):
         names = ("limits", "map_weights", "signature", "timeout", "cancel")
         loading = {name: options[name] for name in names if name in options}
@@ -102,7 +104,7 @@ def shared_loops(model: object, max_batch: int) -> SharedLoops | None:
     if not isinstance(getattr(model, "session", None), Session):
         return None
     if max_batch > 1:
-        raise ValueError("max_batch= is not for SharedLoops, whose runs share iterations")
+        raise ValueError("max_batch= is not supported for SharedLoops, whose runs share iterations")
     return cast("SharedLoops", model)
 
 

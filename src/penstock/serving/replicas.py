@@ -81,7 +81,10 @@ def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay:
     if max_batch_tokens is not None:
         check_count("max_batch_tokens", max_batch_tokens)
         if counts[-1] == 1:
-            raise ValueError("max_batch_tokens= joins at most max_batch= requests, which is 1")
+            raise ValueError(
+                "max_batch_tokens= requires max_batch= above 1, the maximum number of requests "
+                "in a batch"
+            )
     if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
         raise wrong_type("max_delay", max_delay, "a number of seconds")
 
@@ -90,7 +93,9 @@ def _check_options(own: bool, options: Mapping[str, object], cluster: object) ->
     """Raise ``TypeError`` if options are given with a session, which has its own."""
     names = [*options, *(["cluster"] if cluster is not None else [])]
     if names and not own:
-        raise TypeError(f"a session has its options: {', '.join(names)} cannot be given")
+        raise TypeError(
+            f"a session is already compiled: the options {', '.join(names)} cannot be changed"
+        )
 
 
 def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
@@ -202,7 +207,9 @@ class Replicas:
             weakref.finalize(self, _close_later, workers).atexit = False
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
-            raise ValueError("a model with variables has no replicas: requests would share them")
+            raise ValueError(
+                "a model with variables cannot have replicas: requests would share its variables"
+            )
         self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)
@@ -297,7 +304,9 @@ class Replicas:
         # This thread holds a replica and could wait forever for another one, if such threads hold
         # all of them.
         if me in self._here:
-            raise PenstockError("a run of a replica calls the same replicas, for which it may wait")
+            raise PenstockError(
+                "a run of a replica must not call the same replicas, as it could deadlock"
+            )
         # Begins here and not with the run: the time in the queue counts, too.
         came, control = monotonic(), begin_run(timeout, cancel)
         control.priority = self.session.options.priority if priority is None else priority
@@ -341,7 +350,7 @@ class Replicas:
             priority: As ``submit`` takes it.
         """
         if self._workers is None:
-            raise InvalidInput("replicas of a cluster stream no values")
+            raise InvalidInput("replicas on a cluster do not support streaming")
         control = begin_run(timeout, cancel)
         control.priority = self.session.options.priority if priority is None else priority
         try:
@@ -451,8 +460,8 @@ class Replicas:
         if len(self._queue) >= self._most and not self._free():
             self._counts.refused += 1
             raise QueueFull(
-                f"{len(self._queue)} requests wait, as many as queue={self._most} allows: try "
-                "again later"
+                f"the queue is full: {len(self._queue)} requests wait, and queue={self._most} is "
+                "the limit; try again later"
             )
 
     def run(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
@@ -460,7 +469,7 @@ class Replicas:
         return self.submit(*arguments, **options).result()
 
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
-        """``run`` for asyncio; cancelling it cancels the request."""
+        """``run`` for asyncio; cancelling the task cancels the request."""
         import asyncio
 
         return await asyncio.wrap_future(self.submit(*arguments, **options))
@@ -530,7 +539,9 @@ class Replicas:
         }
         rows = {len(x) if isinstance(x, np.ndarray) and x.ndim else -1 for x in feeds.values()}
         if len(rows) != 1 or min(rows) < 0:
-            raise InvalidInput("the inputs of a request must have as many rows as one another")
+            raise InvalidInput(
+                "the inputs of a request must have the same number of rows (the first dim)"
+            )
         (request.rows,) = rows
         request.feeds = feeds
         # A request that fills a batch need not wait for others; without rows, outputs cannot be

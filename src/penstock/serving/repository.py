@@ -27,7 +27,7 @@ from penstock.serving.sequences import SequenceRun, Sequences
 PLATFORM = "penstock"
 
 Served: TypeAlias = "Replicas | Sequences"
-"""runs the requests of a model, without or with state"""
+"""runs the requests of a model, stateless or with state"""
 
 
 class UnknownModel(PenstockError):  # noqa: N818
@@ -83,8 +83,8 @@ class ServedModel:
             return self.replicas.of(asked.sequence)
         if asked.sequence is not None:
             raise InvalidInput(
-                f'the request has a "sequence_id", and model {self.name!r} is served without '
-                "state: penstock serve --stateful keeps it"
+                f'the request has a "sequence_id", but model {self.name!r} is served without '
+                "state: start the server with penstock serve --stateful"
             )
         return self.replicas
 
@@ -171,11 +171,11 @@ class ModelRepository:
         versions = self._models.get(name)
         if not versions:
             have = ", ".join(map(repr, list(self._models))) or "none"
-            raise UnknownModel(f"model {name!r} is not there; of models there are {have}")
+            raise UnknownModel(f"unknown model {name!r}; available are {have}")
         found = versions.get(version or max(versions, key=int))
         if found is None:
             raise UnknownModel(
-                f"model {name!r} has no version {version!r}; it has {', '.join(versions)}"
+                f"model {name!r} has no version {version!r}; available are {', '.join(versions)}"
             )
         return found
 
@@ -193,7 +193,9 @@ class ModelRepository:
         versions, which finish the requests that they have begun."""
         path = self._paths.get(name)
         if path is None:
-            raise UnknownModel(f"model {name!r} has no path; there is {', '.join(self._paths)}")
+            raise UnknownModel(
+                f"model {name!r} has no path; models with paths are {', '.join(self._paths)}"
+            )
         make = self._own.get(name, self._make)
         with self._lock:
             versions: dict[str, ServedModel] = {}
@@ -213,7 +215,7 @@ class ModelRepository:
         with self._lock:
             versions = self._models.pop(name, None)
         if versions is None:
-            raise UnknownModel(f"model {name!r} is not there")
+            raise UnknownModel(f"model {name!r} is not loaded")
         _close(versions)
 
     def index(self) -> list[dict[str, str]]:
@@ -244,6 +246,6 @@ def _versions(path: Path) -> dict[str, Path]:
     for folder in sorted(folders, key=lambda folder: int(folder.name)):
         files = [p for p in folder.iterdir() if not p.name.startswith(".")]
         if len(files) != 1:
-            raise PenstockError(f"{folder} must have one model, not {len(files)} files")
+            raise PenstockError(f"{folder} must contain exactly one model file, not {len(files)}")
         versions[folder.name] = files[0]
     return versions or {"1": path}

@@ -25,7 +25,9 @@ async def read_body(request: Request, most: int) -> bytes:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "deflate"):
-        raise InvalidInput(f"content-encoding {encoding!r:.40} is not gzip or deflate")
+        raise InvalidInput(
+            f"content-encoding {encoding!r:.40} is not supported: use gzip or deflate"
+        )
     return await asyncio.to_thread(_decompressed, body, most)
 
 
@@ -35,11 +37,11 @@ def _decompressed(body: bytes, most: int) -> bytes:
         # The limit is on the output: few bytes may decompress to any number.
         content = decompressor.decompress(body, most + 1)
     except zlib.error as error:
-        raise InvalidInput(f"the body is not compressed as it says: {error}") from error
+        raise InvalidInput(f"the body does not match its content-encoding: {error}") from error
     if len(content) > most:
         raise _too_large(most)
     if not decompressor.eof:
-        raise InvalidInput("the compressed body is cut off")
+        raise InvalidInput("the compressed body is truncated")
     return content
 
 

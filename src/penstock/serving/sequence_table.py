@@ -23,7 +23,7 @@ from penstock.serving.request_records import ReplicasClosed
 from penstock.stepping.stepper import StepSequence
 
 Key: TypeAlias = "int | str"
-"""an id: 7 and "7" are two"""
+"""a sequence id; 7 and "7" differ"""
 
 MOST, IDLE = 1024, 60.0
 
@@ -105,7 +105,7 @@ class SequenceTable:
             if before is None and len(self._open) >= self.most:
                 self._refused += 1
                 raise TooManySequences(
-                    f"{self.most} sequences are open, as many as may be: end some, or try again "
+                    f"{self.most} sequences are open, which is the limit: end some, or try again "
                     "later"
                 )
             self._open[key] = own
@@ -124,14 +124,14 @@ class SequenceTable:
             own = self._open.get(key)
             if own is None:
                 raise UnknownSequence(
-                    f"sequence {key!r} is not there: its first request must have the parameter "
-                    f'"sequence_start": true, and it ends if none comes for {self.idle:g} s, or if '
-                    "a client hangs up before the answer"
+                    f"sequence {key!r} does not exist: its first request must have the parameter "
+                    f'"sequence_start": true, and it ends after {self.idle:g} s without a request, '
+                    "or if a client disconnects before the response"
                 )
             if own.busy:
                 raise SequenceConflict(
-                    f"another request of sequence {key!r} is computed: wait for its answer, or "
-                    "send several frames in one"
+                    f"another request of sequence {key!r} is running: wait for its response, or "
+                    "send several frames in one request"
                 )
             own.busy = True
             self._busy += 1

@@ -61,7 +61,9 @@ class Sequences:
     def __init__(self, stepper: Stepper, *, most: int = MOST, idle: float = IDLE) -> None:
         # Variables that runs assign are states of each sequence by now.
         if has_state(stepper._engine.runner.session.model):
-            raise ValueError("a model with variables has no sequences: they would share them")
+            raise ValueError(
+                "a model with variables cannot serve sequences: they would share its variables"
+            )
         self.stepper, self.table = stepper, SequenceTable(most, idle)
         engine = stepper._engine
         self.session = engine.runner.session
@@ -116,14 +118,14 @@ class Sequences:
         sequence."""
         if control is None:
             raise InvalidInput(
-                'the model has state: a request has the parameter "sequence_id", and the first one '
-                'of a sequence "sequence_start": true'
+                'the model has state: requests must have the parameter "sequence_id", and the '
+                'first one of a sequence "sequence_start": true'
             )
         return SequenceRun(self, control)
 
     def stream(self, *arguments: object, **options: object) -> NoReturn:
         """Raise ``InvalidInput``: values of a step come at once."""
-        raise InvalidInput("a model with state streams no values; ask for its outputs (infer)")
+        raise InvalidInput("a model with state does not support streaming; use infer")
 
     def warm_up(self, shapes: Sequence[Mapping[str, tuple[int, ...]]], *, whole: bool) -> None:
         """Step a sequence of frames of some shapes that are made up, and with ``whole`` as many
@@ -143,7 +145,7 @@ class Sequences:
                     self._step_together(frame, min(size, most))
             except PenstockError as error:
                 raise ValueError(
-                    f"the model does not run on values that were made up, to warm it up: {error}"
+                    f"the model cannot be warmed up, as it fails on generated inputs: {error}"
                 ) from error
         engine.on_step = self._stepped
 
@@ -275,17 +277,19 @@ class SequenceRun:
         """The rows of a request and initial inputs of its sequence. Raises ``InvalidInput``."""
         have, stepper = self._stepper.outputs, self._stepper
         if unknown := [name for name in fetches or () if name not in have]:
-            raise InvalidInput(f"outputs {unknown} are not there; there are {have}")
+            raise InvalidInput(f"unknown outputs {unknown}; available are {have}")
         of_begin = {**stepper.state, **stepper.fixed}
         rows = {name: x for name, x in feeds.items() if name not in of_begin}
         initial = {name: x for name, x in feeds.items() if name in of_begin}
         if initial and not self._control.start:
-            raise InvalidInput(f"inputs {[*initial]} may be fed where a sequence begins alone")
+            raise InvalidInput(f"inputs {[*initial]} may only be fed at the start of a sequence")
         # Of a decoder, rows need not be as many as the model says.
         for port in self._sequences.inputs if stepper.state else ():
             shape = np.shape(rows[port.name]) if port.name in rows else None
             if not fits(shape, port.shape):
-                raise InvalidInput(f"input {port.name!r} is {shape}, of {port}")
+                raise InvalidInput(
+                    f"input {port.name!r} has shape {shape}, but the model expects {port}"
+                )
         return rows, initial
 
     def _new_sequence(self, initial: NamedValues, priority: int) -> StepSequence:
@@ -321,7 +325,7 @@ class SequenceRun:
         self._sequences._count_request(-1, error)
         is_open = self._table.release(control.id, self._own, ends=ends)
         if error is not None and not is_open:
-            return SequenceConflict(f"sequence {control.id!r} was begun anew by another request")
+            return SequenceConflict(f"sequence {control.id!r} was restarted by another request")
         if isinstance(error, LimitExceeded) and control.start and self._sequences.states:
             return TooManySequences(str(error))
         return error

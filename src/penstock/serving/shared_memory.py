@@ -52,7 +52,7 @@ class SharedRegion:
         except UnicodeEncodeError:  # half of a surrogate pair, which JSON may hold
             length = 0
         if not 0 < length <= 255 or file in (".", "..") or {"/", "\0"} & {*file}:
-            raise InvalidInput(f"shared memory key {key!r:.80} is no name of a segment")
+            raise InvalidInput(f"shared memory key {key!r:.80} is not a valid segment name")
         # O_NOFOLLOW: a link could lead to any file. O_NONBLOCK: a pipe would wait for a writer.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -62,7 +62,7 @@ class SharedRegion:
         # Requests that have the region keep it open when it is unregistered.
         weakref.finalize(self, os.close, self.descriptor)
         if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
-            raise InvalidInput(f"shared memory key {key!r:.80} is no segment")
+            raise InvalidInput(f"shared memory key {key!r:.80} is not a shared memory segment")
         self.check()
 
     def check(self) -> None:
@@ -109,8 +109,8 @@ class SharedPlace:
         ``InvalidInput`` if they are too many, or the segment has shrunk."""
         if len(data) > self.size:
             raise InvalidInput(
-                f"{len(data)} bytes do not fit into the {self.size} of shared memory region "
-                f"{self.region.name!r} that are for them"
+                f"an output of {len(data)} bytes exceeds the {self.size} bytes reserved for it "
+                f"in shared memory region {self.region.name!r}"
             )
         self.region.check()
         done, start = 0, self.region.offset + self.offset
@@ -146,14 +146,19 @@ class SharedMemory:
         if not is_size(offset) or not is_size(size) or not size:
             raise InvalidInput(
                 f"shared memory region {name!r} has offset {offset!r:.40} and byte_size "
-                f"{size!r:.40}, which are not numbers of bytes"
+                f"{size!r:.40}, which must be numbers of bytes"
             )
         region = SharedRegion(name, key, offset, size)
         with self._lock:
             if name in self._regions:
-                raise InvalidInput(f"shared memory region {name!r} is registered; unregister it")
+                raise InvalidInput(
+                    f"shared memory region {name!r} is already registered; unregister it first"
+                )
             if len(self._regions) >= _MOST:
-                raise InvalidInput(f"{_MOST} shared memory regions are registered, which is most")
+                raise InvalidInput(
+                    f"{_MOST} shared memory regions are registered, which is the limit; "
+                    "unregister some"
+                )
             self._regions[name] = region
 
     def unregister(self, name: str | None) -> None:
@@ -174,7 +179,7 @@ class SharedMemory:
         """The place that the parameters of an input or output name. Raises ``InvalidInput``."""
         name = parameters["shared_memory_region"]
         if not isinstance(name, str):
-            raise InvalidInput(f"shared memory region {name!r:.40} is no name")
+            raise InvalidInput(f"shared memory region {name!r:.40} must be named by a string")
         try:
             region = self._find(name)
         except UnknownRegion as error:
@@ -184,8 +189,8 @@ class SharedMemory:
             offset = parameters["shared_memory_offset"]
         if not is_size(size) or not is_size(offset) or offset + size > region.byte_size:
             raise InvalidInput(
-                f"shared memory region {name!r} has {region.byte_size} bytes: not {size!r:.40} "
-                f"from {offset!r:.40} on"
+                f"shared memory region {name!r} has {region.byte_size} bytes, not {size!r:.40} "
+                f"at offset {offset!r:.40}"
             )
         return SharedPlace(region, offset, size)
 

@@ -25,7 +25,7 @@ from penstock.generation.tokenizer import TextTokenizer
 
 DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
-"""minus infinity, for which JSON has no number"""
+"""stands for minus infinity, which JSON cannot represent"""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 

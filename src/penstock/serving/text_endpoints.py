@@ -19,12 +19,12 @@ from penstock.serving.text_protocol import (
 )
 
 MOST_BYTES = 8 << 20
-"""of the body of a request for texts, which is read in one call: a million tokens as numbers"""
+"""bytes of the body of a text request, which is parsed in one call: a million token ids"""
 _SHORT = 1 << 14
 
 
 async def read_text_request(body: bytes, is_chat: bool) -> TextAsked:
-    """The request of a body; a long one is read on a thread."""
+    """Parse the body of a request; a long one in a thread."""
 
     def read() -> TextAsked:
         return decode_text_request(loads(body), is_chat)
@@ -33,7 +33,7 @@ async def read_text_request(body: bytes, is_chat: bool) -> TextAsked:
 
 
 async def read_embeddings_request(body: bytes) -> EmbeddingsAsked:
-    """The same of a request for embeddings."""
+    """Parse the body of an embeddings request."""
 
     def read() -> EmbeddingsAsked:
         return decode_embeddings_request(loads(body))
@@ -49,7 +49,7 @@ def _answer_of(model: TextModel, asked: TextAsked) -> TextAnswer:
 async def texts_document(
     model: TextModel, asked: TextAsked, timeout: float, priority: int
 ) -> JsonObject:
-    """The answer to a request that asks for no stream."""
+    """The response to a request without streaming."""
     async with model.run(asked, timeout, priority) as run:
         async for _ in run.pieces():
             pass
@@ -64,8 +64,8 @@ async def texts_events(
     priority: int,
     describe: Callable[[Exception], JsonObject],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. Before the first one, errors are raised. Ends the texts if it is
-    closed."""
+    """The events of a stream. Errors before the first event are raised. Closing it ends the
+    texts."""
     began: set[int] = set()
     answer = _answer_of(model, asked)
     try:
@@ -99,7 +99,7 @@ async def embeddings_document(
     timeout: float,
     priority: int | None,
 ) -> JsonObject:
-    """The answer to a request for embeddings."""
+    """The response to an embeddings request."""
     vectors, tokens = await model.vectors(asked, replicas, timeout, priority)
 
     # Two thousand vectors are a million numbers.

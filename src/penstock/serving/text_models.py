@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model")
 
 _TURN = 8
-"""one of this many texts that leave the queue is the oldest, whatever its priority"""
+"""every this many texts, the oldest one leaves the queue, regardless of priority"""
 
 
 @dataclass(slots=True)
@@ -80,14 +80,14 @@ class Admission:
         self._inside = self._turns = 0
 
     async def enter(self, texts: int, priority: int, timeout: float) -> int:
-        """Wait for the turn of a request, and return the argument for ``leave``. Raises
+        """Wait until a request may run, and return the argument for ``leave``. Raises
         ``QueueFull`` and ``DeadlineExceeded``."""
         texts = min(texts, self.most)
         if not self.waiting and self._inside + texts <= self.most:
             self._inside += texts
             return texts
         if len(self.waiting) >= self.queue:
-            raise QueueFull("as many requests for the model wait as may")
+            raise QueueFull("the queue of the model is full")
         own = _Waiting(texts, priority, asyncio.get_running_loop().create_future())
         self.waiting.append(own)
         # Of asyncio's own primitives none knows priorities.
@@ -97,7 +97,7 @@ class Admission:
         except TimeoutError as error:
             self._give_up(own)
             raise DeadlineExceeded(
-                f"the request waited for its turn beyond its timeout of {timeout} s"
+                f"the request exceeded its timeout of {timeout} s in the queue"
             ) from error
         except asyncio.CancelledError:
             self._give_up(own)
@@ -155,7 +155,7 @@ class TextRun:
         return [text for result in results if result is not None for text in result.texts]
 
     async def pieces(self) -> AsyncGenerator[tuple[int, TextPiece], None]:
-        """The pieces as they come, each with the number of its text among all."""
+        """Yield pieces of text as they are generated, each with the index of its text."""
         last: dict[int, float] = {}
         count, counts = self._asked.options.count, self._model.counts
         histograms = self._model.histograms
@@ -202,7 +202,7 @@ class TextModel:
 
     @asynccontextmanager
     async def run(self, asked: TextAsked, timeout: float, priority: int) -> AsyncIterator[TextRun]:
-        """A request for texts, from when its turn has come. Leaving it ends its texts."""
+        """A running request for texts. Leaving the context ends its texts."""
         # Before the queue: a wrong prompt is refused at once, and a long one is divided while
         # others run.
         begin, stop = monotonic(), StopCondition(timeout, None, "the request")
@@ -236,7 +236,7 @@ class TextModel:
             self.admission.leave(inside)
 
     async def _tokens(self, asked: TextAsked) -> list[list[int]]:
-        """The tokens of the prompts, which a thread makes."""
+        """The tokens of the prompts, computed in a thread."""
 
         def encode() -> list[list[int]]:
             encode, size = self.generator.encode, self.generator.tokenizer.size
@@ -293,8 +293,10 @@ def _found(models: Mapping[str, _Model], name: str | None) -> _Model:
     if name is None and len(models) == 1:
         return next(iter(models.values()))
     if name is None:
-        raise FieldError("model", "model is needed, the name of one")
+        raise FieldError("model", "the field model is required, the name of a model")
     if name not in models:
         have = ", ".join(map(repr, models)) or "none"
-        raise UnknownModel(f"model {name!r:.80} is not there for this; of models there are {have}")
+        raise UnknownModel(
+            f"model {name!r:.80} does not exist for this endpoint; available are {have}"
+        )
     return models[name]

@@ -18,7 +18,7 @@ from penstock.generation.options import GenerationOptions
 Prompts: TypeAlias = "list[str | list[int]] | list[list[Mapping[str, object]]]"
 
 MOST_PROMPTS = 2048
-"""texts of one request for embeddings, or prompts of one for completions"""
+"""the maximum number of texts in an embeddings request, or prompts in a completions request"""
 _MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16
 """the default maximum number of tokens of a completion"""
@@ -88,7 +88,9 @@ class _Fields:
     def __init__(self, document: object, place: str = "") -> None:
         if not isinstance(document, Mapping):
             what = (
-                f"{place.rstrip('.')} is no object" if place else "the body must be a JSON object"
+                f"{place.rstrip('.')} must be an object"
+                if place
+                else "the body must be a JSON object"
             )
             raise FieldError(place.rstrip(".") or None, what)
         self._left = dict(document)
@@ -135,7 +137,7 @@ class _Fields:
 
     def wrong(self, name: str, value: object, needed: str) -> FieldError:
         place = self._place + name
-        return FieldError(place, f"{place}={shortened(repr(value))}: {needed} is needed")
+        return FieldError(place, f"{place}={shortened(repr(value))}: it must be {needed}")
 
     def refuse(self, name: str, why: str, *but: object) -> None:
         """Take a field that may only have the value of one of ``but``, which does nothing."""
@@ -148,9 +150,7 @@ class _Fields:
         """Refuse unknown fields."""
         for name in self._left:
             place = f"{self._place}{name}"
-            raise FieldError(
-                place, f"{place!r:.80} is no field that this server knows", "unknown_parameter"
-            )
+            raise FieldError(place, f"unknown field {place!r:.80}", "unknown_parameter")
 
 
 def decode_text_request(document: object, is_chat: bool) -> TextAsked:
@@ -161,7 +161,7 @@ def decode_text_request(document: object, is_chat: bool) -> TextAsked:
     with_usage = False
     if stream_options is not None:
         if not stream:
-            raise FieldError("stream_options", "stream_options is for stream=true")
+            raise FieldError("stream_options", "stream_options requires stream=true")
         with_usage = stream_options.flag("include_usage")
         stream_options.flag("include_obfuscation")
         stream_options.end()
@@ -189,7 +189,7 @@ def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
         if value is None:
             return
         if option in given:
-            raise FieldError(name, f"{given[option][0]} and {name}: one of them is possible")
+            raise FieldError(name, f"only one of {given[option][0]} and {name} may be given")
         given[option] = name, value
 
     for name in _ALIKE:
@@ -215,9 +215,7 @@ def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
 
 def _token(name: str) -> int:
     if not name.isascii() or not name.isdecimal() or len(name) > 10:
-        raise FieldError(
-            "logit_bias", f"logit_bias has {name!r:.40}, which is no number of a token"
-        )
+        raise FieldError("logit_bias", f"logit_bias has {name!r:.40}, which is not a token id")
     return int(name)
 
 
@@ -232,7 +230,7 @@ def _schema_of(form: _Fields) -> object:
         schema = None if about is None else about.take("schema")
         if about is None or not isinstance(schema, Mapping):
             place = "response_format.json_schema.schema"
-            raise FieldError(place, f"{place} is needed, an object")
+            raise FieldError(place, f"{place} is required, an object")
         for name in ("name", "description"):
             about.text(name)
         about.flag("strict")
@@ -252,7 +250,7 @@ def _of_chat(
         given["max_tokens"] = "max_completion_tokens", most
     top, wanted = fields.whole("top_logprobs"), fields.flag("logprobs")
     if top is not None and not wanted:
-        raise FieldError("top_logprobs", "top_logprobs is for logprobs=true")
+        raise FieldError("top_logprobs", "top_logprobs requires logprobs=true")
     if wanted:
         given["logprobs"] = "top_logprobs", _logprobs("top_logprobs", top or 0)
     tools = fields.take("tools")
@@ -267,7 +265,7 @@ def _of_chat(
     effort = fields.text("reasoning_effort")
     if effort is not None:
         variables["reasoning_effort"] = effort
-    fields.refuse("modalities", "answers are text", ["text"])
+    fields.refuse("modalities", "only text output is supported", ["text"])
     return (tools if isinstance(tools, list) and choice != "none" else None), variables
 
 
@@ -278,13 +276,13 @@ def _of_completions(fields: _Fields, given: dict[str, tuple[str, object]]) -> No
     if best_of is not None:
         given["best_of"] = "best_of", best_of
     given.setdefault("max_tokens", ("max_tokens", _COMPLETION_TOKENS))
-    fields.refuse("echo", "the prompt is not repeated", False)
-    fields.refuse("suffix", "texts are not filled in", "")
+    fields.refuse("echo", "echo is not supported", False)
+    fields.refuse("suffix", "insertion is not supported", "")
 
 
 def _logprobs(name: str, count: int) -> int:
     if not 0 <= count <= _MOST_LOGPROBS:
-        raise FieldError(name, f"{name}={count}: a number from 0 to {_MOST_LOGPROBS} is needed")
+        raise FieldError(name, f"{name}={count}: it must be a number from 0 to {_MOST_LOGPROBS}")
     return count
 
 
@@ -306,10 +304,10 @@ def _checked(given: Mapping[str, tuple[str, object]]) -> GenerationOptions:
 
 def _messages(value: object) -> list[Mapping[str, object]]:
     if not isinstance(value, list) or not value:
-        raise FieldError("messages", "messages is needed, a list of at least one message")
+        raise FieldError("messages", "messages is required, a list of at least one message")
     for i, message in enumerate(value):
         if not isinstance(message, Mapping):
-            raise FieldError(f"messages[{i}]", f"messages[{i}] is no object")
+            raise FieldError(f"messages[{i}]", f"messages[{i}] must be an object")
     return value
 
 
@@ -327,9 +325,13 @@ def _prompts(name: str, value: object) -> list[str | list[int]]:
             prompts = []
             break
     if not prompts:
-        raise FieldError(name, f"{name} is needed: a text, a list of tokens, or a list of these")
+        raise FieldError(
+            name, f"{name} is required: a string, a list of tokens, or a list of these"
+        )
     if len(prompts) > MOST_PROMPTS:
-        raise FieldError(name, f"{name} has {len(prompts)} texts, of {MOST_PROMPTS} at most")
+        raise FieldError(
+            name, f"{name} has {len(prompts)} texts, more than the maximum of {MOST_PROMPTS}"
+        )
     return prompts
 
 
@@ -341,7 +343,10 @@ def check_tokens(name: str, tokens: Sequence[int], count: int) -> None:
     """Raise ``FieldError`` if a token of a field is not below the tokenizer's ``count``."""
     largest = max(tokens, default=0)
     if largest >= count:
-        raise FieldError(name, f"{name} has token {largest}, of {count} that there are")
+        raise FieldError(
+            name,
+            f"{name} has token {largest}, but tokens must be below {count}, the vocabulary size",
+        )
 
 
 def decode_embeddings_request(document: object) -> EmbeddingsAsked:

@@ -26,7 +26,7 @@ from penstock.session.session import Session
 
 _LENGTHS = 12, 5
 _HIDDEN = 1e-5
-"""the largest difference between answers with different padding, relative to the largest value"""
+"""tolerance for outputs with different padding, relative to the largest value"""
 _STEP, _SHORT = 32, 8
 """lengths are rounded up to multiples of the first, short ones to multiples of the second"""
 
@@ -122,7 +122,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
     differ, or if equality is not proven for all requests."""
     masks = session._masks()
     if not masks:
-        raise ValueError("no input is a mask that says which rows of a request pad")
+        raise ValueError("no input is a mask that marks the padding of a request")
     requests = [_request(session, masks, sample, length) for length in _LENGTHS]
     try:
         alone = [session._run_ahead(feeds) for feeds in requests]
@@ -138,21 +138,21 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         # A mask of -10, say, hides rows but nearly.
         others = unequal.split(session._run_ahead(unequal.padded_anew(batch)), requests)
     except PenstockError as error:
-        hint = "" if sample is not None else "; give a request as sample="
-        message = f"the model does not run on requests of two lengths that were made up{hint}"
+        hint = "" if sample is not None else "; give an example request as sample="
+        message = f"the model fails on generated requests of two lengths{hint}"
         raise ValueError(message) from error
     none: list[dict[str, RunValue]] = [{}] * len(alone)
     for one, joined, other in zip(alone, together or none, others or none, strict=True):
         for name, value in one.items():
             same = name in joined and are_close(value, joined[name])
             if not same or not are_close(joined[name], other[name], _HIDDEN):
-                raise ValueError(f"output {name!r} of a request changes when it is padded")
+                raise ValueError(f"output {name!r} of a request changes if the request is padded")
     try:
         unequal.check(session, batch)
     except PenstockError as reason:
         raise ValueError(
-            f"requests are not joined by tokens, since {reason}. Leave out max_batch_tokens=: "
-            "max_batch= joins requests of equal shapes"
+            f"requests cannot be batched by tokens, since {reason}. Omit max_batch_tokens=: "
+            "max_batch= batches requests of equal shapes"
         ) from None
     return unequal
 
@@ -167,11 +167,15 @@ def _request(
         type_ = port.type
         dims = type_.shape if isinstance(type_, TensorType) else None
         if not isinstance(type_, TensorType) or dims is None or any(map(_is_fixed, dims[:2])):
-            raise ValueError(f"input {port} has no two first dims that are open: rows and tokens")
+            raise ValueError(
+                f"the first two dims of input {port}, rows and tokens, must be dynamic"
+            )
         if sample is not None:
             feeds[port.name] = convert(port.name, sample[port.name], type_)[:1, :length]
         elif len(dims) < 2 or not all(map(_is_fixed, dims[2:])):
-            raise ValueError(f"input {port} has dims that are open: give a request as sample=")
+            raise ValueError(
+                f"input {port} has other dynamic dims: give an example request as sample="
+            )
         else:
             shape = (1, length, *[dim for dim in dims[2:] if isinstance(dim, int)])
             feeds[port.name] = made_up(shape, type_.dtype or np.dtype(np.float32), rng)

@@ -241,7 +241,7 @@ class Session:
         try:
             check_batch(self._compiler, main, [feeds[name] for name in main.names])
         except RowsStay as reason:
-            raise PenstockError(f"rows that pad may act on others: {reason}") from None
+            raise PenstockError(f"padding rows may affect other rows: {reason}") from None
 
     def _masks(self) -> tuple[str, ...]:
         """The inputs that say which rows of a batch pad, for servers."""

@@ -75,7 +75,7 @@ def test_tensor_array_read_as_another_dtype_is_refused(executor, op):
     more = {"TensorArrayReadV3": ["index"], "TensorArrayGatherV3": ["indices"]}.get(op, [])
     g.const(np.int32([1]), "indices")
     g.node(op, "array", *more, "write", name="wrong", dtype=Type("int32"))
-    with pytest.raises(ps.RunError, match="the node expects a tensor array"):
+    with pytest.raises(ps.RunError, match="the elements of the tensor array must"):
         session_of(g, executor).run({}, ["wrong:0"])
 
 
@@ -89,7 +89,7 @@ def test_list_read_as_another_dtype_is_refused(executor):
     types = {"element_dtype": Type("float32"), "shape_type": Type("int32")}
     g.node("TensorListFromTensor", "rows", "shape", name="list", **types)
     g.node("TensorListStack", "list", "shape", name="all", element_dtype=Type("int64"))
-    with pytest.raises(ps.RunError, match="the node expects a list of"):
+    with pytest.raises(ps.RunError, match="the elements of the list of tensors"):
         session_of(g, executor).run({}, ["all"])
 
 
@@ -110,7 +110,7 @@ def stack_of(pushed: str, popped: str) -> Builder:
 @pytest.mark.parametrize(
     ("pushed", "popped", "fault"),
     [
-        ("float32", "int32", "the node expects a stack with"),
+        ("float32", "int32", "the elements of the stack must"),
         ("int32", "float32", "the stack has elements of float32, not int32"),
     ],
 )

@@ -115,7 +115,9 @@ def test_rows_that_pad_with_zeros_are_known_to_change_nothing(change):
     ],
 )
 def test_node_that_may_read_rows_that_pad_is_named(change, node):
-    with pytest.raises(ps.PenstockError, match=rf"may act on others: {node} in .*reads several"):
+    with pytest.raises(
+        ps.PenstockError, match=rf"may affect other rows: {node} in .*computes over the axis"
+    ):
         check(encoder(change))
 
 

@@ -70,7 +70,7 @@ def test_keys_that_are_computed_in_each_step_stay() -> None:
     changes = {"x0 = Add": computed, "past_cross_k0": "keys"}
     more = [f"float[b, n, {WIDTH}] encoder_hidden_states"]
     why = why_steps_stay("unmasked", changes, more)
-    assert "computed of 'encoder_hidden_states' in each step; export a decoder" in why
+    assert "computed from 'encoder_hidden_states' in each step; export a decoder" in why
 
 
 def test_hidden_states_that_are_not_read_do_not_matter() -> None:
@@ -82,19 +82,19 @@ def test_hidden_states_that_are_not_read_do_not_matter() -> None:
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"Sub (unit, flags)": "Identity (flags)"}, "other positions than those where the mask"),
+        ({"Sub (unit, flags)": "Identity (flags)"}, "other than those where its mask"),
         (
             {"Mul (absent, low)": "Mul (absent, factor)"},
-            "adds numbers to scores of what an encoder",
+            "to cross attention scores, which is not a mask",
         ),
-        ({"Add (c1_c, masked)": "Add (c1_c, nothing)"}, "only some layers apply the mask"),
+        ({"Add (c1_c, masked)": "Add (c1_c, nothing)"}, "some layers apply the mask"),
         (
             {"x0 = Add (x, y)": "most = ReduceMax (flags) z = Mul (y, most) x0 = Add (x, z)"},
-            "reads 'encoder_mask', beside attention",
+            "reads 'encoder_mask', which only cross attention may read",
         ),
         (
             {"(past_cross_k1)": "(odd)", "r1 = Add": "odd = Exp (past_cross_k1) r1 = Add"},
-            "makes of caches",
+            "reads caches through",
         ),
     ],
 )
@@ -108,4 +108,4 @@ def test_several_masks_stay() -> None:
         "flags =": "both = Mul (encoder_mask, cross_mask) flags =",
     }
     why = why_steps_stay("added", changes, ["int64[b, n] cross_mask"])
-    assert "which of ['encoder_mask', 'cross_mask']" in why
+    assert "candidates are ['encoder_mask', 'cross_mask']" in why

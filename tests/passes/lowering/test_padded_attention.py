@@ -102,7 +102,9 @@ def test_reproducible_attention_of_all_rows_stays():
     (got,) = session.run(feeds).values()
     np.testing.assert_allclose(got, reference(model, feeds), rtol=1e-5, atol=1e-5)
     assert operations(session)["LiveRows"] == 0
-    assert "attention that is not one node (reproducible=True)" in session.explain(reasons=True)
+    assert "attention that was not fused into one node (reproducible=True)" in session.explain(
+        reasons=True
+    )
 
 
 @given(
@@ -149,8 +151,8 @@ SECOND = """yw = MatMul (y, w) yh = Reshape (yw, heads) k2 = Transpose <perm = [
     v2 = Transpose <perm = [0, 2, 1, 3]> (yh) t0 = MatMul (v2, k2) u0 = MatMul (v2, places_t)
     u1 = GatherElements <axis = -1> (u0, index) t1 = Add (t0, u1)"""
 WEIGH_SECOND = "p2 = Softmax <axis = -1> (t) c2 = MatMul (p2, v2)"
-NO_BIAS, NOT_0 = "with no bias for those that a mask hides", "another number of a weight of 0"
-NOT_FINITE = "weighs rows that may not be finite"
+NO_BIAS, NOT_0 = "to which no mask is known to be added", "may change attention weights of 0"
+NOT_FINITE = "applies attention weights to rows that may not be finite"
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e-4])
@@ -178,7 +180,7 @@ def test_rows_that_a_scaled_bias_does_not_hide_are_computed(factor):
         ("t3 = Add (t1, bias) t = Max (t3, small)", "", NO_BIAS),
         ("t3 = Add (t1, bias) t = Transpose <perm = [0, 1, 3, 2]> (t3)", "", NO_BIAS),
         ("t3 = Div (u1, t0) t = Add (t3, bias)", "", "divides by rows"),
-        ("t3 = Exp (t1) t = Add (t3, bias)", "", "attention that is not one node"),
+        ("t3 = Exp (t1) t = Add (t3, bias)", "", "attention that was not fused into one node"),
         ("t = Add (t1, bias)", "p3 = Add (p2, small)", NOT_0),
         ("t = Add (t1, bias)", "p3 = Where (low_w, p2, small)", NOT_0),
         ("t = Add (t1, bias)", "p3 = Transpose <perm = [0, 1, 3, 2]> (p2)", "no mask hides"),
@@ -201,4 +203,7 @@ def test_scores_that_are_an_output_have_rows_that_pad():
     session, feeds = ps.compile(model, cache=False, dead_rows="any"), feeds_of()
     (_, p), want = session.run(feeds).values(), reference(model.SerializeToString(), feeds, 1)
     np.testing.assert_allclose(p, want, rtol=1e-5, atol=1e-5)
-    assert "is output 'p', of attention to rows that pad" in session.explain(reasons=True)
+    assert (
+        "computes output 'p', attention scores or weights that include padding rows"
+        in session.explain(reasons=True)
+    )

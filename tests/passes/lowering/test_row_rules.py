@@ -117,7 +117,7 @@ def test_reshape_names_packed_rows_by_what_is_left(before, target, after, packed
 
 
 def test_rows_that_are_joined_with_features_of_others_stay():
-    with pytest.raises(Stays, match="joins rows"):
+    with pytest.raises(Stays, match="merges a row with parts of"):
         form("Reshape", "B S 8", constant(3, 4, 10))
 
 
@@ -275,7 +275,7 @@ def test_rows_turn_by_angles_of_their_own(x, domain):
     node = Node(op, inputs, [y], {"num_heads": 2})
     assert packed_form(node, axes).outputs == [axes_of(x)]
     axes[3 if not domain else 1] = None
-    with pytest.raises(Stays, match="not along"):
+    with pytest.raises(Stays, match="rotates rows by positions or angles"):
         packed_form(node, axes)
 
 

@@ -97,12 +97,12 @@ def test_the_same_number_for_all_hides_nothing(number: float) -> None:
 @pytest.mark.parametrize(
     "bias, why",
     [
-        (lambda p: absent(p, -100), "adds numbers"),
-        (lambda p: absent(p._replace(present=~p.present)), "other positions"),
-        (lambda p: absent(p)[..., :-1], "no mask of what"),
-        (lambda p: absent(p) * (p.present.size == 50), "at times"),
-        (lambda p: absent(p) * (np.arange(p.rows) > 0)[:, None], "other positions"),
-        (lambda p: np.full((1, 1, 1, 1), LOW), "other positions"),
+        (lambda p: absent(p, -100), "to cross attention scores"),
+        (lambda p: absent(p._replace(present=~p.present)), "other than those where its mask"),
+        (lambda p: absent(p)[..., :-1], "has a cross attention bias"),
+        (lambda p: absent(p) * (p.present.size == 50), "only for some of the masks"),
+        (lambda p: absent(p) * (np.arange(p.rows) > 0)[:, None], "other than those where its mask"),
+        (lambda p: np.full((1, 1, 1, 1), LOW), "other than those where its mask"),
     ],
 )
 def test_biases_that_are_no_masks_are_refused(

@@ -36,7 +36,7 @@ def test_roles_are_told_by_names_and_open_dims() -> None:
 @pytest.mark.parametrize("dims", ["2, 3", "b", "b, s, t, 4, 5"])
 def test_inputs_without_rows_or_a_past_have_no_role(dims: str) -> None:
     text = f"g (float[{dims}] x, float[b, 2, p, 4] past) => (float[{dims}] y) {{ y = Neg (x) }}"
-    with pytest.raises(RowsStay, match="'x' has neither rows nor a past"):
+    with pytest.raises(RowsStay, match="has neither an axis of rows"):
         roles_of(ps.load(model_from_text(text)).graph)
 
 

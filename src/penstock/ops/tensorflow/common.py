@@ -113,9 +113,7 @@ def handle(type_: type[T], name: str) -> Callable[..., T]:
             raise ShapeError(f"the input must be a {name}, not a {type(value).__name__}")
         # Elements that are handles have dtype None.
         if dtype and find_dtype(dtype) != value.dtype:  # type: ignore[attr-defined]
-            raise ShapeError(
-                f"the node expects a {name} with elements of type {dtype}, not {value.dtype}"
-            )
+            raise ShapeError(f"the elements of the {name} must have type {dtype}, as the node says")
         return value
 
     return checked

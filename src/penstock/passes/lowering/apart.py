@@ -49,8 +49,9 @@ class _Known(NamedTuple):
 
 
 class ProveApart(Pass):
-    """Raise ``RowsStay`` unless samples that are padded at their end with zeros get what each gets
-    alone, and the same bits where results are to be reproducible. The graph is of no use then."""
+    """Raise ``RowsStay`` unless samples that are zero-padded at their end get the same results as
+    alone, and bitwise the same if results are to be reproducible. The graph is invalid
+    afterwards."""
 
     invalidates = frozenset({Property.TYPED})
 
@@ -59,16 +60,19 @@ class ProveApart(Pass):
         packing.find(anything=True)
         if context.numerics.reproducible:
             packing.refuse_all_rows()
-            for node in graph.nodes:  # whose sums are in an order by the number of rows
+            for node in graph.nodes:  # the summation order depends on the number of rows
                 if node.op.full_name == "Conv" and node not in packing.packed:
-                    raise RowsStay(f"{node.label} convolves rows that pad (reproducible=True)")
+                    raise RowsStay(
+                        f"{node.label} convolves padding rows, which changes the rounding "
+                        "(reproducible=True)"
+                    )
         check_apart(packing)
         return True
 
 
 def check_apart(packing: RowPacking) -> None:
-    """Raise ``RowsStay`` for a node by which a row that pads may act on others before rows are
-    packed, in a batch [samples, rows, ...] of which samples are padded at their end with zeros."""
+    """Raise ``RowsStay`` for a node through which padding rows may affect other rows before rows
+    are packed, in a batch [samples, rows, ...] of samples that are zero-padded at their end."""
     known, seeds = _of_inputs(packing), _seeds(packing)
     proven = {*packing.packed, *packing.in_place}
     behind: set[Value] = set()
@@ -77,10 +81,14 @@ def check_apart(packing: RowPacking) -> None:
         late = node in proven or not behind.isdisjoint(all_reads(node))
         for value in reads:
             if value in seeds and known[value].axes != seeds[value]:
-                raise RowsStay(f"{node.label} reads rows of {value.name!r} in another order")
+                raise RowsStay(
+                    f"{node.label} reads {value.name!r} with samples and rows along other axes"
+                )
             beside = late and node not in proven and _has_rows(known[value])
             if beside and not _is_guard(value, packing):
-                raise RowsStay(f"{node.label} reads rows beside those that are packed")
+                raise RowsStay(
+                    f"{node.label} reads packed values together with padded rows of {value.name!r}"
+                )
         if late:
             behind.update([value for value in node.outputs if value is not None])
         elif reads:
@@ -96,7 +104,7 @@ def _of_inputs(packing: RowPacking) -> dict[Value, _Known]:
     for value in packing.graph.inputs:
         dims = value.shape or ()
         if dims[:2] != (packing.batch, packing.rows) or not _is_static(value):
-            raise RowsStay(f"input {value.name!r} has no samples and rows as its first dims")
+            raise RowsStay(f"the first dims of input {value.name!r} are not samples and rows")
         rest = [features(n) for n in static_dims(value)[2:]]
         known[value] = _Known((packing.samples, packing.row, *rest), _zero(value))
     return known
@@ -140,7 +148,7 @@ def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
     else:
         results = [found]
     if any(node.outputs[len(results) :]):
-        raise Stays("has other outputs")
+        raise Stays("has several outputs that are read")
     known.update({v: x for v, x in zip(node.outputs, results, strict=False) if v is not None})
 
 

@@ -71,7 +71,7 @@ def join_steps(source: Graph) -> tuple[Graph, JoinedSteps]:
     graph = with_sizes_of_heads(source)
     roles = roles_of(graph)
     if not roles.caches:
-        raise RowsStay("the graph has no caches")
+        raise RowsStay("the graph has no inputs for caches")
     graph = prepared(graph)
     try:
         return _joined(source, graph, roles, Probes(graph, roles, whole=False))
@@ -122,7 +122,9 @@ def _mask_of(graph: Graph, roles: Roles) -> str:
     """The name of the mask of what an encoder returned. Raises ``RowsStay`` for several."""
     masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
     if len(masks) != 1:
-        raise RowsStay(f"which of {masks} is the mask of cross attention is not known")
+        raise RowsStay(
+            f"exactly one input must be the mask of cross attention, but candidates are {masks}"
+        )
     return masks[0]
 
 
@@ -132,7 +134,7 @@ def _check_fixed(graph: Graph, roles: Roles) -> None:
     for value in graph.inputs:
         if value.name in roles.fixed and (found := readers.get(value)):
             label = "an output" if found[0] is None else found[0].label
-            raise RowsStay(f"{label} reads {value.name!r}, beside attention")
+            raise RowsStay(f"{label} reads {value.name!r}, which only cross attention may read")
 
 
 def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
@@ -158,7 +160,7 @@ def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
         for values in compared:
             other, own = values.get(name), value.const
             if other is None or own is None or not np.array_equal(other, own, equal_nan=True):
-                raise RowsStay(f"{name!r} may depend on the number of rows, or of positions")
+                raise RowsStay(f"{name!r} may depend on the number of rows or positions")
 
 
 class _Everything:
@@ -300,9 +302,12 @@ class _Opening:
             raise stays(node, str(reason)) from None
         for value, own, wanted in zip(node.inputs, inputs, found.inputs, strict=False):
             if wanted is not None and own is None and value is not None:
-                raise stays(node, f"reads {value.name!r}, which depends on the number of rows")
+                raise stays(
+                    node,
+                    f"reads {value.name!r}, whose shape or contents depend on the number of rows",
+                )
         if any(node.outputs[len(found.outputs) :]):
-            raise stays(node, "has other outputs")
+            raise stays(node, "has several outputs that are read")
         for value, axes in zip(node.outputs, found.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
@@ -320,7 +325,7 @@ class _Opening:
         graph.inputs.append(read)
         for i, output in enumerate(graph.outputs):
             if output not in self.axes:
-                raise RowsStay(f"output {output.name!r} has no rows")
+                raise RowsStay(f"output {output.name!r} has no axis of rows")
             value = output
             while (node := value.producer) is not None and node.op is not PAGED_ATTENTION:
                 before = {v for v in node.inputs if v is not None and v in self.axes}
@@ -347,5 +352,5 @@ def _of_pages(node: Node, inputs: Sequence[Axes | None]) -> Packed:
     if q is not None and node.inputs[1] is None and q[2] == ((ROW_AXIS, ROWS),):
         return Packed([(*q[:3], features(node.attrs["value_size"]))], inputs)
     if q is None or k is None or v is None or not q[2] == k[2] == v[2] == ((ROW_AXIS, ROWS),):
-        raise Stays("has queries, keys or values without a known axis of rows")
+        raise Stays("has queries, keys or values whose axis of rows is unknown")
     return Packed([(*q[:3], v[3])], inputs)

@@ -86,7 +86,7 @@ def padded_form(
     """
     check_pure(node)
     if any(node.outputs[1:]):
-        raise Stays("has other outputs")
+        raise Stays("has more than one output")
     name = node.op.full_name
     hiding: Sequence[ScoreTerm] = ()
     if node.op is ATTENTION:
@@ -104,9 +104,9 @@ def padded_form(
         (found,) = axes_rule(node, [None if x is None else x.axes for x in inputs]).outputs
         result = Padded(found, (), any(x is not None and x.weighed for x in inputs))
     else:
-        raise Stays("combines rows of attention that is not one node")
+        raise Stays("combines rows of attention that was not fused into one node")
     if axis_names(result.axes).count(SAMPLES) > 1:
-        raise Stays("combines samples with others")
+        raise Stays("combines different samples")
     return result, hiding
 
 
@@ -136,7 +136,7 @@ def _single(node: Node, inputs: _Inputs) -> Padded:
     """The first input, if it alone has rows."""
     first, *others = inputs
     if first is None or any(others):
-        raise Stays("combines rows with others")
+        raise Stays("combines different rows")
     return first
 
 
@@ -147,7 +147,7 @@ def _joined(known: Sequence[Axes]) -> Axes:
         # Of the same size are features that have no rows: an index picks one for each key.
         named = {axis for axis in column if not are_features([axis])}
         if len(named) > 1:
-            raise Stays("combines rows with others")
+            raise Stays("combines different rows")
         joined.append(named.pop() if named else next(filter(None, column), ()))
     return tuple(joined[::-1])
 
@@ -156,10 +156,10 @@ def _elementwise(node: Node, inputs: _Inputs) -> Padded:
     name, known = node.op.full_name, [x for x in inputs if x is not None]
     axes = _joined([(x or _plain(v)).axes for x, v in zip(inputs, node.inputs, strict=True) if v])
     if name == "Div" and inputs[1] is not None:
-        raise Stays("divides by rows, which may be 0")
+        raise Stays("divides by rows, which are 0 where they are padding")
     # Where a weight is 0, the result must be so: what is behind relies on it.
     if any(WEIGHTS in axis_names(x.axes) for x in known) and not _keeps_zero(node, inputs):
-        raise Stays("makes another number of a weight of 0")
+        raise Stays("may change attention weights of 0 to other values")
     return Padded(axes, _terms(node, inputs), any(x.weighed for x in known))
 
 
@@ -222,24 +222,24 @@ def _elements(node: Node, x: Padded) -> Padded:
     size = picked[at]
     del dims[at], picked[at]
     if not are_features([x.axes[at]]) or dims != picked:
-        raise Stays("reads several rows at a time")
+        raise Stays("reads several rows for one result row")
     return Padded((*x.axes[:at], features(size), *x.axes[at + 1 :]), (), x.weighed)
 
 
 def _product(a: Padded, b: Padded) -> Padded:
     if min(len(a.axes), len(b.axes)) < 2:
-        raise Stays("multiplies rows by a vector")
+        raise Stays("multiplies rows by a vector, which is not supported here")
     # A weight of 0 times what is not finite is not 0.
     for x, other in ((a, b), (b, a)):
         if WEIGHTS in axis_names(x.axes) and other.weighed:
-            raise Stays("weighs rows that may not be finite")
+            raise Stays("applies attention weights to rows that may not be finite")
     # Summed up are features, or weights with the rows that they are for: those of one axis, since
     # samples and heads are along the others.
     summed = a.axes[-1], b.axes[-2]
     names = [name for name in axis_names(summed) if name]
     weighs = len(summed[0]) == len(summed[1]) == 1 and WEIGHTS in names
     if names and not (weighs and names.count(WEIGHTS) == 1 and SAMPLES not in names):
-        raise Stays("sums up rows that no mask hides")
+        raise Stays("sums over rows that no mask hides")
     lead = _joined([a.axes[:-2], b.axes[:-2]])
     return Padded((*lead, a.axes[-2], b.axes[-1]), (), a.weighed or b.weighed)
 
@@ -249,16 +249,16 @@ def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, S
     rank = len(x.axes)
     last = node.attrs.get("axis", -1) in (-1, rank - 1) and node.op.since >= SINGLE_AXIS
     if not last:
-        raise Stays("is a Softmax of rows along other axes than the last one")
+        raise Stays("is a Softmax over rows along an axis other than the last one")
     if x.weighed:
-        raise Stays("weighs rows that may not be finite")
+        raise Stays("applies attention weights to rows that may not be finite")
     # Along the last axis may also be places alone, as where scores are of queries with positions.
     terms = x.terms if _are_scores(x.axes, samples, row) else ()
     if terms:
         weights = tuple((WEIGHTS, size) for _, size in row)
         return Padded((*x.axes[:-1], weights), (), True), terms
     if not are_features(x.axes[-1:]):
-        raise Stays("weighs rows, with no bias for those that a mask hides, as far as is known")
+        raise Stays("normalizes scores of rows to which no mask is known to be added")
     return Padded(x.axes, (), True), ()
 
 
@@ -287,8 +287,8 @@ def _attention(
         if value is not None:
             axes = _joined([axes, (x or _plain(value)).axes])
     if weighed:
-        raise Stays("weighs rows that may not be finite")
+        raise Stays("applies attention weights to rows that may not be finite")
     if not (terms and _are_scores(axes, samples, row)):
-        raise Stays("weighs rows, with no bias for those that a mask hides, as far as is known")
+        raise Stays("normalizes scores of rows to which no mask is known to be added")
     weights = tuple((WEIGHTS, size) for _, size in row)
     return _product(Padded((*axes[:-1], weights), (), True), v), terms

@@ -100,7 +100,7 @@ class PageAttention:
         """Let attention read pages in the place of caches."""
         for value in self._past.values():
             if value.dtype != FLOAT32:
-                raise RowsStay(f"cache {value.name!r} is {value.dtype}, and pages hold float32")
+                raise RowsStay(f"cache {value.name!r} is {value.dtype}, but pages are float32")
         self._check_fixed()
         nodes: list[Node] = []
         for node in self.graph.nodes:
@@ -120,7 +120,7 @@ class PageAttention:
         if self.fixed:
             self.graph.inputs += [self.fixed_runs, self.fixed_pages]
         if len(self.masked) > 1:
-            raise RowsStay("only some layers apply the mask of the encoder's output")
+            raise RowsStay("some layers apply the mask of the encoder's output, and others do not")
 
     def _check_fixed(self) -> None:
         """See that fixed inputs that are read are keys, values and masks. Raises ``RowsStay``."""
@@ -131,8 +131,8 @@ class PageAttention:
                 continue
             if value.dtype != FLOAT32 or len(value.shape or ()) != _OF_HEADS:
                 raise RowsStay(
-                    f"keys and values of cross attention are computed of {value.name!r} in each "
-                    "step; export a decoder that is fed them"
+                    f"keys and values of cross attention are computed from {value.name!r} in "
+                    "each step; export a decoder with cached keys and values as inputs"
                 )
 
     # Attention in its forms.
@@ -151,7 +151,7 @@ class PageAttention:
         seen = self._seen(node, node.inputs[3:], heads)
         scores = _Scores(node.attrs["scale"] * keys.scale, node.attrs.get("softcap", 0.0), seen)
         if values.scale != 1:
-            raise stays(node, "has values times a number")
+            raise stays(node, "scales its values by a constant")
         return self._attention(node, q, keys, values, scores, node.outputs[0])
 
     def _cross(self, node: Node, q: Value, keys: _Source, values: _Source) -> Node:
@@ -162,15 +162,20 @@ class PageAttention:
         for name, source in (("keys_at", keys), ("values_at", values)):
             fed = source.value
             if fed is None or fed.name not in self.roles.fixed:
-                raise stays(node, "reads what an encoder returned beside what is computed")
+                raise stays(
+                    node, "combines cached keys or values of the encoder with computed ones"
+                )
             if not _repeats(fed, source.moves, static_dims(q)[1], last and source is keys):
-                raise stays(node, "has keys or values that are not fed, each for some heads")
+                raise stays(
+                    node,
+                    "has keys or values that are not cached inputs repeated for groups of heads",
+                )
             # Layers may share what they read: nothing is written to it.
             place = fed.name, source is keys
             cache = self.fixed.get(place) or self._placed_fixed(fed, source is keys)
             attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
         if values.scale != 1:
-            raise stays(node, "has values times a number")
+            raise stays(node, "scales its values by a constant")
         try:
             self.masked.add(self._biases.hides_absent(_given(node.inputs[3:])))
         except Stays as reason:
@@ -198,7 +203,7 @@ class PageAttention:
         """Attention over pages."""
         for operand in (keys, values):
             if any(cache.past == operand.past.name for cache in self.caches):
-                raise stays(node, f"reads {operand.past.name!r} as a layer before does")
+                raise stays(node, f"reads {operand.past.name!r}, which an earlier layer reads too")
         attrs: dict[str, Any] = {"scale": scores.scale, "softcap": scores.softcap}
         attrs |= {"window": scores.seen.window, "positions": PAGE}
         attrs["keys_at"], attrs["values_at"] = self._placed(keys, True), self._placed(values, False)
@@ -216,7 +221,7 @@ class PageAttention:
         self.page_size += groups * PAGE * size
         present = self._outputs.get(operand.present)
         if present is None:
-            raise RowsStay(f"no output returns the new {operand.past.name!r}")
+            raise RowsStay(f"no output returns the updated cache {operand.past.name!r}")
         self.caches.append(PagedCache(operand.past.name, present, groups, size, begins, keys))
         return begins
 
@@ -225,14 +230,14 @@ class PageAttention:
         present, moves, scale = source
         concat = None if present is None else present.producer
         if concat is None or present is None or len(concat.inputs) != 2:
-            raise stays(node, "reads keys or values that are not a past with rows appended")
+            raise stays(node, "reads keys or values that are not a cache with new rows appended")
         past, new = concat.inputs
         if past is None or new is None or past.name not in self._past:
-            raise stays(node, "reads keys or values that are not a past with rows appended")
+            raise stays(node, "reads keys or values that are not a cache with new rows appended")
         if concat.attrs.get("axis", 0) not in (2, -2):
-            raise stays(node, "adds rows to caches along another axis")
+            raise stays(node, "appends rows to caches along an axis other than 2")
         if not _repeats(present, moves, heads, last):
-            raise stays(node, "has keys or values that are no caches, each for some heads")
+            raise stays(node, "has keys or values that are not caches repeated for groups of heads")
         return _Operand(past, new, present, scale)
 
     def _paged_onnx(self, node: Node) -> list[Node]:
@@ -240,12 +245,12 @@ class PageAttention:
         inputs = [*node.inputs, *[None] * (7 - len(node.inputs))]
         outputs, attrs = [*node.outputs, *[None] * 3], node.attrs
         if inputs[6] or outputs[3]:
-            raise stays(node, "has lengths, or returns scores")
+            raise stays(node, "has the input nonpad_kv_seqlen, or outputs its scores")
         if attrs.get("right_window_size", -1) > 0 or attrs.get("softmax_precision") not in (
             None,
             1,
         ):
-            raise stays(node, "has a window after its rows, or another precision")
+            raise stays(node, "has right_window_size, or softmax_precision other than float32")
         q, k, v, past_k, past_v = _all(node, [*inputs[:3], *inputs[4:6]])
         present_k, present_v = _all(node, outputs[1:3])
         writer = _HeadsWriter(node)
@@ -266,12 +271,12 @@ class PageAttention:
         """Convert GroupQueryAttention."""
         inputs, attrs = [*node.inputs, *[None] * (16 - len(node.inputs))], node.attrs
         if any(inputs[11:]):
-            raise stays(node, "has sinks or scales")
+            raise stays(node, "has a head_sink, cache scales or normalization weights")
         modes = {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"}
         if modes != {"NONE"} or attrs.get("smooth_softmax", -1) == 1:
-            raise stays(node, "has codes in its caches, or a smooth softmax")
+            raise stays(node, "has quantized caches, or smooth_softmax")
         if attrs.get("sliding_window_cache") or not attrs.get("causal", 1):
-            raise stays(node, "has a cache of a window, or sees later rows")
+            raise stays(node, "has sliding_window_cache, or is not causal")
         past_k, past_v = _all(node, inputs[3:5])
         present_k, present_v = _all(node, node.outputs[1:3])
         writer, heads, groups = _HeadsWriter(node), attrs["num_heads"], attrs["kv_num_heads"]
@@ -314,7 +319,7 @@ class PageAttention:
             raise stays(node, str(reason)) from None
         if seen.by_distance is not None and len(seen.by_distance) not in (1, heads):
             own = len(seen.by_distance)
-            raise stays(node, f"adds numbers of {own} heads to scores of {heads}")
+            raise stays(node, f"adds a bias of {own} heads to scores of {heads} heads")
         return seen
 
 
@@ -334,7 +339,10 @@ def _source_of(node: Node, value: Value | None) -> _Source:
             scale *= number
             continue
         if not (source.op.view or source.op.full_name in ("Expand", "Transpose")):
-            raise stays(node, f"reads what {source.label} makes of caches")
+            raise stays(
+                node,
+                f"reads caches through {source.label}, which is not a view, Expand or Transpose",
+            )
         moves.append(source)
         value = source.inputs[0]
     return _Source(value, moves[::-1], scale)
@@ -358,7 +366,7 @@ def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:
     """``values``, none of which is left out."""
     given = _given(values)
     if len(given) < len(values):
-        raise stays(node, "has no past, or does not return it")
+        raise stays(node, "lacks query, key, value or past inputs, or present outputs")
     return given
 
 

@@ -84,7 +84,7 @@ class RowPacking:
         self.attention = [node for node in graph.nodes if node.op is ATTENTION]
         scores = [node for node in graph.nodes if _is_softmax_of_scores(node)]
         if not (self.attention or scores) or any(inner is not graph for inner in graph.graphs()):
-            raise _stay(None, "the graph has no attention, or has loops")
+            raise _stay(None, "the graph has no attention, or has control flow")
         sizes = [static_dims(node.inputs[0]) for node in scores]
         self.batch, self.rows = self._sizes() if self.attention else sizes[0][::3]
         found = zip(scores, sizes, strict=True)
@@ -118,10 +118,16 @@ class RowPacking:
         for node in self.attention:
             q, v = static_dims(node.inputs[0]), static_dims(node.inputs[2])
             if len(q) != 4 or q[2] != v[2] or q[2] < 2:
-                raise _stay(node, "has queries that are no rows [batch, heads, rows, size]")
+                raise _stay(
+                    node,
+                    "has queries that are not [batch, heads, rows, size] with the rows of its keys",
+                )
             sizes.add((q[0], q[2]))
         if len(sizes) > 1:
-            raise _stay(self.attention[-1], "has other numbers of rows than those before")
+            raise _stay(
+                self.attention[-1],
+                "has another batch size or number of rows than earlier attention",
+            )
         return sizes.pop()
 
     def find(self, anything: bool) -> None:
@@ -130,14 +136,14 @@ class RowPacking:
         self.masks = self._find_masks()
         for node in self.attention:
             if not any(v is not None and _may_hide(v) for v in node.inputs[3:]):
-                raise _stay(node, "sees all rows")
+                raise _stay(node, "has no mask: its rows see all rows")
         read = [node.inputs[:3] for node in self.attention] + [n.inputs for n in self.scores]
         wanted = self._before([v for inputs in read for v in inputs if v is not None])
         whole = {*self.masks}
         while early := self._find_among(wanted, whole):
             whole |= early
         if not self.attention and not self._hiding:
-            raise _stay(self.scores[0], "is computed of no row that is packed")
+            raise _stay(self.scores[0], "does not depend on rows that can be packed")
         self._guard_attention()
         for reader in self.graph.nodes:
             if reader not in self.packed and reader not in self.in_place:
@@ -151,14 +157,17 @@ class RowPacking:
         late = self._behind(lambda node: node in self.packed or node in self.in_place)
         for guard, _ in self.guards:
             if guard in late:
-                raise _stay(guard.producer, "computes which rows matter from the rows themselves")
+                raise _stay(guard.producer, "computes the mask from the rows that it hides")
 
     def refuse_all_rows(self) -> None:
         """Raise ``RowsStay`` if attention is computed for all rows: its bits depend on their
         number, and on whether others are packed."""
         for node in self.graph.nodes:
             if node in self.in_place:
-                raise _stay(node, "is of attention that is not one node (reproducible=True)")
+                raise _stay(
+                    node,
+                    "belongs to attention that was not fused into one node (reproducible=True)",
+                )
 
     def _find_masks(self) -> set[Node]:
         """The nodes that compute what hides rows."""
@@ -178,7 +187,10 @@ class RowPacking:
         self.sums_scores |= bool(self.scores)
         self.terms = {v for v in biases if not v.is_constant}
         if not self.terms:
-            raise _stay(next(iter([*self.attention, *own])), "has no mask that a run gives")
+            raise _stay(
+                next(iter([*self.attention, *own])),
+                "has only constant masks, so that a run cannot hide rows",
+            )
         return self._before(self.terms)
 
     def _behind(self, starts: Callable[[Node], bool]) -> set[Value]:
@@ -261,7 +273,7 @@ class RowPacking:
             return
         found = packed_form(node, inputs)
         if any(node.outputs[len(found.outputs) :]):
-            raise Stays("has other outputs")
+            raise Stays("has several outputs that are read")
         for value, axes in zip(node.inputs, found.inputs, strict=False):
             if value is not None and axes is not None and value not in self.axes:
                 self._check_gathered(value, axes)
@@ -274,7 +286,7 @@ class RowPacking:
     def _check_gathered(self, value: Value, axes: Axes) -> None:
         """Raise ``Stays`` for a value whose rows cannot be gathered by their numbers."""
         if not self.are_gathered(value, axes) and not self.are_repeated(value, axes):
-            raise Stays("combines rows with values not gathered for their samples")
+            raise Stays("combines rows with a value that cannot be gathered by row")
 
     def are_gathered(self, value: Value, axes: Axes) -> bool:
         """Whether the rows of a value are gathered by their numbers in the batch, or by their
@@ -304,7 +316,7 @@ class RowPacking:
         ]
         result, terms = padded_form(node, inputs, self.samples, self.row)
         if not self._before([term.operand for term in terms]) <= self.masks:
-            raise Stays("weighs rows by a mask that is computed of rows")
+            raise Stays("uses a mask that is computed from the rows")
         self.in_place.add(node)
         if terms:
             self._hiding[node] = terms
@@ -379,15 +391,19 @@ class RowPacking:
         elif index is not None and reader is not None:
             self.guards[index, PAIRS if reader.op.full_name == "GatherND" else INDEX] = None
         elif value in self.padded and reader is None:
-            raise _stay(value.producer, f"is output {value.name!r}, of attention to rows that pad")
+            raise _stay(
+                value.producer,
+                f"computes output {value.name!r}, attention scores or weights that include "
+                "padding rows",
+            )
         elif reader is not None and value in self.axes and self._reads_first(reader, value):
             self.first = True
         elif reader is not None:
             why = self._why.get(reader, "reads it")
-            raise _stay(reader, f"{why}, and {value.name!r} has rows that pad")
+            raise _stay(reader, f"{why}, and {value.name!r} has padding rows")
         elif not anything:
-            text = f"is output {value.name!r}, with rows that pad"
-            raise _stay(value.producer, f"{text}, which dead_rows='any' leaves out")
+            text = f"computes output {value.name!r}, which includes padding rows"
+            raise _stay(value.producer, f"{text}; dead_rows='any' allows these to be 0")
 
     def _reads_first(self, node: Node, value: Value) -> bool:
         """Whether a node reads but the first row of each sample."""

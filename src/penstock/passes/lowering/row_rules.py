@@ -35,7 +35,7 @@ Axes: TypeAlias = "tuple[Axis, ...]"
 
 
 class Stays(Exception):  # noqa: N818 - no error: all rows are computed
-    """Why a node cannot be computed row by row."""
+    """The reason why a node cannot be computed row by row."""
 
 
 class Packed(NamedTuple):
@@ -60,7 +60,7 @@ def packed_form(node: Node, inputs: _Inputs) -> Packed:
     found = axes_rule(node, inputs)
     for axes in found.outputs:
         if axis_names(axes).count(ROWS) != 1:
-            raise Stays("combines each row with all others")
+            raise Stays("combines several rows into one result")
     return found
 
 
@@ -72,21 +72,21 @@ def axes_rule(node: Node, inputs: _Inputs) -> Packed:
     if node.op.elementwise:
         rule = _of_elementwise
     if rule is None:
-        raise Stays("reads several rows at a time, as far as is known")
+        raise Stays("is not known to compute each row separately")
     return rule(node, inputs)
 
 
 def check_pure(node: Node) -> None:
     """Raise ``Stays`` for a node that is no function of its inputs."""
     if not node.op.pure or node.control_inputs or node.graphs or node.op.role is not None:
-        raise Stays("has effects, or waits for others")
+        raise Stays("has side effects, control edges or control flow")
 
 
 def static_dims(value: Value | None) -> tuple[int, ...]:
     """The dims of a tensor. Raises ``Stays`` where they are unknown."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
-        raise Stays("has an input or output of unknown dims")
+        raise Stays("has an input or output with unknown dims")
     return type_.dims
 
 
@@ -147,7 +147,7 @@ def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
     if are_features(own):
         return None
     if ROWS not in axis_names(own):
-        raise Stays("combines rows with a value per sample")
+        raise Stays("combines rows with a value that has one entry per sample")
     return tuple(own)
 
 
@@ -163,13 +163,13 @@ def _rule(*names: str) -> Callable[[_Rule], _Rule]:
 
 def _want_plain(axes: Iterable[Axis]) -> None:
     if not are_features(axes):
-        raise Stays("reads several rows or samples at a time")
+        raise Stays("computes over the axis of rows or samples")
 
 
 def _want_no_rows(axes: Iterable[Axis]) -> None:
     """Raise ``Stays`` for axes of rows."""
     if ROWS in axis_names(axes):
-        raise Stays("multiplies rows by several matrices")
+        raise Stays("multiplies rows by a stack of matrices")
 
 
 def _merged(axis: Axis) -> Axis:
@@ -187,7 +187,7 @@ def _joined(column: Sequence[Axis]) -> Axis:
     """Return the axis that results from axes that broadcast to each other. Raises ``Stays``."""
     different = {_merged(axis) for axis in column if axis}
     if len(different) > 1:
-        raise Stays("combines rows with others")
+        raise Stays("combines different rows")
     return different.pop() if different else ()
 
 
@@ -195,7 +195,7 @@ def _only(inputs: _Inputs, place: int = 0) -> Axes:
     """The axes of the one input that has rows."""
     axes = inputs[place] if place < len(inputs) else None
     if axes is None or sum(a is not None for a in inputs) > 1:
-        raise Stays("combines rows with others")
+        raise Stays("combines different rows")
     return axes
 
 
@@ -258,7 +258,7 @@ def _of_places(node: Node, inputs: _Inputs) -> Packed:
     index = static_dims(node.inputs[1])
     depth = index[-1]
     if node.attrs.get("batch_dims", 0):
-        raise Stays("reads several rows at a time")
+        raise Stays("reads several rows for one result row")
     if inputs[0] is not None:
         axes = _only(inputs)
         _want_plain(axes[:depth])
@@ -273,7 +273,7 @@ def _of_places(node: Node, inputs: _Inputs) -> Packed:
 def _of_repetition(node: Node, inputs: _Inputs) -> Packed:
     axes, times = _only(inputs), node.const(1)
     if times is None:
-        raise Stays("repeats rows as often as a run says")
+        raise Stays("repeats rows by a factor that is not constant")
     pairs = [*zip(axes, times.reshape(-1).tolist(), static_dims(node.outputs[0]), strict=True)]
     _want_plain(axis for axis, n, _ in pairs if n != 1)
     return Packed([tuple([axis if n == 1 else features(size) for axis, n, size in pairs])], inputs)
@@ -305,7 +305,7 @@ def _of_elements(node: Node, inputs: _Inputs) -> Packed:
     dims, picked = [[*static_dims(value)] for value in node.inputs]
     del dims[at], picked[at]
     if None in others or dims != picked:
-        raise Stays("reads some of the rows, or the same for all")
+        raise Stays("gathers a selection of rows")
     joined[at] = features(static_dims(node.outputs[0])[at])
     return Packed([tuple(joined)], others)
 
@@ -318,7 +318,7 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
     first = inputs[0] is not None
     axes, other = _only(inputs, 0 if first else 1), b if first else a
     if not 2 <= len(other) <= len(axes):
-        raise Stays("multiplies rows by several matrices")
+        raise Stays("multiplies rows by a stack of matrices")
     _want_plain(axes[-1:] if first else axes[-2:-1])
     lead = [*axes[:-2]]
     known, at = [*inputs], len(axes) - len(other)
@@ -348,7 +348,7 @@ def _of_products(a: Axes, b: Axes) -> Packed:
 def _of_gemm(node: Node, inputs: _Inputs) -> Packed:
     axes = inputs[0]
     if axes is None or node.attrs.get("transA") or inputs[1] is not None:
-        raise Stays("combines rows with others")
+        raise Stays("combines different rows")
     _want_plain(axes[1:])
     result = axes[0], features(static_dims(node.outputs[0])[1])
     added = node.inputs[2] if len(node.inputs) > 2 else None
@@ -367,10 +367,10 @@ def _of_block_product(node: Node, inputs: _Inputs) -> Packed:
 def _of_experts(node: Node, inputs: _Inputs) -> Packed:
     x, router = inputs[:2]
     if x is None or router is None or any(inputs[2:]):
-        raise Stays("has weights for each row, or the same experts for all")
+        raise Stays("has weights per row, or a router input without rows")
     rows = [part for axis in x[:-1] for part in axis]
     if rows != [*router[0]]:
-        raise Stays("has experts that are not along its rows")
+        raise Stays("has a router input whose rows do not match those of its input")
     _want_plain([x[-1], router[1]])
     return Packed([x], inputs)
 
@@ -379,7 +379,7 @@ def _of_experts(node: Node, inputs: _Inputs) -> Packed:
 def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
     x, (cos, sin, positions) = inputs[0], cache_places(node.op)
     if x is None:
-        raise Stays("rotates a value that all rows share")
+        raise Stays("rotates a value without rows")
     row = x[0], x[1 if len(x) == 3 else 2]
     _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
     given = node.inputs[positions] if positions < len(node.inputs) else None
@@ -388,9 +388,9 @@ def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
     for i in (cos, sin, positions):
         wanted = row if i == positions else (*row, features(static_dims(node.inputs[cos])[-1]))
         if i in of_rows and inputs[i] != wanted:
-            raise Stays("turns rows by angles that are not along them")
+            raise Stays("rotates rows by positions or angles that are not given per row")
         if i not in of_rows and i < len(inputs) and inputs[i] is not None:
-            raise Stays("turns each row by others")
+            raise Stays("rotates rows by caches that depend on rows")
     return Packed([x], found[: len(inputs)])
 
 
@@ -417,7 +417,7 @@ def _of_reduction(node: Node, inputs: _Inputs) -> Packed:
     if given is not None and given.const is not None:
         spelled = given.const.reshape(-1).tolist()
     if not spelled:
-        raise Stays("reads several rows or samples at a time")
+        raise Stays("computes over the axis of rows or samples")
     reduced = normalize_axes(spelled, len(axes))
     _want_plain(axes[i] for i in reduced)
     keeps = node.attrs.get("keepdims", 1)
@@ -441,7 +441,7 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
                 left[0] = "", number // size
                 size = 1
             else:
-                raise Stays("joins rows with parts of others")
+                raise Stays("merges a row with parts of other rows")
         result.append(_merged(tuple(axis)))
     # Rows of a packed batch are as many as there are, of one sample.
     sizes = [
@@ -455,7 +455,7 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
 def _of_sums(node: Node, inputs: _Inputs) -> Packed:
     axes, named = _only(inputs), node.inputs[1]
     if named is None or named.const is None:
-        raise Stays("reads several rows or samples at a time")
+        raise Stays("computes over the axis of rows or samples")
     _want_plain([axes[i] for i in normalize_axes(named.const.reshape(-1).tolist(), len(axes))])
     return Packed([axes], inputs)
 
@@ -478,7 +478,7 @@ def _of_padding(node: Node, inputs: _Inputs) -> Packed:
     result = static_dims(node.outputs[0])
     amounts = node.inputs[1] if len(node.inputs) > 1 else None
     if amounts is None or amounts.const is None or len(node.inputs) > 3:
-        raise Stays("reads several rows at a time")
+        raise Stays("reads several rows for one result row")
     ends = amounts.const.reshape(2, -1)
     for axis, begin, end in zip(axes, *ends, strict=True):
         if begin or end:
@@ -498,7 +498,7 @@ def _of_transpose(node: Node, inputs: _Inputs) -> Packed:
 def _of_concat(node: Node, inputs: _Inputs) -> Packed:
     at, joined, others = _along(node, inputs)
     if None in others:
-        raise Stays("concatenates rows with other values")
+        raise Stays("concatenates rows with a value without rows")
     joined[at] = features(static_dims(node.outputs[0])[at])
     return Packed([tuple(joined)], others)
 
@@ -516,7 +516,7 @@ def _of_split(node: Node, inputs: _Inputs) -> Packed:
 def _of_slice(node: Node, inputs: _Inputs) -> Packed:
     axes, named = _only(inputs), node.inputs[3] if len(node.inputs) > 3 else None
     if named is None or named.const is None:
-        raise Stays("reads several rows or samples at a time")
+        raise Stays("computes over the axis of rows or samples")
     cut = normalize_axes(named.const.reshape(-1).tolist(), len(axes))
     _want_plain(axes[i] for i in cut)
     pairs = enumerate(zip(axes, static_dims(node.outputs[0]), strict=True))
@@ -553,7 +553,7 @@ def _of_samples(node: Node, inputs: _Inputs) -> Packed:
     axes = _only(inputs)
     _want_plain(axes[1:])
     if node.attrs.get("training_mode", 0):
-        raise Stays("takes statistics of all rows")
+        raise Stays("computes statistics over all rows")
     rest = map(features, static_dims(node.outputs[0])[1:])
     return Packed([(axes[0], *rest)], inputs)
 
@@ -563,18 +563,18 @@ def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
     """Form of recurrent layers over independent sequences: they are rows along the batch axis."""
     batch, x = (0 if node.attrs.get("layout", 0) else 1), inputs[0]
     if x is None:
-        raise Stays("has sequences that are the same for all rows")
+        raise Stays("has an input sequence without rows")
     row, own = x[batch], [*inputs]
     for i, value in enumerate(node.inputs):
         if value is None or i in (1, 2, 3, 7):  # weights
             if inputs[i] is not None:
-                raise Stays("has weights for each row")
+                raise Stays("has weights that depend on rows")
             continue
         at = 0 if i == 4 else batch  # lengths are by sequence alone
         expected = [features(n) for n in static_dims(value)]
         expected[at] = row
         if inputs[i] not in (None, tuple(expected)):
-            raise Stays("combines rows with others")
+            raise Stays("combines different rows")
         own[i] = tuple(expected)
     results = []
     for value in node.outputs:
@@ -590,8 +590,8 @@ def _of_attention(node: Node, inputs: _Inputs) -> Packed:
     keys = 3 if node.attrs.get("keys_last", 0) else 2
     rows = [axes[at] if axes else () for axes, at in ((q, 2), (k, keys), (v, 2))]
     if q is None or k is None or v is None or axis_names([q[2]]) != [ROWS]:
-        raise Stays("has queries, keys or values without a known axis of rows")
+        raise Stays("has queries, keys or values whose axis of rows is unknown")
     samples = {q[0], k[0], v[0]}
     if {*rows} != {q[2]} or samples not in ({()}, {((SAMPLES, static_dims(node.inputs[0])[0]),)}):
-        raise Stays("has keys or values that are not along the samples and rows of its queries")
+        raise Stays("has keys or values whose samples and rows differ from those of its queries")
     return Packed([(*q[:3], v[3])], inputs[:3], "PackedAttention")

@@ -52,7 +52,7 @@ class ScoreBiases:
         if not key:
             if causal:
                 return Seen()
-            raise Stays("lets a row attend to later rows")
+            raise Stays("is not causal: rows attend to later rows")
         if key not in self._seen:
             self._seen[key] = self._seen_of(key, causal)
         return self._seen[key]
@@ -70,12 +70,12 @@ class ScoreBiases:
             if None not in windows:
                 break
         else:
-            raise Stays(f"hides positions other than later ones, by {name!r}")
+            raise Stays(f"has a mask {name!r} that is neither causal nor a sliding window")
         window = windows[-1] or 0
         # A window that is longer than a probe shows in a longer one alone.
         ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
         if windows[:-1] != [0 if window >= end else window for end in ends]:
-            raise Stays(f"has a window that grows, by {name!r}")
+            raise Stays(f"has a sliding window {name!r} whose size depends on the length")
         seen = Seen(window, numbers_by_distance(cases, window, lowest, name))
         self._known.append((arrays, seen))
         return seen
@@ -90,20 +90,30 @@ class ScoreBiases:
             size = bias.shape[-1] if bias.ndim else 1
             present = np.ones(size, np.bool_) if probe.present is None else probe.present
             if size not in (1, present.size):
-                raise Stays(f"has a bias that is no mask of what an encoder returned, {name!r}")
+                raise Stays(
+                    f"has a cross attention bias {name!r} whose size is not that of the "
+                    "encoder's output"
+                )
             rows = bias.reshape(-1, size)
             rows = np.broadcast_to(rows, (len(rows), present.size))
             seen = rows > LOWEST
             if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
-                raise Stays(f"adds numbers to scores of what an encoder returned, by {name!r}")
+                raise Stays(
+                    f"adds the bias {name!r} to cross attention scores, which is not a mask"
+                )
             if seen.all():
                 hides |= set() if present.all() else {False}
             elif (seen == present).all():
                 hides.add(True)
             else:
-                raise Stays(f"hides other positions than those where the mask is 0, by {name!r}")
+                raise Stays(
+                    f"hides positions of the encoder's output by {name!r} other than those where "
+                    "its mask is 0"
+                )
         if len(hides) > 1:
-            raise Stays(f"hides positions that a mask has 0 for at times, by {name!r}")
+            raise Stays(
+                f"hides positions by {name!r} only for some of the masks of the encoder's output"
+            )
         return hides == {True}
 
     def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
@@ -115,7 +125,9 @@ class ScoreBiases:
                 break
         known = [(probe, bias) for probe, bias in found if bias is not None]
         if len(known) <= len(self._probes.near):
-            raise Stays(f"has a mask that cannot be computed, {biases[0].name!r}")
+            raise Stays(
+                f"has a mask {biases[0].name!r} that cannot be computed without running the model"
+            )
         return known
 
 

@@ -74,7 +74,7 @@ def roles_of(graph: Graph) -> Roles:
         v for v in graph.inputs if v.name in roles["rows"] and v.dtype and v.dtype.kind == "i"
     ]
     if not roles["rows"] or not (roles["caches"] or tokens):
-        raise RowsStay("the graph has no caches, or no rows")
+        raise RowsStay("the graph has no inputs for caches, or none with rows")
     return Roles(**roles)
 
 
@@ -98,11 +98,15 @@ def _role_of(value: Value) -> str:
     if dtype is not None and inner == [2] and len(shape) == 4 and dtype in _OF_CACHES:
         return "caches"
     if dtype is None or len(shape) < 2 or len(inner) != 1:
-        raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+        raise RowsStay(
+            f"input {value.name!r} has neither an axis of rows nor one of past positions"
+        )
     if "mask" in name and len(shape) == 2:
         return "masks"
     if inner != [1]:
-        raise RowsStay(f"input {value.name!r} has neither rows nor a past")
+        raise RowsStay(
+            f"input {value.name!r} has neither an axis of rows nor one of past positions"
+        )
     return "positions" if "position" in name and len(shape) == 2 and dtype.kind == "i" else "rows"
 
 
