@@ -1,13 +1,13 @@
-"""The tables of a TFLite file, edited so that its layers have other types.
+"""Edits the tables of a TFLite file to change the types of its layers.
 
-What need not change is kept: operators and their options, names, signatures, metadata and other
-subgraphs. Layers get the forms that TFLite's kernels have:
+Everything else is kept: operators and their options, names, signatures, metadata and other
+subgraphs. Layers take the forms that TFLite's kernels support:
 
 ========= =================================================================================
-static    int8 on both sides, between QUANTIZE and DEQUANTIZE where float32 meets it
-dynamic   float32 on both sides, weights of int8: kernels make codes of the input in each run
-weights8  weights of int8 behind a DEQUANTIZE, which runtimes compute once
-weights16 the same with weights of float16
+static    int8 inputs and outputs, between QUANTIZE and DEQUANTIZE next to float32
+dynamic   float32 inputs and outputs, int8 weights: kernels quantize the input in each run
+weights8  int8 weights with a DEQUANTIZE, which runtimes compute once
+weights16 the same with float16 weights
 ========= =================================================================================
 """
 
@@ -38,21 +38,21 @@ from penstock.quantizing.tflite_graph import (
 from penstock.quantizing.weights import StoredCodes, channel_codes
 
 _CONVERSIONS = {"QUANTIZE": 1, "DEQUANTIZE": 5}
-"""The versions of conversions: of DEQUANTIZE that with a scale for each channel"""
-_MOST_BYTE = 127  # the largest number of an operator in old files
+"""operator versions of conversions; DEQUANTIZE needs the one with per-channel scales"""
+_MOST_BYTE = 127  # the largest operator code in old files
 _DENSE_OPTIONS = "FullyConnectedOptions"
 
 
 @dataclass(eq=False)
 class TfliteEdit:
-    """A copy of the tables of a file while it is edited.
+    """A copy of the tables of a file during an edit.
 
-    ``types`` are those of layers, ``int8`` the operators that compute with int8, ``scales`` those
-    of tensors of int8, ``biases`` what is added to the biases of layers; operators are given by
-    their places. ``cache`` has codes of weights, which edits share, ``learned`` those of weights8
-    that were learned, by places. ``emitted`` are the operators of the subgraph so far, each with
-    the operator or the tensor that it stands for; ``coded`` the tensors of int8 that stand for
-    others, ``weights`` those for weights, ``halves`` those of float16 for weights."""
+    ``types`` are the types of layers, ``int8`` the operators that compute with int8, ``scales`` the
+    scales of int8 tensors, ``biases`` the corrections of biases; operators are keyed by position.
+    ``cache`` has quantized weights shared by edits, ``learned`` the learned weights8 by position.
+    ``emitted`` are the operators written so far, each with the operator or tensor that it
+    replaces; ``coded`` maps tensors to int8 tensors that replace them, ``weights`` and ``halves``
+    map weights to int8 and float16 tensors."""
 
     graph: TfliteGraph
     types: Mapping[int, LayerType]
@@ -67,7 +67,7 @@ class TfliteEdit:
     halves: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> Fields:
-        """The fields of the edited file."""
+        """Edit the file, and return its fields."""
         graph = self.graph
         self.tensors = [dict(own) for own in graph.tensors]
         self.buffers: list[Fields] = [*graph.fields.get("buffers", [])] or [{}]
@@ -83,7 +83,7 @@ class TfliteEdit:
         return self.finished()
 
     def has_halves(self, own: Operator) -> bool:
-        """Whether an operator has float16 as it is in the file, and as its type asks for."""
+        """Whether an operator has float16 weights in the file already, as its type requires."""
         if self.types.get(own.position) != "weights16":
             return False
         stored = self.graph.stored(own.inputs[WEIGHTS])
@@ -92,13 +92,13 @@ class TfliteEdit:
     # Operators.
 
     def emit(self, source: Operator | int, fields: Fields, name: str, version: int) -> None:
-        """Add an operator, whose kernel has at least a ``version``."""
+        """Add an operator with at least the given operator version."""
         self.emitted.append(
             (source, {**fields, "opcode_index": self.opcode(fields, name, version)})
         )
 
     def opcode(self, fields: Fields, name: str, version: int) -> int:
-        """The index of an operator's name and version among those of the file."""
+        """The index of an operator name and version in the operator codes of the file."""
         index = fields.get("opcode_index")
         if index is None:
             number = _numbers()[name]
@@ -106,7 +106,7 @@ class TfliteEdit:
         else:
             wanted = self.opcodes[index]
             version = max(version, wanted.get("version", 1))
-        # Older runtimes refuse versions that they do not know, rather than compute something else.
+        # Runtimes reject unknown versions instead of computing something else.
         wanted = {**wanted, "version": version}
         if wanted not in self.opcodes:
             self.opcodes.append(wanted)
@@ -116,7 +116,7 @@ class TfliteEdit:
         self.emit(source, {"inputs": [input_], "outputs": [output]}, name, _CONVERSIONS[name])
 
     def emit_int8(self, own: Operator) -> None:
-        """Add an operator between codes, and dequantize its result for readers of real numbers."""
+        """Add an int8 operator, and dequantize its result for float32 readers."""
         kernel = own.int8
         assert kernel is not None
         if kernel.dynamic is not None:
@@ -130,20 +130,20 @@ class TfliteEdit:
         outputs = [self.coded[tensor] for tensor in own.outputs]
         fields = {"opcode_index": 0, **own.fields, "inputs": inputs, "outputs": outputs}
         self.emit(own, fields, own.name, kernel.version)
-        # At once, so that the conversion is before all that reads the tensor.
+        # Here, so that the conversion precedes all readers of the tensor.
         for tensor in own.outputs:
             readers = [reader.position for reader in self.graph.readers[tensor]]
             if tensor in self.graph.results or not all(place in self.int8 for place in readers):
                 self.emit_conversion("DEQUANTIZE", tensor, self.coded[tensor], tensor)
 
     def emit_stored(self, own: Operator) -> None:
-        """Add an operator of real numbers with weights of int8 or float16."""
+        """Add a float32 operator with int8 or float16 weights."""
         type_, version, fields = self.types[own.position], 1, {"opcode_index": 0, **own.fields}
         weights = self.weight_halves(own) if type_ == "weights16" else self.weight_codes(own)
         if type_ == "dynamic":
             assert own.int8 is not None and own.int8.dynamic
             version = own.int8.dynamic
-            # Half of the codes would be lost on an input of one sign, such as after Relu.
+            # Symmetric codes would waste half of their range on inputs of one sign, as after Relu.
             if own.name == "FULLY_CONNECTED":
                 _, options = own.fields.get("builtin_options", ("", {}))
                 options = {**options, "asymmetric_quantize_inputs": True}
@@ -151,19 +151,19 @@ class TfliteEdit:
                 fields["builtin_options_type"] = kinds[_DENSE_OPTIONS]
                 fields["builtin_options"] = _DENSE_OPTIONS, options
         else:
-            # The seconds of the conversion, if it has any, are the layer's.
+            # The time of the conversion is attributed to the layer.
             real = {**self.tensors[own.inputs[WEIGHTS]], "buffer": 0}
             stored, weights = weights, self.add_tensor(real, f"{real.get('name', '')}/real")
             self.emit_conversion("DEQUANTIZE", own, stored, weights)
         inputs = [*own.inputs]
         inputs[WEIGHTS] = weights
-        # Corrections are for the nearest codes.
+        # Bias corrections apply to codes rounded to nearest only.
         if own.position in self.biases and type_ != "weights16" and not self.has_learned(own):
             inputs[BIAS:] = self.bias(own, None)
         self.emit(own, {**fields, "inputs": inputs}, own.name, version)
 
     def drop_unread_weights(self) -> None:
-        """Remove operators that widen weights which nothing reads any more."""
+        """Remove operators that convert float16 weights without remaining readers."""
         read = {tensor for _, own in self.emitted for tensor in own.get("inputs", ())}
         self.emitted = [
             (source, own)
@@ -178,7 +178,7 @@ class TfliteEdit:
     # Tensors.
 
     def add_tensor(self, fields: Fields, name: str, content: np.ndarray | None = None) -> int:
-        """Add a tensor, with a buffer of its own if it is constant; its index."""
+        """Add a tensor, with its own buffer if it is constant, and return its index."""
         fields = {**fields, "name": name}
         if content is not None:
             fields |= {"shape": list(content.shape), "buffer": len(self.buffers)}
@@ -187,22 +187,22 @@ class TfliteEdit:
         return len(self.tensors) - 1
 
     def code_tensor(self, tensor: int) -> int:
-        """A new tensor for the codes of another."""
+        """Add an int8 tensor for the codes of another tensor."""
         own, (scale, zero) = self.tensors[tensor], self.scales[tensor]
         quantization = {"scale": [scale], "zero_point": [zero]}
         codes = {**own, "type": INT8_TYPE, "quantization": quantization}
         return self.add_tensor(codes, f"{own.get('name', '')}/codes")
 
     def codes_of(self, tensor: int) -> int:
-        """The codes of a tensor; where real numbers were written, they are converted."""
+        """The int8 tensor of a tensor; a float32 one is quantized."""
         if tensor not in self.coded:
             self.coded[tensor] = self.code_tensor(tensor)
             self.emit_conversion("QUANTIZE", tensor, tensor, self.coded[tensor])
         return self.coded[tensor]
 
     def operand(self, tensor: int, scale: CodeScale | None) -> int:
-        """An input of an operator without weights, as it is between codes; constants have the
-        ``scale`` of its output, or one of their own."""
+        """The int8 form of an input of an operator without weights. Constants take the ``scale`` of
+        the output, if given, or their own."""
         if tensor in self.scales:
             return self.codes_of(tensor)
         array = None if tensor < 0 else self.graph.constant(tensor)
@@ -217,11 +217,11 @@ class TfliteEdit:
         return self.add_tensor(codes, own.get("name", ""), scale.codes(array))
 
     def weight_codes(self, own: Operator) -> int:
-        """The tensor of an operator's weights as int8."""
+        """The int8 tensor of an operator's weights."""
         tensor = own.inputs[WEIGHTS]
         if self.has_learned(own):
             return self.add_codes(own, self.learned[own.position])
-        # Layers that share weights share their codes.
+        # Layers that share weights share the quantized weights.
         if tensor not in self.weights:
             self.weights[tensor] = self.add_codes(own, self.channel_codes(own))
         return self.weights[tensor]
@@ -233,11 +233,11 @@ class TfliteEdit:
         return self.add_tensor(fields, name, codes.codes)
 
     def has_learned(self, own: Operator) -> bool:
-        """Whether an operator has weights8 with codes that were learned."""
+        """Whether an operator has learned weights8."""
         return self.types.get(own.position) == "weights8" and own.position in self.learned
 
     def weight_halves(self, own: Operator) -> int:
-        """The tensor of an operator's weights as float16."""
+        """The float16 tensor of an operator's weights."""
         tensor = own.inputs[WEIGHTS]
         if tensor not in self.halves:
             weights = self.graph.constant(tensor)
@@ -256,14 +256,14 @@ class TfliteEdit:
         return self.cache[tensor]
 
     def bias(self, own: Operator, x: CodeScale | None) -> list[int]:
-        """The bias of an operator, with its correction, if there is one or the other: as int32 with
-        the scale of products if ``x`` is that of its input."""
+        """The bias of an operator plus its correction, if either exists; as int32 with the scale of
+        products if ``x``, the scale of the input, is given."""
         tensor = own.inputs[BIAS] if len(own.inputs) > BIAS else -1
         extra = self.biases.get(own.position)
         array = None if tensor < 0 else self.graph.constant(tensor)
         if array is None and (extra is None or tensor >= 0):
             return [tensor] if tensor >= 0 else []
-        # Without a bias before, the correction is one.
+        # Without a bias, the correction becomes the bias.
         scales = self.channel_codes(own).scales
         array = np.zeros(scales.shape, FLOAT32) if array is None else array.reshape(-1)
         array = array if extra is None else (array + extra).astype(FLOAT32)
@@ -279,12 +279,12 @@ class TfliteEdit:
     # The file.
 
     def finished(self) -> Fields:
-        """The fields of the file, without tensors and contents that nothing reads any more."""
+        """The fields of the file, without unread tensors and their contents."""
         graph, operators = self.graph, [fields for _, fields in self.emitted]
         before = _used(own.fields for own in graph.operators)
         gone = before - _used(operators) - {*graph.subgraph.get("inputs", ()), *graph.results}
         gone -= {-1}
-        # Programs that look at values by name find those of codes where the real numbers were.
+        # Int8 tensors take the names of those they replace, by which programs look up values.
         for tensor, codes in self.coded.items():
             if tensor in gone:
                 self.tensors[codes]["name"] = self.tensors[tensor].get("name", "")
@@ -307,7 +307,7 @@ class TfliteEdit:
         return fields
 
     def signature(self, own: Fields, place: Mapping[int, int]) -> Fields:
-        """A signature with the new numbers of tensors."""
+        """A signature with renumbered tensors."""
         if own.get("subgraph_index", 0) != self.graph.index:
             return own
         sides: Fields = {
@@ -321,19 +321,19 @@ class TfliteEdit:
         return {**own, **sides}
 
     def emptied(self, gone: Iterable[int], subgraphs: Iterable[Fields]) -> list[Fields]:
-        """The buffers, without the contents of tensors that are gone."""
+        """The buffers, without the contents of removed tensors."""
         unread = {
             self.graph.tensors[t].get("buffer", 0) for t in gone if t < len(self.graph.tensors)
         }
         unread -= {t.get("buffer", 0) for own in subgraphs for t in own.get("tensors", ())}
-        # Converters store equal constants once; metadata are in buffers, too.
+        # Tensors may share buffers, and metadata use buffers too.
         unread -= {own.get("buffer", 0) for own in self.graph.fields.get("metadata", ())}
         unread -= {*self.graph.fields.get("metadata_buffer", ())}
         return [{} if i in unread else own for i, own in enumerate(self.buffers)]
 
 
 _TENSOR_FIELDS = ("inputs", "outputs", "intermediates")
-"""The fields of operators that have numbers of tensors"""
+"""the fields of operators that contain tensor indices"""
 
 
 def _numbers() -> dict[str, int]:
@@ -350,14 +350,14 @@ def _used(operators: Iterable[Fields]) -> set[int]:
 
 
 def _renumbered(fields: Fields, names: Iterable[str], place: Mapping[int, int]) -> Fields:
-    """Fields with the new numbers of tensors."""
-    # Numbers of no tensor are the file's own, where the importer does not look at them.
+    """Fields with renumbered tensors."""
+    # Invalid indices are kept where the importer does not read them.
     changed = {name: [place.get(t, t) for t in fields[name]] for name in names if name in fields}
     return {**fields, **changed}
 
 
 def _renumbered_blocks(tensor: Fields, place: Mapping[int, int]) -> Fields:
-    """A tensor with the new numbers of those that have the scales of its blocks."""
+    """A tensor with renumbered tensors of blockwise scales."""
     quantization = tensor.get("quantization", {})
     kind, details = quantization.get("details", ("", {}))
     if kind != "BlockwiseQuantization":

@@ -1,8 +1,8 @@
 """The operators of a subgraph of a TFLite file, and which of them compute with int8.
 
-TFLite's kernels have int8 on both sides, and some of them ask for one scale of inputs and outputs,
-or for a scale of their own (``tflite_operators.txt``). So an operator between layers becomes int8
-if all that it reads is int8 already, and if something of int8 reads it::
+TFLite's int8 kernels have int8 inputs and outputs; some require equal scales of inputs and outputs,
+or a fixed scale (``tflite_operators.txt``). An operator between layers therefore becomes int8 if
+all of its inputs are int8 and an int8 operator reads its output::
 
     x -> CONV_2D -> ADD -> CONV_2D -> SOFTMAX -> y                                     becomes
     x -> QUANTIZE -> CONV_2D -> ADD -> CONV_2D -> DEQUANTIZE -> SOFTMAX -> y
@@ -26,18 +26,18 @@ from penstock.frontends.tflite.writer import OUTSIDE, Fields
 from penstock.quantizing.rewriting import ValueRange, ValueRanges
 
 FLOAT32_TYPE, FLOAT16_TYPE, INT32_TYPE, INT8_TYPE = 0, 1, 2, 9
-"""numbers of element types in the schema"""
+"""element types in the schema's numbering"""
 WEIGHTS, BIAS = 1, 2
-"""inputs of operators with weights"""
+"""input indices of operators with weights"""
 WEIGHT_AXES = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0, "TRANSPOSE_CONV": 0}
-"""the axis of weights that scales are along, by operator"""
+"""the quantization axis of weights, by operator"""
 _WIDENED: Mapping[int, np.dtype] = {FLOAT32_TYPE: FLOAT32, FLOAT16_TYPE: np.dtype(np.float16)}
-# LiteRT's HARD_SWISH takes no results in steps finer than a share of its input's.
+# LiteRT's HARD_SWISH requires an output scale of at least this share of its input scale.
 _MOST_FINER = 100
 
 
 class CodeScale(NamedTuple):
-    """The meaning of int8 codes: ``(code - zero) * scale``."""
+    """Quantization parameters of int8: ``real = (code - zero) * scale``."""
 
     scale: float
     zero: int
@@ -47,15 +47,15 @@ class CodeScale(NamedTuple):
         return cls(float(own.scale), int(own.zero) - 128)
 
     def codes(self, array: np.ndarray) -> np.ndarray:
-        """The nearest codes of real numbers."""
+        """Quantize real numbers to the nearest int8 codes."""
         steps = np.rint(array.astype(np.float64) / self.scale) + self.zero
         return steps.clip(-128, 127).astype(np.int8)
 
 
 class Int8Operator(NamedTuple):
     """Requirements of TFLite's int8 kernel of an operator: see ``tflite_operators.txt``. ``fixed``:
-    the scale and zero point of its outputs; ``dynamic``: the version with int8 weights alone, None
-    for operators without weights."""
+    the required scale and zero point of its outputs; ``dynamic``: the operator version with int8
+    weights and float32 inputs, None for operators without weights."""
 
     version: int
     same: bool = False
@@ -83,7 +83,7 @@ def int8_operators() -> Mapping[str, Int8Operator]:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """An operator: its place in the subgraph, its name in the schema, its table."""
+    """An operator: its position in the subgraph, its name in the schema, its table."""
 
     position: int
     name: str
@@ -91,7 +91,7 @@ class Operator:
 
     @property
     def inputs(self) -> Sequence[int]:
-        """Tensors, -1 for an input that is left out."""
+        """The indices of input tensors; -1 for an omitted input."""
         return self.fields.get("inputs", ())
 
     @property
@@ -100,7 +100,7 @@ class Operator:
 
     @property
     def key(self) -> str:
-        """A name that no other operator of the subgraph has: the importer's."""
+        """A name that is unique in the subgraph, as the importer uses it."""
         return f"{self.name}_{self.position}"
 
     @property
@@ -109,16 +109,17 @@ class Operator:
 
 
 class Int8Part(NamedTuple):
-    """The int8 part of a graph: the places of ``operators``, and in ``group_of`` the representative
-    of each tensor that must share its scale."""
+    """The int8 part of a graph: the positions of ``operators``; ``group_of`` maps each tensor to
+    the representative of the tensors that must have the same scale."""
 
     operators: frozenset[int]
     group_of: Mapping[int, int]
 
 
 class TfliteGraph:
-    """A subgraph of a file that was read (``fields``, a Model). ``folded``: tensors that operators
-    compute of constants alone."""
+    """A subgraph of a parsed file (``fields``, a Model). ``folded``: tensors computed from
+    constants only.
+    """
 
     def __init__(self, fields: Fields, index: int) -> None:
         self.fields = fields
@@ -139,19 +140,19 @@ class TfliteGraph:
 
     @cached_property
     def results(self) -> frozenset[int]:
-        """Tensors that are read outside of the subgraph."""
+        """The output tensors of the subgraph."""
         return frozenset(self.subgraph.get("outputs", ()))
 
     def contents(self, tensor: int) -> bytes | None:
-        """The bytes of a constant; None if it is none."""
+        """The bytes of a constant tensor; None for other tensors."""
         buffers = self.fields.get("buffers", [])
         own = buffers[self.tensors[tensor].get("buffer", 0)]
         return own.get("data") or own.get(OUTSIDE) or None
 
     def stored(self, tensor: int) -> int | None:
-        """The constant tensor that has the numbers of a tensor: itself, or that of float16 which an
-        operator widens; None for tensors that are not constant."""
-        # Files of float16 have such an operator for each constant.
+        """The constant tensor behind a tensor: the tensor itself, or the float16 tensor from which
+        it is dequantized; None for tensors that are not constant."""
+        # float16 files have a DEQUANTIZE for each constant.
         producer = self.producers.get(tensor)
         if producer is not None:
             widens = producer.name == "DEQUANTIZE" and self.type(producer.inputs[0]) == FLOAT16_TYPE
@@ -159,7 +160,7 @@ class TfliteGraph:
         return None if tensor < 0 or self.contents(tensor) is None else tensor
 
     def constant(self, tensor: int) -> np.ndarray | None:
-        """A constant of float32, or of float16 that an operator widens; None for other tensors."""
+        """The value of a float32 constant, or one dequantized from float16; None for others."""
         stored = self.stored(tensor)
         if stored is None or self.type(stored) not in _WIDENED:
             return None
@@ -174,7 +175,7 @@ class TfliteGraph:
         return self.tensors[tensor].get("type", 0)
 
     def real_values(self, tensors: Iterable[int]) -> list[int]:
-        """Return the float32 ``tensors`` that are no constants, each once."""
+        """Return the float32 ``tensors`` that are not constant, without duplicates."""
         return [
             tensor
             for tensor in dict.fromkeys(tensors)
@@ -187,11 +188,11 @@ class TfliteGraph:
         """Return the int8 part if the operators with weights at ``static`` are int8."""
         layers = frozenset(static)
         barred: set[int] = set()
-        # Each round bars an operator more, or ends.
+        # Each iteration excludes one more operator, or ends.
         while True:
             operators = self._between(layers, barred)
             groups = self._groups(operators)
-            # An operator with a scale of its own whose results are moved together with others.
+            # An operator with a fixed scale, whose output must share its scale with other tensors.
             members = defaultdict(list)
             for tensor, group in groups.items():
                 members[group].append(tensor)
@@ -207,16 +208,16 @@ class TfliteGraph:
             barred |= new
 
     def _has_scale(self, tensor: int, fixed: CodeScale) -> bool:
-        """Whether a tensor can have a scale: an operator with it, or one that moves elements, has
-        written it."""
+        """Whether a tensor can have a fixed scale: an operator with this scale, or one that only
+        moves elements, has written it."""
         own = self.producers.get(tensor)
         return (
             own is not None and own.int8 is not None and (own.int8.same or own.int8.fixed == fixed)
         )
 
     def _between(self, layers: frozenset[int], barred: set[int]) -> frozenset[int]:
-        """The layers, and the operators between them that compute with int8."""
-        # Forwards: what could be int8 without a conversion before it.
+        """The layers, and the operators between them that can compute with int8."""
+        # Forward: operators whose inputs are all int8.
         coded = {tensor for place in layers for tensor in self.operators[place].outputs}
         able = set(layers)
         for own in self.operators:
@@ -225,13 +226,13 @@ class TfliteGraph:
                 if inputs and coded.issuperset(inputs):
                     able.add(own.position)
                     coded.update(own.outputs)
-        # Backwards: of that, what is read as int8. Behind the last layer real numbers are exact.
+        # Backward: of these, operators with an int8 reader; after the last layer, float32 is exact.
         kept = set(layers)
         for own in reversed(self.operators):
             if own.position in kept or not self._is_able(own) or own.position in barred:
                 continue
             read = [r.position in kept for tensor in own.outputs for r in self.readers[tensor]]
-            # Codes are moved with less than real numbers, whatever wrote them.
+            # Moving int8 elements is cheaper than moving float32, whatever wrote them.
             moves = (
                 own.int8 is not None and own.int8.same and len(self.real_values(own.inputs)) == 1
             )
@@ -270,7 +271,7 @@ class TfliteGraph:
     def scales(
         self, codes: Int8Part, names: Mapping[int, str], ranges: ValueRanges
     ) -> dict[int, CodeScale]:
-        """The scales of tensors that are int8, from ``ranges`` by the ``names`` of values."""
+        """The scales of int8 tensors, from ``ranges`` keyed by the ``names`` of values."""
         whole: dict[int, ValueRange] = {}
         fixed: dict[int, CodeScale] = {}
 
@@ -287,7 +288,7 @@ class TfliteGraph:
             for array in constants:
                 if array is not None and array.size:
                     widen(output, ValueRange.of(float(array.min()), float(array.max())))
-            # Operators that move such results share their scale, whatever was observed.
+            # Operators that move outputs with a fixed scale keep it, regardless of observed ranges.
             if own.int8.fixed:
                 fixed[codes.group_of[output]] = own.int8.fixed
             if own.name == "HARD_SWISH":
@@ -297,6 +298,6 @@ class TfliteGraph:
 
 
 def _operator_name(code: Fields) -> str:
-    # Old files have the byte alone.
+    # Old files only have the 8-bit operator code.
     number = max(code.get("builtin_code", 0), code.get("deprecated_builtin_code", 0))
     return schema().operators.get(number, f"number {number}")

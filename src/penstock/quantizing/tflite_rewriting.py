@@ -1,4 +1,4 @@
-"""From a choice of types for layers to the TFLite file that has them."""
+"""Rewrites a TFLite file for a choice of layer types."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from penstock.quantizing.tflite_graph import BIAS, WEIGHT_AXES, WEIGHTS, Operato
 from penstock.quantizing.weights import StoredCodes
 
 _ORDERS = {"CONV_2D": (0, 2, 3, 1), "DEPTHWISE_CONV_2D": (1, 2, 3, 0)}
-"""the order of axes of convolutions' weights in a file, of those in a graph"""
+"""the permutation from the axes of convolution weights in a graph to those in a file"""
 
 
 class TfliteRewriter:
-    """The rewriter of a file of TFLite. ``entry`` is the signature whose subgraph is quantized, if
-    the file has such a one, else the first is. Raises ``InvalidModel`` and ``Unsupported`` as
-    ``penstock.load`` does, ``PenstockError`` for what cannot be written again."""
+    """The rewriter of a TFLite file. ``entry`` is the signature whose subgraph is quantized;
+    without such a signature it is the first subgraph. Raises ``InvalidModel`` and ``Unsupported``
+    like ``penstock.load``, and ``PenstockError`` for files that cannot be written again.
+    """
 
     def __init__(self, data: bytes, entry: str, limits: Limits = DEFAULT_LIMITS) -> None:
         with opened_model(data, "the model", wanted="tflite") as (table, weights):
             fields = fields_of(table, weights)
         self.data, self._entry, self._limits = data, entry, limits
         model, importer = self._imported(data)
-        # Ranges and layers are known by names of values, edits by numbers of tensors.
+        # Ranges and layers are keyed by value names, edits by tensor indices.
         self.names = {index: value.name for index, value in importer.entry.values.items()}
         self.graph = TfliteGraph(fields, importer.entry.index)
         graph = _folded(model.graph)
         self.model = replace(model, graphs={model.entry: graph})
-        # A folded tensor cannot be fetched to observe its range.
+        # The range of a folded tensor cannot be observed, as it cannot be fetched.
         kept = _names(graph)
         self.graph.folded = frozenset(
             tensor
@@ -57,9 +58,9 @@ class TfliteRewriter:
             return importer.model(None, self._entry), importer
 
     def _name_nodes(self, graph: Graph, where: str) -> None:
-        """Name the nodes of each operator after it: its convolution or product, or else its last
-        node, has the operator's name."""
-        # Origins tell operators: passes keep them, and names of values are any texts of the file's.
+        """Name nodes after their operators: the convolution or product of an operator, or else its
+        last node, takes the operator's name."""
+        # Operators are identified by origins, which passes keep; value names are arbitrary.
         by_origin: dict[str, list[Node]] = {}
         for node in graph.nodes:
             by_origin.setdefault(node.origin, []).append(node)
@@ -73,7 +74,7 @@ class TfliteRewriter:
                 node.name = own.key if node is main else f"{own.key}/{i}"
 
     def _layers(self, graph: Graph) -> list[QuantizableLayer]:
-        """The layers, with the types that their operators can have; of others float32 alone."""
+        """The layers, with the types that their operators support; only float32 for others."""
         values = {value.name: value for node in graph.nodes for value in node.outputs if value}
         values |= {value.name: value for value in graph.inputs}
         operators = {own.key: own for own in self.graph.operators if own.name in WEIGHT_AXES}
@@ -85,19 +86,19 @@ class TfliteRewriter:
                 types += [type_ for type_ in layer.types if self._may_have(own, layer, type_)]
                 x = values.get(self.names[own.inputs[0]])
                 if layer.x is not None and x is not None:
-                    # Channels are last in the file.
+                    # The file is channels-last.
                     layer = layer._replace(x=x, channels=-1)
             layers.append(layer._replace(types=types))
         return layers
 
     def _has_weights_of(self, own: Operator, layer: QuantizableLayer) -> bool:
-        """Whether an operator has the weights of a layer, and nothing else that it could store."""
+        """Whether an operator has the weights of a layer and no other constant to store."""
         weights = self.graph.constant(own.inputs[WEIGHTS])
         alone = len(layer.stored) == 1 and layer.stored[0].place == WEIGHTS
         return alone and weights is not None and weights.size == layer.weights.size
 
     def _may_have(self, own: Operator, layer: QuantizableLayer, type_: LayerType) -> bool:
-        """Whether an operator can have a type other than float32."""
+        """Whether an operator supports ``type_``, which is not float32."""
         if type_ in STORING:
             return True
         kernel = own.int8
@@ -107,8 +108,8 @@ class TfliteRewriter:
             bias = own.inputs[BIAS] if len(own.inputs) > BIAS else -1
             is_known = bias < 0 or self.graph.constant(bias) is not None
             return is_known and len(self.graph.real_values((own.inputs[0], *own.outputs))) == 2
-        # XNNPACK refuses inputs whose shape the file does not say. A convolution has one range for
-        # the whole input in Penstock, one for each image in LiteRT.
+        # XNNPACK rejects inputs of dynamic shape. Dynamic ranges of convolutions cover the whole
+        # input in Penstock, but one image in LiteRT.
         shape = self.graph.tensors[own.inputs[0]].get("shape", [])
         weights = self.graph.tensors[own.inputs[WEIGHTS]].get("shape", [])
         is_one = len(shape) == 4 and shape[0] == 1 and shape[-1] == weights[-1]
@@ -116,7 +117,7 @@ class TfliteRewriter:
         return type_ == "dynamic" and bool(kernel.dynamic) and fits
 
     def places(self, choice: Choice, type_: LayerType) -> frozenset[int]:
-        """The operators whose layers have a type."""
+        """The positions of operators whose layers have a type."""
         return frozenset(self._places[name] for name, own in choice.items() if own == type_)
 
     def coded(self, choice: Choice) -> Sequence[str]:
@@ -127,7 +128,7 @@ class TfliteRewriter:
         place = self._places[layer.name]
         own = self.graph.operators[place]
         weights, order = self.graph.constant(own.inputs[WEIGHTS]), _ORDERS.get(own.name, (1, 0))
-        # Products may have the weights as they are in the file, or transposed.
+        # Products may have the weights as in the file, or transposed.
         if weights is not None and layer.weights.ndim == 2 and layer.axis == WEIGHT_AXES[own.name]:
             order = (0, 1)
         if weights is not None and weights.ndim == len(order):
@@ -151,7 +152,7 @@ class TfliteRewriter:
         layer_of: dict[str, str] = {}
         value_of: dict[str, str] = {}
         node_of: dict[str, str] = {}
-        # An operator's position differs from that in the source, as conversions stand between.
+        # Inserted conversions shift the positions of operators.
         names, where = importer.operations, importer.entry.where
         sources = {
             f"{names[own.get('opcode_index', 0)]}_{position} in {where}": source
@@ -168,12 +169,11 @@ class TfliteRewriter:
 
 
 def _folded(graph: Graph) -> Graph:
-    """A copy with weights as constants, whose values all keep their names."""
-    # Nothing else: other passes move normalizations into weights, and values of the file go with
-    # the nodes that they replace.
+    """A copy of a graph with constant weights, in which all values keep their names."""
+    # No other passes: these fold normalizations into weights, and remove values of the file.
     graph = clone(graph)
     outputs, context = len(graph.outputs), PassContext(fold_quantized_weights=False)
-    # As outputs, the values of tensors stay where other operators read what these were made of.
+    # Making them outputs keeps the values of tensors whose sources other operators read.
     graph.outputs += [value for node in graph.nodes for value in node.outputs if value is not None]
     run_passes((PASSES["fold_constants"],), graph, context)
     del graph.outputs[outputs:]
