@@ -187,7 +187,7 @@ def test_serve_refuses_what_it_cannot_serve(model, tmp_path, monkeypatch):
     twice = runner.invoke(main, ["serve", str(model), str(model)])
     assert (twice.exit_code, "two models have the name 'affine'" in twice.output) == (2, True)
     batch = runner.invoke(main, ["serve", str(fixed), "--max-batch", "2"])
-    assert (batch.exit_code, "no first dim that is open" in batch.output) == (1, True)
+    assert (batch.exit_code, "must be dynamic" in batch.output) == (1, True)
     absent = runner.invoke(main, ["serve", str(tmp_path / "none.onnx")])
     assert absent.exit_code == 1
     monkeypatch.setitem(sys.modules, "uvicorn", None)

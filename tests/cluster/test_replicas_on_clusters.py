@@ -111,7 +111,10 @@ def test_replicas_that_do_not_fit_the_cluster_are_refused(cluster):
         ps.Replicas(model, 3, cluster=cluster)
     with pytest.raises(TypeError, match=r"penstock\.Cluster"):
         ps.Replicas(model, cluster=3)
-    with ps.compile(model) as session, pytest.raises(TypeError, match="a session has its options"):
+    with (
+        ps.compile(model) as session,
+        pytest.raises(TypeError, match="a session is already compiled"),
+    ):
         ps.Replicas(session, cluster=cluster)
 
 

@@ -44,31 +44,31 @@ METHODS: dict[str, list[tuple[tuple[Any, ...], str | None]]] = {
     "is_server_ready": [((), None)],
     "is_model_ready": [(("affine",), None), (("affine", "1"), None)],
     "get_server_metadata": [((), None)],
-    "get_model_metadata": [(("affine",), None), (("other",), "'other' is not there")],
+    "get_model_metadata": [(("affine",), None), (("other",), "unknown model 'other'")],
     "get_model_config": [(("affine",), None), (("affine", "2"), "no version '2'")],
     "get_model_repository_index": [((), None)],
     "load_model": [
         (("affine",), None),
-        (("affine", None, None, "{}"), "without 'config'"),
+        (("affine", None, None, "{}"), "does not accept the parameters 'config'"),
         (("affine", None, None, "{}", {"file:1/model.onnx": b"x"}), "'file:1/model.onnx'"),
         (("other",), "'other' has no path"),
     ],
     "unload_model": [
-        (("affine", None, None, True), "without 'unload_dependents'"),
-        (("other",), "'other' is not there"),
+        (("affine", None, None, True), "does not accept the parameters 'unload_dependents'"),
+        (("other",), "model 'other' is not loaded"),
     ],
     "get_inference_statistics": [(("affine",), None), ((), None)],
-    "update_trace_settings": [(("affine", {"trace_rate": "1"}), "does not have"), ((), "not have")],
-    "get_trace_settings": [(("affine",), "does not have"), ((), "does not have")],
-    "update_log_settings": [(({"log_info": True},), "does not have")],
-    "get_log_settings": [((), "does not have")],
+    "update_trace_settings": [(("affine", {"trace_rate": "1"}), "does not support"), ((), "not have")],
+    "get_trace_settings": [(("affine",), "does not support"), ((), "does not have")],
+    "update_log_settings": [(({"log_info": True},), "does not support")],
+    "get_log_settings": [((), "does not support")],
     "get_system_shared_memory_status": [((), "--shared-memory"), (("r",), "--shared-memory")],
     "register_system_shared_memory": [(("r", "/key", 8), "--shared-memory")],
     "unregister_system_shared_memory": [((), "--shared-memory"), (("r",), "--shared-memory")],
-    "get_cuda_shared_memory_status": [((), "does not have"), (("r",), "does not have")],
-    "register_cuda_shared_memory": [(("r", b"handle", 0, 8), "does not have")],
-    "unregister_cuda_shared_memory": [((), "does not have"), (("r",), "does not have")],
-    "infer": [(("affine", []), "x"), (("other", []), "'other' is not there")],
+    "get_cuda_shared_memory_status": [((), "does not support"), (("r",), "does not have")],
+    "register_cuda_shared_memory": [(("r", b"handle", 0, 8), "does not support")],
+    "unregister_cuda_shared_memory": [((), "does not support"), (("r",), "does not have")],
+    "infer": [(("affine", []), "x"), (("other", []), "unknown model 'other'")],
 }
 
 
@@ -96,7 +96,7 @@ def test_every_method_of_the_client_is_answered_or_refused_by_name(affine):
 
 def test_client_raises_what_the_server_says(client):
     triton, _ = client
-    with pytest.raises(InferenceServerException, match="'other' is not there"):
+    with pytest.raises(InferenceServerException, match="unknown model 'other'"):
         triton.get_model_metadata("other")
     x = fed("x", np.ones((1, 4), np.float32), "FP32", binary=True)
     with pytest.raises(InferenceServerException, match="x"):

@@ -436,7 +436,7 @@ def test_request_that_stays_away_is_refused_in_time(tmp_path):
 
 @pytest.mark.parametrize(
     ("request_", "status", "reason"),
-    [(b'{"inputs": 1}', 400, "list of objects"), (b"{", 400, "no JSON")],
+    [(b'{"inputs": 1}', 400, "list of objects"), (b"{", 400, "not valid JSON")],
 )
 def test_thread_answers_errors_in_the_form_of_the_protocol(tmp_path, request_, status, reason):
     head = b"POST /v2/models/g/infer HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n"

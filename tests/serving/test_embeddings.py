@@ -89,12 +89,12 @@ def test_many_texts_come_in_their_order(url):
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"model": "rows", "input": "w1 " * 9}, 400, "9 tokens, of 8"),
+        ({"model": "rows", "input": "w1 " * 9}, 400, "9 tokens, more than the 8"),
         ({"model": "rows", "input": ["w1", ""]}, 400, "is empty"),
-        ({"model": "rows", "input": "w1", "dimensions": 2}, 400, "vectors of this model have 3"),
-        ({"model": "other", "input": "w1"}, 404, "'other' is not there"),
-        ({"input": "w1"}, 400, "model is needed"),
-        ({"model": "rows", "input": [60]}, 400, "has token 60, of 50"),
+        ({"model": "rows", "input": "w1", "dimensions": 2}, 400, "embeddings of this model have 3"),
+        ({"model": "other", "input": "w1"}, 404, "model 'other' does not exist"),
+        ({"input": "w1"}, 400, "field model is required"),
+        ({"model": "rows", "input": [60]}, 400, "has token 60, but tokens must be below 50"),
     ],
 )
 def test_wrong_request_is_refused(url, fields, status, message):
@@ -133,7 +133,7 @@ def test_texts_of_a_request_are_joined(paths):
 def test_model_that_is_no_encoder_is_refused(tmp_path):
     wrong = save(tmp_path / "a.onnx", "g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }")
     replicas = ps.Replicas(wrong)
-    with pytest.raises(ps.InvalidInput, match="gives no vectors of texts: its inputs"):
+    with pytest.raises(ps.InvalidInput, match="computes no embeddings of texts: its inputs"):
         EncoderInterface(replicas)
     replicas.close()
     scalar = save(

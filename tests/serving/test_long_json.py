@@ -113,30 +113,27 @@ def test_damaged_document_is_refused_where_json_refuses_it(seed):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b"{} {}", "goes on behind"),
-        (b'{"inputs": [{"data": [1, 2', "no end"),
-        (b'{"inputs": [{"data": ["a', "string has no end"),
-        (b'{"inputs": [{"data": [{"a": 1}]}]}', "data have an object"),
-        (b'{"inputs": [{"data": [[1], 2]}]}', "rows beside elements"),
-        (b'{"inputs": [{"data": [1 2]}]}', "no JSON"),
-        (b'{"inputs": [{"data": [1,]}]}', "no JSON"),
-        (b'{"inputs": [{"data": [[1][2]]}]}', "no JSON"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"{} {}", "unexpected data after"),
+        (b'{"inputs": [{"data": [1, 2', "not terminated"),
+        (b'{"inputs": [{"data": ["a', "unterminated string"),
+        (b'{"inputs": [{"data": [{"a": 1}]}]}', "data must not contain objects"),
+        (b'{"inputs": [{"data": [[1], 2]}]}', "rows and elements at the same level"),
+        (b'{"inputs": [{"data": [1 2]}]}', "not valid JSON"),
+        (b'{"inputs": [{"data": [1,]}]}', "not valid JSON"),
+        (b'{"inputs": [{"data": [[1][2]]}]}', "not valid JSON"),
         *[
-            (b'{"inputs": [{"data": [%b]}]}' % data, "no JSON")
+            (b'{"inputs": [{"data": [%b]}]}' % data, "not valid JSON")
             for data in (b"[1,][2]", b"[1][,2]", b'["a",]["b"]', b"[1,2,3,4,5,6,7,8],", b",[1]")
         ],
-        *[
-            (b"{%b}" % text, "'a' is there twice")
-            for text in (b'"a":1,"a":1', b'"b":{"a":1,"a":2}')
-        ],
-        (b'{"inputs": [{"data": [1, NaN]}]}', "NaN is no number in JSON"),
-        (b'{"parameters": {"x": -Infinity}}', "-Infinity is no number"),
+        *[(b"{%b}" % text, "duplicate key 'a'") for text in (b'"a":1,"a":1', b'"b":{"a":1,"a":2}')],
+        (b'{"inputs": [{"data": [1, NaN]}]}', "NaN is not a JSON number"),
+        (b'{"parameters": {"x": -Infinity}}', "-Infinity is not a JSON number"),
         (b'{"id": "' + b"a" * (1 << 16) + b'"}', "more than 65536 bytes"),
         (b'{"id": "\xff"}', "utf-8"),
-        (b'\xef\xbb\xbf{"id": "a"}', "expected|no JSON"),
-        (b"{1: 2}", "a key is no string"),
+        (b'\xef\xbb\xbf{"id": "a"}', "expected|not valid JSON"),
+        (b"{1: 2}", "a key must be a string"),
         (b'{"a" 2}', "expected"),
     ],
 )
@@ -185,9 +182,9 @@ def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatyp
         ([1.0] * 99, "FP32", [100], "has 99 elements"),
         ([1.0] * 99 + ["a"], "FP32", None, 'an element "a"'),
         ([1] * 99 + [300], "INT8", None, "300"),
-        ([1] * 99 + [0.5], "INT8", None, "not whole numbers"),
-        ([1.0] * 99 + [1e40], "FP32", None, "a number, which FP32 has no value for"),
-        (["Infinity"] * 99 + [-1e6], "FP16", None, "a number, which FP16 has no value for"),
+        ([1] * 99 + [0.5], "INT8", None, "not integers"),
+        ([1.0] * 99 + [1e40], "FP32", None, "a number, which is out of range for FP32"),
+        (["Infinity"] * 99 + [-1e6], "FP16", None, "a number, which is out of range for FP16"),
         ([1.0] * 99 + ["inf"], "FP32", None, 'an element "inf"'),
         ([1] * 99 + ["NaN"], "INT8", None, 'an element "NaN"'),
         (["a"] * 99 + ["\ud83d"], "BYTES", None, "surrogates not allowed"),
@@ -298,7 +295,7 @@ def test_objects_are_refused_before_they_are_read():
     body = b'{"inputs":[' + b",".join([one] * 200_000) + b"]}"
     with pytest.raises(InvalidInput, match="more than 4096 inputs"):
         decode_request(body, None)
-    with pytest.raises(InvalidInput, match="no JSON, or has more than 65536 bytes"):
+    with pytest.raises(InvalidInput, match="not valid JSON, or has more than 65536 bytes"):
         decode_request(b'{"parameters":[' + b",".join([one] * 20_000) + b"]}", None)
     with pytest.raises(InvalidInput, match="at most 65536 bytes"):
         decode_options(body)

@@ -42,7 +42,7 @@ def test_deployment_answers_as_the_server_does(tmp_path):
         for binary in (True, False):
             result = client.infer("affine", [fed("x", x, "FP32", binary=binary)])
             np.testing.assert_array_equal(result.as_numpy("y"), x + x)
-        with pytest.raises(InferenceServerException, match="'other' is not there"):
+        with pytest.raises(InferenceServerException, match="unknown model 'other'"):
             client.get_model_metadata("other")
         client.close()
     finally:

@@ -48,29 +48,38 @@ def asked(client: http.client.HTTPConnection, document: object) -> tuple[int, st
     [
         ({"inputs": [IDS, TEXTS]}, "\"inputs\" lacks 'x'"),
         ({"input": [X, IDS, TEXTS]}, "\"inputs\" lacks 'x', 'i', 's'"),
-        ({"inputs": [*GOOD["inputs"], {**X, "name": "z"}]}, "\"inputs\" has 'z', which the model"),
-        ({**GOOD, "outputs": [{"name": "q"}]}, "\"outputs\" has 'q', which the model"),
+        (
+            {"inputs": [*GOOD["inputs"], {**X, "name": "z"}]},
+            "\"inputs\" has 'z', but the model has",
+        ),
+        ({**GOOD, "outputs": [{"name": "q"}]}, "\"outputs\" has 'q', but the model has"),
         (
             {"inputs": [{**X, "datatype": "FP64"}, IDS, TEXTS]},
-            '"datatype" FP64: the model takes FP32',
+            '"datatype" FP64, but the model expects FP32',
         ),
         (
             {"inputs": [X, IDS, {**TEXTS, "datatype": "INT8", "data": [1]}]},
-            "INT8: the model takes BYTES",
+            "INT8, but the model expects BYTES",
         ),
-        ({"inputs": [{**X, "shape": [3]}, IDS, TEXTS]}, '"shape" [3]: the model takes [-1, 3]'),
+        (
+            {"inputs": [{**X, "shape": [3]}, IDS, TEXTS]},
+            '"shape" [3], but the model expects [-1, 3]',
+        ),
         (
             {"inputs": [{**X, "shape": [3, 1]}, IDS, TEXTS]},
-            '"shape" [3, 1]: the model takes [-1, 3]',
+            '"shape" [3, 1], but the model expects [-1, 3]',
         ),
-        ({"inputs": [{**X, "datatype": "FLOAT"}, IDS, TEXTS]}, "it is one of BOOL, UINT8"),
-        ({"inputs": [X, {**IDS, "data": [2**70]}, TEXTS]}, "bits, which INT64 has no value for"),
+        ({"inputs": [{**X, "datatype": "FLOAT"}, IDS, TEXTS]}, "which must be one of BOOL, UINT8"),
+        ({"inputs": [X, {**IDS, "data": [2**70]}, TEXTS]}, "bits, which is out of range for INT64"),
         (
             {"inputs": [X, {**IDS, "data": [0.5]}, TEXTS]},
-            "of INT64 has elements that are not whole",
+            "of datatype INT64 has elements that are not integers",
         ),
-        ({"inputs": [{**X, "data": [1, 2, None]}, IDS, TEXTS]}, "an element null, not of FP32"),
-        ({"inputs": [{**X, "shape": None}, IDS, TEXTS]}, '"shape" null: a list'),
+        (
+            {"inputs": [{**X, "data": [1, 2, None]}, IDS, TEXTS]},
+            "an element null, which is not of datatype FP32",
+        ),
+        ({"inputs": [{**X, "shape": None}, IDS, TEXTS]}, '"shape" null: it must be a list'),
     ],
 )
 def test_error_speaks_of_the_fields_of_the_request(connection, document, reason):
@@ -84,4 +93,4 @@ def test_dims_that_disagree_between_inputs_are_named(connection):
     two = {**X, "shape": [2, 3], "data": [1] * 6}
     status, error = asked(connection, {"inputs": [two, IDS, TEXTS]})
     assert status == 400
-    assert "'N' at axis 0 is 1, but 2 at 'x'" in error or "as many rows" in error
+    assert "'N' at axis 0 is 1, but 2 at 'x'" in error or "same number of rows" in error

@@ -32,7 +32,7 @@ def test_replicas_of_shared_loops_compute_iterations_of_requests_together():
     assert loops.stats.iterations > loops.stats.steps
     with pytest.raises(ValueError, match="share iterations"):
         ps.Replicas(loops, max_batch=2)
-    with pytest.raises(TypeError, match="has its options"):
+    with pytest.raises(TypeError, match="is already compiled"):
         ps.Replicas(loops, threads=2)
 
 

@@ -51,13 +51,13 @@ def test_body_is_decompressed(body: bytes, encoding: str | None) -> None:
 @pytest.mark.parametrize(
     ("body", "encoding", "error", "reason"),
     [
-        (TEXT, "br", InvalidInput, "not gzip or deflate"),
-        (TEXT, "gzip", InvalidInput, "not compressed"),
-        (gzip.compress(TEXT)[:-4], "gzip", InvalidInput, "cut off"),
+        (TEXT, "br", InvalidInput, "use gzip or deflate"),
+        (TEXT, "gzip", InvalidInput, "does not match its content-encoding"),
+        (gzip.compress(TEXT)[:-4], "gzip", InvalidInput, "truncated"),
         (bytes(101), None, TooLargeError, "larger than 100 bytes"),
         (gzip.compress(bytes(5000)), "gzip", TooLargeError, "larger than 100 bytes"),
     ],
-    ids=["unknown", "not compressed", "cut off", "long", "long if decompressed"],
+    ids=["unknown", "not compressed", "truncated", "long", "long if decompressed"],
 )
 def test_body_that_is_wrong_is_refused(
     body: bytes, encoding: str | None, error: type[Exception], reason: str

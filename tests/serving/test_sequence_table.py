@@ -52,7 +52,7 @@ def test_only_sequences_without_requests_for_a_while_end(stepper, clock):
     clock[0] += 6
     table._expire(LATE)  # c has had a request since it began, however long ago that was
     assert is_closed(own["a"]) and not is_closed(own["c"])
-    with pytest.raises(UnknownSequence, match="sequence 'a' is not there"):
+    with pytest.raises(UnknownSequence, match="sequence 'a' does not exist"):
         table.resume("a")
     table.release("c", own["c"], ends=True)
     assert is_closed(own["c"])

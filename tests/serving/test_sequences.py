@@ -202,7 +202,7 @@ def test_sequence_begins_with_the_states_among_its_inputs(tmp_path):
         got = infer(triton, {**FRAME, **first}, 1, start=True)
         check(got, alone.step(FRAME)["output"])
         status, why = refused(triton, {**FRAME, **first}, 1)
-        assert (status, "where a sequence begins" in why) == ("400", True)
+        assert (status, "at the start of a sequence" in why) == ("400", True)
         check(infer(triton, FRAME, 1), alone.step(FRAME)["output"])
 
 
@@ -223,7 +223,7 @@ def test_inputs_that_stay_as_they_are_come_with_the_first_request(tmp_path):
         for k in range(2):
             check(infer(triton, {"x": 3 * x[:1]}, k + 1, output="y"), 2 + states[k] * x[:1])
         status, why = refused(triton, first, 1, output="y")
-        assert (status, "where a sequence begins alone" in why) == ("400", True)
+        assert (status, "only be fed at the start of a sequence" in why) == ("400", True)
         status, why = refused(triton, {"x": x[:1]}, 3, start=True, output="y")
         assert (status, "begins with ['encoder_states']" in why) == ("400", True)
 
@@ -235,29 +235,29 @@ def test_request_without_a_sequence_that_is_there_is_refused(tmp_path):
     with streaming(tmp_path) as (triton, url, server):
         status, why = refused(triton, FRAME, 5)
         assert status == "400"
-        assert "sequence 5 is not there" in why and '"sequence_start": true' in why
+        assert "sequence 5 does not exist" in why and '"sequence_start": true' in why
         status, why = refused(triton, FRAME, 0)
-        assert (status, 'has the parameter "sequence_id"' in why) == ("400", True)
+        assert (status, 'must have the parameter "sequence_id"' in why) == ("400", True)
         infer(triton, FRAME, 5, start=True, end=True)
         assert refused(triton, FRAME, 5)[0] == "400"
         document = json.dumps({"inputs": [X], "parameters": {"sequence_id": 5}}).encode()
         status, answer = asked(f"{url}/v2/models/m/infer_stream", document)
-        assert (status, "streams no values" in answer["error"]) == (400, True)
+        assert (status, "not support streaming" in answer["error"]) == (400, True)
         assert sequences_of(server).table.counts.open == 0
 
 
 @pytest.mark.parametrize(
     ("parameters", "why"),
     [
-        ({"sequence_id": True}, '"sequence_id" true is neither'),
-        ({"sequence_id": -1}, '"sequence_id" -1 is neither'),
-        ({"sequence_id": 2**64}, '"sequence_id" an integer of 65 bits is neither'),
-        ({"sequence_id": 1.5}, '"sequence_id" 1.5 is neither'),
+        ({"sequence_id": True}, '"sequence_id" true must be an unsigned'),
+        ({"sequence_id": -1}, '"sequence_id" -1 must be an unsigned'),
+        ({"sequence_id": 2**64}, '"sequence_id" an integer of 65 bits must be an unsigned'),
+        ({"sequence_id": 1.5}, '"sequence_id" 1.5 must be an unsigned'),
         ({"sequence_id": "x" * 129}, "at most 128 characters"),
-        ({"sequence_id": 1, "sequence_start": 1}, "are true or false"),
-        ({"sequence_id": 1, "sequence_end": "yes"}, "are true or false"),
-        ({"sequence_id": 1, "sequence_start": True, "wanted": 0}, '"wanted" 0 is no number'),
-        ({"sequence_id": 1, "sequence_start": True, "wanted": 2.0}, '"wanted" 2.0 is no number'),
+        ({"sequence_id": 1, "sequence_start": 1}, "must be true or false"),
+        ({"sequence_id": 1, "sequence_end": "yes"}, "must be true or false"),
+        ({"sequence_id": 1, "sequence_start": True, "wanted": 0}, '"wanted" 0 must be'),
+        ({"sequence_id": 1, "sequence_start": True, "wanted": 2.0}, '"wanted" 2.0 must be'),
     ],
 )
 def test_wrong_parameters_of_sequences_are_refused(tmp_path, parameters, why):
@@ -283,9 +283,9 @@ def test_wrong_request_changes_no_sequence(tmp_path):
         for start in (False, True):
             status, why = refused(triton, wrong, 1, start=start)
             assert status == "400"
-            assert f"the model takes [-1, {WIDTH}]" in why
+            assert f"the model expects [-1, {WIDTH}]" in why
         status, why = refused(triton, FRAME, 1, output="hn")
-        assert (status, "'hn', which the model does not" in why) == ("400", True)
+        assert (status, "'hn', but the model has" in why) == ("400", True)
         check(infer(triton, FRAME, 1), alone.step(FRAME)["output"])
         assert refused(triton, wrong, 2, start=True)[0] == "400"
         assert refused(triton, FRAME, 2)[0] == "400"
@@ -325,7 +325,7 @@ def test_second_request_of_a_sequence_is_refused_while_one_is_computed(tmp_path)
     with streaming(tmp_path) as (triton, url, server):
         with held_request(triton, url, server) as (_, answer):
             status, why = refused(triton, FRAME, 1)
-            assert (status, "wait for its answer" in why) == ("409", True)
+            assert (status, "wait for its response" in why) == ("409", True)
         alone.step(FRAME)
         check(answer.result(SOON), alone.step(FRAME)["output"])
         check(infer(triton, FRAME, 1), alone.step(FRAME)["output"])
@@ -336,7 +336,7 @@ def test_sequence_that_is_begun_anew_ends_the_request_that_is_computed(tmp_path)
     with streaming(tmp_path) as (triton, url, server):
         with held_request(triton, url, server) as (held, answer), ThreadPoolExecutor(1) as thread:
             again = thread.submit(elsewhere, url, FRAME, 1, start=True)
-            with pytest.raises(InferenceServerException, match="begun anew") as error:
+            with pytest.raises(InferenceServerException, match="restarted by another") as error:
                 answer.result(SOON)
             assert error.value.status() == "409"
             held.opened.set()
@@ -582,7 +582,7 @@ def test_model_that_is_loaded_again_has_no_sequences(tmp_path):
         assert refused(triton, FRAME, 1)[0] == "400"
         infer(triton, FRAME, 1, start=True)
         triton.unload_model("m")
-        with pytest.raises(InferenceServerException, match="is not there"):
+        with pytest.raises(InferenceServerException, match="unknown model"):
             infer(triton, FRAME, 1)
 
 
@@ -601,7 +601,7 @@ def test_sequences_have_variables_of_their_own(tmp_path):
 
 def test_models_with_variables_that_are_no_states_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.serving.sequences.has_state", lambda model: True)
-    with pytest.raises(ValueError, match="they would share them"):
+    with pytest.raises(ValueError, match="they would share its variables"):
         Sequences(ps.Stepper(ps.load(stream_model("lstm"))))
 
 
@@ -628,5 +628,5 @@ def test_warm_up_says_that_a_model_does_not_take_what_is_made_up():
     text = """g (float[b, 2] frame, float[b, 2] state) => (float[b, 2] y, float[b, 2] state_out)
         <int64[2] shape = {3, 3}> { y = Reshape (frame, shape) state_out = Add (state, frame) }"""
     sequences = Sequences(ps.Stepper(ps.load(model_from_text(text))))
-    with pytest.raises(ValueError, match="made up, to warm it up"):
+    with pytest.raises(ValueError, match="cannot be warmed up"):
         sequences.warm_up([{"frame": (1, 2)}], whole=False)

@@ -115,7 +115,7 @@ def test_regions_are_registered_listed_and_forgotten(client, segment):
     wanted = {"name": "s", "key": key, "offset": 1000, "byte_size": 24}
     assert entries == [{"name": "r", "key": key, "offset": 0, "byte_size": 1024}, wanted]
     assert triton.get_system_shared_memory_status("s") == [wanted]
-    with pytest.raises(InferenceServerException, match="'s' is registered"):
+    with pytest.raises(InferenceServerException, match="'s' is already registered"):
         triton.register_system_shared_memory("s", key, 24)
     triton.unregister_system_shared_memory("s")
     triton.unregister_system_shared_memory("s")  # as often as one likes
@@ -129,15 +129,15 @@ def test_regions_are_registered_listed_and_forgotten(client, segment):
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("", "no name of a segment"),
-        ("/", "no name of a segment"),
-        ("..", "no name of a segment"),
-        ("//etc/passwd", "no name of a segment"),
-        ("/../../etc/passwd", "no name of a segment"),
-        ("a/b", "no name of a segment"),
-        ("a\0b", "no name of a segment"),
-        ("a" * 300, "no name of a segment"),
-        ("a\ud83d", "no name of a segment"),
+        ("", "not a valid segment name"),
+        ("/", "not a valid segment name"),
+        ("..", "not a valid segment name"),
+        ("//etc/passwd", "not a valid segment name"),
+        ("/../../etc/passwd", "not a valid segment name"),
+        ("a/b", "not a valid segment name"),
+        ("a\0b", "not a valid segment name"),
+        ("a" * 300, "not a valid segment name"),
+        ("a\ud83d", "not a valid segment name"),
         ("/there-is-none", "No such file"),
         (7, "has no key"),
         (None, "has no key"),
@@ -187,7 +187,7 @@ def test_region_outside_of_its_segment_is_refused(client, segment, offset, size)
     ("place", "reason"),
     [
         ({"shared_memory_region": "z"}, "'z' is not registered"),
-        ({"shared_memory_region": 5}, "no name"),
+        ({"shared_memory_region": 5}, "must be named"),
         ({"shared_memory_byte_size": 16}, "has 16 bytes"),
         ({"shared_memory_byte_size": -24}, "has 1024 bytes"),
         ({"shared_memory_byte_size": None}, "has 1024 bytes"),
@@ -210,7 +210,7 @@ def test_input_outside_of_its_region_is_refused(client, segment, place, reason):
 
 def test_output_that_does_not_fit_is_refused(client, segment):
     triton, _ = client
-    with pytest.raises(InferenceServerException, match="24 bytes do not fit into the 20") as error:
+    with pytest.raises(InferenceServerException, match="24 bytes exceeds the 20 bytes") as error:
         triton.infer("affine", [x_at(0)], outputs=[y_at(512, 20)])
     assert error.value.status() == "400"
     with pytest.raises(InferenceServerException, match="has 1024 bytes"):
@@ -231,7 +231,7 @@ def test_inputs_beyond_the_limit_of_a_request_are_refused(client):
         ]
         body = json.dumps({"inputs": inputs}).encode()
         status, answer = asked(f"{url}/v2/models/affine/infer", body)
-        assert (status, "larger than" in answer["error"]) == (400, True)
+        assert (status, "exceed the maximum size" in answer["error"]) == (400, True)
     finally:
         triton.unregister_system_shared_memory("big")
         shared_memory.destroy_shared_memory_region(handle)

@@ -55,7 +55,7 @@ def test_client_lists_and_finds_models(client):
     assert [model.id for model in client.models.list()] == ["words", "letters"]
     model = client.models.retrieve("letters")
     assert (model.id, model.object, model.owned_by) == ("letters", "model", "penstock")
-    with pytest.raises(openai.NotFoundError, match="'other' is not there"):
+    with pytest.raises(openai.NotFoundError, match="unknown model 'other'"):
         client.models.retrieve("other")
 
 
@@ -346,7 +346,7 @@ def test_description_has_the_endpoints(url):
 
     with urllib.request.urlopen(f"{url}/openapi.json") as response:
         paths = json.loads(response.read())["paths"]
-    assert paths["/v1/chat/completions"]["post"]["summary"].startswith("Answer the messages")
+    assert paths["/v1/chat/completions"]["post"]["summary"].startswith("Generate the next message")
     reference = paths["/v1/completions"]["post"]["responses"]["default"]["content"]
     assert reference["application/json"]["schema"]["$ref"].endswith("TextError")
     with urllib.request.urlopen(url) as response:

@@ -74,7 +74,7 @@ def test_full_queue_refuses_and_deadline_ends_a_wait():
             await admission.enter(1, 0, SOON)
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
-        with pytest.raises(DeadlineExceeded, match="beyond its timeout"):
+        with pytest.raises(DeadlineExceeded, match="exceeded its timeout"):
             await admission.enter(1, 0, 0.0)
         assert admission.waiting == []
         admission.leave(2)
@@ -149,9 +149,9 @@ def test_models_are_found_by_name_and_alone_without_one():
     assert TextModels({"a": a}).generator(None) is a
     both = TextModels({"a": a, "b": b})
     assert both.generator("b") is b and [*both.entries] == ["a", "b"]
-    with pytest.raises(FieldError, match="model is needed"):
+    with pytest.raises(FieldError, match="field model is required"):
         both.generator(None)
-    with pytest.raises(UnknownModel, match="'c' is not there"):
+    with pytest.raises(UnknownModel, match="'c' does not exist"):
         both.generator("c")
     with pytest.raises(UnknownModel):
         both.embedder("a")

@@ -104,7 +104,9 @@ def test_model_whose_answers_depend_on_padding_is_refused():
     bias = (1 - b.op("Cast", mask, to=1)) * -1e4
     weights = b.op("Softmax", x + bias)
     b.output("y", b.op("ReduceMean", weights, np.array([1]), keepdims=0))  # 1 / length
-    with pytest.raises(ValueError, match="output 'y' of a request changes when it is padded"):
+    with pytest.raises(
+        ValueError, match="output 'y' of a request changes if the request is padded"
+    ):
         ps.Replicas(b.model(), max_batch=4, max_batch_tokens=10)
 
 
@@ -129,12 +131,14 @@ def shifted(b: GraphBuilder, y: Any) -> Any:
 
 def test_model_in_which_rows_may_act_on_others_is_refused_by_the_node():
     # No trial of two requests shows it.
-    with pytest.raises(ValueError, match=r"not joined by tokens.*slice.*Leave out"):
+    with pytest.raises(ValueError, match=r"cannot be batched by tokens.*slice.*Omit"):
         ps.Replicas(attention(-1e4, shifted), max_batch=4, max_batch_tokens=10)
 
 
 def test_mask_that_hides_rows_but_nearly_is_refused():
-    with pytest.raises(ValueError, match="output 'y' of a request changes when it is padded"):
+    with pytest.raises(
+        ValueError, match="output 'y' of a request changes if the request is padded"
+    ):
         ps.Replicas(attention(-10.0, lambda _, y: y), max_batch=4, max_batch_tokens=10)
 
 

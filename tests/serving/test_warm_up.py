@@ -48,7 +48,7 @@ def test_batches_are_tried_with_the_shapes_that_are_compiled(backend):
         model_from_text(OPEN), 1, max_batch=4, shapes={"N": 1, "M": 4}, backends=[backend]
     ):
         assert backend.shapes == [(1, 4)] * 3 + [(3, 4)]
-    with pytest.raises(ValueError, match="say them in shapes="):
+    with pytest.raises(ValueError, match="fix them with shapes="):
         ps.Replicas(model_from_text(OPEN), 1, max_batch=4)
 
 
@@ -59,7 +59,7 @@ def test_model_with_open_dims_is_not_warmed_up_without_shapes():
 
 def test_model_that_does_not_run_on_made_up_values_says_so(backend, monkeypatch):
     monkeypatch.setattr(backend, "sine", lambda x: 1 / 0)
-    with pytest.raises(ValueError, match="not run on values that were made up, to warm it up"):
+    with pytest.raises(ValueError, match="cannot be warmed up"):
         ps.Replicas(
             model_from_text(OPEN), 1, warm_up=True, shapes={"N": 1, "M": 1}, backends=[backend]
         )

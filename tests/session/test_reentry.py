@@ -125,7 +125,7 @@ def test_call_within_a_run_that_has_all_memory_is_refused(executor):
     limits = ps.Limits(max_bytes=once.memory.arenas * 3 // 2)
     session = ps.compile(model_from_text(MODEL), executor=executor, limits=limits)
     with pytest.raises(
-        ps.PenstockError, match=r"the only memory that Limits\.max_bytes or memory= allows"
+        ps.PenstockError, match=r"all the memory that Limits\.max_bytes or memory= allows"
     ):
         session.run({"x": x}, observers=[Calls()])
     assert session.run({"x": x})["y"].shape == (64, 3)

@@ -172,10 +172,7 @@ class _Run:
 
     def check(self) -> None:
         plan = self.plan
-        require(
-            _same(self.order, plan.steps),
-            "the execution order does not contain each step exactly once",
-        )
+        require(_same(self.order, plan.steps), "the order must contain each step exactly once")
         graph = plan.graph
         if graph is not None:
             self.enter(plan.inputs, graph.inputs)
@@ -183,13 +180,8 @@ class _Run:
         for i in plan.inputs:
             self.held[i] = ()
         self.steps(self.order)
-        require(
-            not self.places.strided,
-            "it declares strides for values that no step writes with these strides",
-        )
-        require(
-            not self.in_buffers, "it writes loop buffers that no loop reads in its next iteration"
-        )
+        require(not self.places.strided, "it declares strides that no step writes")
+        require(not self.in_buffers, "it writes loop buffers that no loop reads")
         for i in plan.outputs:
             self.read(i, None)
         if graph is not None:
@@ -199,7 +191,7 @@ class _Run:
         """Check that each node of a graph has at most one step, and there are no other steps."""
         nodes = {step.node for step in steps}
         fits = len(nodes) == len(steps) and nodes <= {*graph.nodes}
-        require(fits, "its steps do not match the nodes of its graph")
+        require(fits, "its steps do not match the graph's nodes")
 
     def enter(self, slots: Sequence[int], values: Sequence[Value]) -> None:
         """Assign slots to the inputs of a graph."""
@@ -267,11 +259,7 @@ class _Run:
         elif slot.kind is _CONSTANT:
             # Several constants may have the same contents, and copies on devices.
             if slot.constant is not value or slot.type is not value.type:
-                require(
-                    _is_constant(slot, value),
-                    "{} does not hold the constant that its reader expects",
-                    slot,
-                )
+                require(_is_constant(slot, value), "{} holds another constant", slot)
             self.value_of[i] = value
         elif slot.kind is _ALIAS:
             of_base, source = self.value_of.get(slot.base, _ABSENT), value
@@ -314,11 +302,7 @@ class _Run:
         """Assign a value to a slot outside of the arena."""
         if i >= 0:
             if self.slots[i].kind is not _DYNAMIC:
-                require(
-                    False,
-                    "{} receives a result at run time, but its slot is not dynamic",
-                    self.slots[i],
-                )
+                require(False, "{} is a result, but not dynamic", self.slots[i])
             self.held[i] = held
 
     # Steps.
@@ -339,21 +323,12 @@ class _Run:
                 self.check_shared(step, i)
             self.define(i, self.held_in((i,)))
         if planned and not step.into:
-            require(
-                False, "{} has outputs in the arena, but does not write into given memory", step
-            )
+            require(False, "{} does not write its outputs into the arena", step)
         for number, i in enumerate(planned):
-            require(
-                i in self.memory.begin,
-                "{} writes {}, which has no offset in the arena",
-                step,
-                slots[i],
-            )
+            require(i in self.memory.begin, "{} writes {}, which has no offset", step, slots[i])
             lost = self.memory.write(i)
             for j in planned[:number]:
-                require(
-                    j not in lost, "{} overwrites its own outputs when it writes {}", step, slots[i]
-                )
+                require(j not in lost, "{} overwrites its outputs by writing {}", step, slots[i])
             self.check_lost(step, i, lost)
         self.check_call(step, kernel)
 
@@ -402,27 +377,19 @@ class _Run:
             if ordered and not layout.any_layout:
                 self.check_layout(step, layout)
             if kernel.into is None:
-                require(
-                    False,
-                    "{} is to write into given memory, which its kernel does not support",
-                    step,
-                )
+                require(False, "{} has no kernel that writes into memory", step)
         if step.node.op is FUSED:
             _check_region(step)
         if step.copied or step.blocks or step.carries:
             fits = {*step.copied} <= {*range(len(step.inputs))}
             fits = fits and not step.blocks and not step.carries
-            require(
-                fits, "{} copies inputs that do not exist, or has blocks as well as a kernel", step
-            )
+            require(fits, "{} copies inputs that do not exist, or has blocks", step)
 
     def check_layout(self, step: Step, layout: LayoutHints) -> None:
         """Check that results have the memory order in which their kernel writes them."""
         for i in step.outputs[:1] if layout.dims_order else step.outputs:
             if i >= 0 and self.slots[i].kind is _ARENA and not self.has_order(i, layout.dims_order):
-                require(
-                    False, "{} writes dims in another memory order than its slot declares", step
-                )
+                require(False, "{} writes dims in another memory order", step)
 
     def has_order(self, i: int, order: Sequence[int]) -> bool:
         """Whether a slot is dense and its dims have this memory order, or the default order if
@@ -468,13 +435,7 @@ class _Run:
             fits = fits and k in inplace and inputs[k] == first
         alike = source.type is target.type or _alike(source, target)
         if not fits or not alike or source.strides != target.strides:
-            require(
-                False,
-                "{} overwrites one of its inputs when it writes {}, and its kernel does not work "
-                "in place",
-                step,
-                target,
-            )
+            require(False, "{} overwrites an input by writing {}", step, target)
 
     # Control flow.
 
@@ -528,9 +489,7 @@ class _Run:
             if i >= 0 and not owned:
                 roots = {r for b in step.blocks for r in self.places.roots(b.outputs[number])}
                 require(
-                    roots <= {*self.slots[i].roots},
-                    "{} does not list the arena slots of the branch outputs",
-                    self.slots[i],
+                    roots <= {*self.slots[i].roots}, "{} lacks roots of branches", self.slots[i]
                 )
 
     def loop(self, step: Step, is_loop: bool) -> None:
@@ -542,11 +501,7 @@ class _Run:
         carried = {carry.inside for carry in step.carries}
         for carry in step.carries:
             for i in carry.buffers or ():
-                require(
-                    i not in self.value_of,
-                    "{} is a loop buffer, but also holds a value",
-                    self.slots[i],
-                )
+                require(i not in self.value_of, "{} is a buffer and has a value", self.slots[i])
                 self.memory.write(i)
         for carry in step.carries:
             self.read(carry.initial, step)
@@ -583,9 +538,7 @@ class _Run:
         """Pass a carried value to the next iteration."""
         # Values in the buffers of an outer loop stay there.
         written = self.in_buffers.pop(carry.updated, None) if carry.direct else carry.buffers
-        require(
-            written == carry.buffers, "{} carries a value that is not written to its buffers", step
-        )
+        require(written == carry.buffers, "{} carries a value outside its buffers", step)
         self.read(carry.updated, step)
         if carry.updated != carry.inside:
             self.define(carry.inside, self.held_in(carry.buffers or ()))
@@ -626,9 +579,7 @@ def _check_control(step: Step, steps: Sequence[Step]) -> None:
     while waits:
         node = waits.pop()
         if node in place:
-            require(
-                place[node] < place[step.node], "{} runs before a node on its control inputs", step
-            )
+            require(place[node] < place[step.node], "{} runs before a control input", step)
             continue
         read = [v.producer for v in node.inputs if v is not None and v.producer is not None]
         further = {*read, *node.control_inputs} - seen
@@ -643,11 +594,7 @@ def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: boo
         2 if is_loop else node.attrs.get("num_scan_inputs", len(node.inputs))
     )
     first, ahead = (2, 1) if is_loop else (0, 0)
-    require(
-        len(step.carries) == count,
-        "the loop-carried values of {} differ from those of its node",
-        step,
-    )
+    require(len(step.carries) == count, "{} has other loop-carried values than its node", step)
     results = [*step.outputs, *[-1] * count]
     for k, carry in enumerate(step.carries):
         own = (carry.initial, carry.inside, carry.updated, carry.result) == (
@@ -656,7 +603,7 @@ def _check_carries(step: Step, block: Block, slots: Sequence[Slot], is_loop: boo
             block.outputs[ahead + k],
             results[k],
         )
-        require(own, "the loop-carried values of {} differ from those of its node", step)
+        require(own, "{} has other loop-carried values than its node", step)
         _check_buffers(step, carry, slots)
 
 

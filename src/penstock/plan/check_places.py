@@ -74,11 +74,7 @@ class SlotPlaces:
                 rooted.append(None)
                 constant = slot.constant
                 if constant is None or slot.owned:
-                    require(
-                        False,
-                        "{} is a constant without contents, or lets another slot own them",
-                        slot,
-                    )
+                    require(False, "{} is a constant without contents", slot)
                 elif constant.type is type_:
                     self.constants[i] = constant
             elif kind is _ALIAS:
@@ -104,7 +100,7 @@ class SlotPlaces:
             raise UnsoundPlanError(f"{_name(slot)} is a view of a slot outside the arena")
         rank = len(slot.type.shape or ()) if isinstance(slot.type, TensorType) else -1
         if len(slot.strides) != rank or slot.owned:
-            require(False, "the number of strides of {} differs from its rank", slot)
+            require(False, "{} needs one stride per dim", slot)
         low, high = _extent(slot)
         if slot.offset + low < 0 or slot.offset + high > bytes_of(base):
             require(False, "{} extends beyond the slot that it views", slot)
@@ -135,9 +131,7 @@ def bytes_of(slot: Slot) -> int:
     type_ = slot.type
     if type_.__class__ is TensorType and type_.static and type_.dtype is not STRING:
         return type_.nbytes
-    raise UnsoundPlanError(
-        f"{slot.name!r} is in the arena, but the size of its type {type_} is not fixed"
-    )
+    raise UnsoundPlanError(f"{slot.name!r} is in the arena, but its type {type_} has no fixed size")
 
 
 def _extent(slot: Slot) -> tuple[int, int]:
@@ -147,11 +141,7 @@ def _extent(slot: Slot) -> tuple[int, int]:
     assert isinstance(type_, TensorType)
     if not slot.strides or not nbytes:
         return 0, nbytes
-    require(
-        len(slot.strides) == len(type_.dims),
-        "the number of strides of {} differs from its rank",
-        slot,
-    )
+    require(len(slot.strides) == len(type_.dims), "{} needs one stride per dim", slot)
     low, high = 0, nbytes // type_.elements
     for n, stride in zip(type_.dims, slot.strides, strict=True):
         if stride < 0:

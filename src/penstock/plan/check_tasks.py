@@ -90,10 +90,7 @@ def _check_releases(plan: Plan, tasks: Tasks, order: TaskOrder) -> None:
                     touching.setdefault(i, {})[step] = t
     shared = {i for i, steps in touching.items() if len({*steps.values()}) > 1}
     ends = {i for i in (*plan.inputs, *plan.outputs) if plan.slots[i].kind is _DYNAMIC}
-    require(
-        tasks.shared == shared | ends,
-        "the slots shared between tasks differ from those that several tasks use",
-    )
+    require(tasks.shared == shared | ends, "tasks use other shared slots than declared")
     kept = {0: plan.outputs}  # by block
     for step, numbers in tasks.expanded.items():
         kept |= {b: block.outputs for b, block in zip(numbers, step.blocks, strict=True)}
@@ -144,19 +141,13 @@ def _check_numbers(tasks: Tasks) -> None:
         require(inner == [*task.blocks], "task {} lists blocks that do not belong to its steps", t)
         for b in inner:
             parent[b] = t
-    require(
-        waits == [*tasks.waits],
-        "the number of tasks that a task waits for differs from the number that signal it",
-    )
+    require(waits == [*tasks.waits], "the wait counts of tasks differ from their producers")
     require(parent == [*tasks.parent], "a block names a parent task that does not run it")
     emitted = [s for emits in tasks.signals.emits.values() for s in emits]
     require(len({*emitted}) == len(emitted), "a signal is emitted by two steps")
     for step, waited in tasks.signals.waits.items():
         require({*waited} <= {*emitted}, "{} waits for a signal that no step emits", step)
-    require(
-        all(0 <= s < tasks.signals.count for s in emitted),
-        "a step emits a signal whose number is out of range",
-    )
+    require(all(0 <= s < tasks.signals.count for s in emitted), "a signal has no valid number")
 
 
 class TaskOrder:

@@ -31,9 +31,7 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
     for port in session.inputs:
         type_ = port.type
         if not isinstance(type_, TensorType) or type_.shape == () or _is_fixed(type_):
-            raise ValueError(
-                f"the first dim of input {port} must be dynamic, to batch requests along it"
-            )
+            raise ValueError(f"the first dim of input {port} must be dynamic, to batch along it")
         if sample is not None:
             given = convert(port.name, sample[port.name], type_)[:1]
             dims, dtype = given.shape[1:], given.dtype

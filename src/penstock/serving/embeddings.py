@@ -173,9 +173,7 @@ def _chosen(ports: Sequence[Port]) -> tuple[str, int | None]:
     names += [name for name, shape in shapes.items() if len(shape) == 2]
     name = next((name for name in names if name in shapes), None)
     if name is None:
-        raise InvalidInput(
-            f"the model computes no embeddings of texts: its outputs are {[*shapes]}"
-        )
+        raise InvalidInput(f"the model computes no text embeddings: its outputs are {[*shapes]}")
     width = shapes[name][-1]
     return name, width if isinstance(width, int) else None
 

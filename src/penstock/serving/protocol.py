@@ -39,9 +39,7 @@ HEADER_PRIORITY = "priority"
 HEADER_TIMING = "server-timing"
 _URGENCY = re.compile(r"(?:^|,)\s*u=([0-7])\s*(?:,|;|$)")
 
-SHARED_MEMORY_OFF = (
-    "shared memory is not enabled: start the server with penstock serve --shared-memory"
-)
+SHARED_MEMORY_OFF = "shared memory is not enabled: use penstock serve --shared-memory"
 
 _DATATYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -148,9 +146,7 @@ def element_bytes(datatype: str) -> int:
 def decode_options(body: bytes) -> JsonObject:
     """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
     if len(body) > _MOST_OPTIONS:
-        raise InvalidInput(
-            f"a request to load or unload a model must have at most {_MOST_OPTIONS} bytes"
-        )
+        raise InvalidInput(f"a request to load or unload must have at most {_MOST_OPTIONS} bytes")
     document = _document(body) if body else {}
     _parameters(document)
     return document
@@ -202,9 +198,7 @@ def decode_request(
         if of.parameters is not None:
             place = _place(of.parameters, shared)
             if place.size > left:
-                raise InvalidInput(
-                    "the inputs in shared memory exceed the maximum size of a request"
-                )
+                raise InvalidInput("inputs in shared memory exceed the maximum size of a request")
             left -= place.size
             value = _shared_tensor(of, place)
         elif of.size is None:
@@ -217,9 +211,7 @@ def decode_request(
             end += of.size
         feeds[of.name] = value
     if end != len(body):
-        raise InvalidInput(
-            f"{len(body) - end} bytes of the body follow the inputs and belong to none of them"
-        )
+        raise InvalidInput(f"{len(body) - end} bytes of the body belong to none of the inputs")
     return InferenceRequest(
         header.id,
         feeds,
@@ -503,9 +495,7 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
             f"input {name!r} has an element {_start(wrong)}, which is not of datatype {datatype}"
         )
     if dtype.kind in "iu" and float in types:
-        raise InvalidInput(
-            f"input {name!r} of datatype {datatype} has elements that are not integers"
-        )
+        raise InvalidInput(f"input {name!r} of datatype {datatype} has non-integer elements")
     try:
         if dtype == STRING:
             "".join(elements).encode()  # lone surrogates cannot be encoded
@@ -551,9 +541,7 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
             f"{error}"
         ) from error
     if len(texts) != count:
-        raise InvalidInput(
-            f"input {name!r} has {len(texts)} strings, but its shape requires {count}"
-        )
+        raise InvalidInput(f"input {name!r} has {len(texts)} strings; its shape requires {count}")
     return np.array(texts, object)
 
 

@@ -45,12 +45,10 @@ def _reasons(model: HasPorts, request: InferenceRequest) -> Iterator[str]:
     outputs = [port.name for port in model.outputs]
     for name in request.feeds:
         if name not in values:
-            known = _names(inputs)
-            yield f'"inputs" has {name!r:.80}, but the inputs of the model are {known}'
+            yield f'"inputs" has {name!r:.80}, but the model has {_names(inputs)}'
     for name in request.fetches or ():
         if name not in values:
-            known = _names(outputs)
-            yield f'"outputs" has {name!r:.80}, but the outputs of the model are {known}'
+            yield f'"outputs" has {name!r:.80}, but the model has {_names(outputs)}'
     # For other fetches, the run reports which inputs it lacks.
     missing = inputs.keys() - request.feeds.keys()
     if missing and request.fetches is None:

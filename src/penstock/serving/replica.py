@@ -87,9 +87,7 @@ def worker_sessions(
     from penstock.frontends.load import load
 
     if n != cluster.workers:
-        raise ValueError(
-            f"n={n} must be the number of workers of the cluster, {cluster.workers}, or omitted"
-        )
+        raise ValueError(f"n={n} must be the number of workers, {cluster.workers}, or omitted")
     if not isinstance(model, Model):
         names = ("limits", "map_weights", "signature", "timeout", "cancel")
         loading = {name: options[name] for name in names if name in options}

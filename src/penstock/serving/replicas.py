@@ -81,10 +81,7 @@ def _check_sizes(counts: Sequence[int], max_batch_tokens: int | None, max_delay:
     if max_batch_tokens is not None:
         check_count("max_batch_tokens", max_batch_tokens)
         if counts[-1] == 1:
-            raise ValueError(
-                "max_batch_tokens= requires max_batch= above 1, the maximum number of requests "
-                "in a batch"
-            )
+            raise ValueError("max_batch_tokens= requires max_batch= above 1")
     if not isinstance(max_delay, int | float) or not 0 <= max_delay < math.inf:
         raise wrong_type("max_delay", max_delay, "a number of seconds")
 
@@ -93,9 +90,7 @@ def _check_options(own: bool, options: Mapping[str, object], cluster: object) ->
     """Raise ``TypeError`` if options are given with a session, which has its own."""
     names = [*options, *(["cluster"] if cluster is not None else [])]
     if names and not own:
-        raise TypeError(
-            f"a session is already compiled: the options {', '.join(names)} cannot be changed"
-        )
+        raise TypeError(f"a session is already compiled: {', '.join(names)} cannot be changed")
 
 
 def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
@@ -304,9 +299,7 @@ class Replicas:
         # This thread holds a replica and could wait forever for another one, if such threads hold
         # all of them.
         if me in self._here:
-            raise PenstockError(
-                "a run of a replica must not call the same replicas, as it could deadlock"
-            )
+            raise PenstockError("a run of a replica must not call its replicas: it could deadlock")
         # Begins here and not with the run: the time in the queue counts, too.
         came, control = monotonic(), begin_run(timeout, cancel)
         control.priority = self.session.options.priority if priority is None else priority
@@ -539,9 +532,7 @@ class Replicas:
         }
         rows = {len(x) if isinstance(x, np.ndarray) and x.ndim else -1 for x in feeds.values()}
         if len(rows) != 1 or min(rows) < 0:
-            raise InvalidInput(
-                "the inputs of a request must have the same number of rows (the first dim)"
-            )
+            raise InvalidInput("the inputs of a request must have the same number of rows")
         (request.rows,) = rows
         request.feeds = feeds
         # A request that fills a batch need not wait for others; without rows, outputs cannot be

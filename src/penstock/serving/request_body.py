@@ -25,9 +25,7 @@ async def read_body(request: Request, most: int) -> bytes:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "deflate"):
-        raise InvalidInput(
-            f"content-encoding {encoding!r:.40} is not supported: use gzip or deflate"
-        )
+        raise InvalidInput(f"content-encoding {encoding!r:.40} is unsupported: use gzip or deflate")
     return await asyncio.to_thread(_decompressed, body, most)
 
 

@@ -155,10 +155,7 @@ class SharedMemory:
                     f"shared memory region {name!r} is already registered; unregister it first"
                 )
             if len(self._regions) >= _MOST:
-                raise InvalidInput(
-                    f"{_MOST} shared memory regions are registered, which is the limit; "
-                    "unregister some"
-                )
+                raise InvalidInput(f"{_MOST} shared memory regions are registered; unregister some")
             self._regions[name] = region
 
     def unregister(self, name: str | None) -> None:

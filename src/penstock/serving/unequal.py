@@ -173,9 +173,7 @@ def _request(
         if sample is not None:
             feeds[port.name] = convert(port.name, sample[port.name], type_)[:1, :length]
         elif len(dims) < 2 or not all(map(_is_fixed, dims[2:])):
-            raise ValueError(
-                f"input {port} has other dynamic dims: give an example request as sample="
-            )
+            raise ValueError(f"input {port} has other dynamic dims: give a sample=")
         else:
             shape = (1, length, *[dim for dim in dims[2:] if isinstance(dim, int)])
             feeds[port.name] = made_up(shape, type_.dtype or np.dtype(np.float32), rng)

@@ -57,7 +57,7 @@ def test_references_to_variables_are_dereferenced() -> None:
     np.testing.assert_array_equal(session.run({}, ["init"])["init"], [1, 2])
     np.testing.assert_array_equal(session.run({}, ["more"])["more"], [2, 3])
     np.testing.assert_array_equal(session.run({}, ["v", "read"])["v"], [2, 3])
-    with pytest.raises(RunError, match="variable .v. has type"):
+    with pytest.raises(RunError, match=r"variable .v. has type"):
         session.run({"c": np.zeros(3, np.float32)}, [], ["init"])
     g.node("Assign", "read", "c", name="odd", T=Type("float32"))
     refused(g, "its input 0 must refer to a variable")

@@ -46,9 +46,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     rules.check_shape("keys", k.shape, (*lead, groups, *keys))
     rules.check_shape("values", v.shape, (*lead, groups, positions, value_size))
     if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
-        raise ShapeError(
-            f"the {heads} query heads must be a multiple of the {groups} key/value heads"
-        )
+        raise ShapeError(f"{heads} query heads must be a multiple of {groups} key/value heads")
     for i in range(3, len(types)):
         rules.check_broadcasts(
             "bias", rules.tensor(types, i).shape, (*lead, heads, rows, positions)

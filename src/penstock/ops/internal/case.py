@@ -35,9 +35,7 @@ def expand_case(node: Node) -> list[Node]:
     names = [f"branch_{i}" for i in range(len(graphs))]
     others = len(node.attrs) - len(node.graphs)
     if default is None or not names or set(graphs) != set(names) or others:
-        raise ValueError(
-            "the attributes of Case must be the graphs branch_0, branch_1 ... and default"
-        )
+        raise ValueError("Case must have the attributes branch_0, branch_1 ... and default")
     branches = [graphs[name] for name in names]
     index = node.inputs[0] if len(node.inputs) == 1 else None
     if index is None:

@@ -69,9 +69,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError("the numbers of heads and the head sizes must be known")
     heads, size, groups, value_size = known
     if not groups or heads % groups:
-        raise ShapeError(
-            f"the {heads} query heads must be a multiple of the {groups} key/value heads"
-        )
+        raise ShapeError(f"{heads} query heads must be a multiple of {groups} key/value heads")
     rules.check_shape("pool", pool.shape, (None, None))
     page = None if pool.shape is None else pool.shape[1]
     ends = attrs["keys_at"] + groups * attrs["positions"] * size

@@ -350,9 +350,7 @@ def _end(sequences: np.ndarray, *arguments: RunValue, attrs: Attrs, count: int) 
         return (result, state.ended_scores, first) if count > 1 else result
     number = _scalar(returned, 1)
     if not 1 <= number <= state.beams:
-        raise ShapeError(
-            f"num_return_sequences {number} must be from 1 to num_beams, {state.beams}"
-        )
+        raise ShapeError(f"num_return_sequences {number} must be 1 to num_beams, {state.beams}")
     for row, total in enumerate(scores.tolist()):
         sample = row // state.beams
         if not state.done[sample]:

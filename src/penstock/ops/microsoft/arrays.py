@@ -220,9 +220,7 @@ def ngram_repeat_block(
 def _infer_bifurcation(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     least, most = attrs.get("min_ngram_size", 1), attrs.get("max_ngram_size", 3)
     if not 0 < least <= most:
-        raise ShapeError(
-            f"min_ngram_size {least} must be at least 1 and at most max_ngram_size {most}"
-        )
+        raise ShapeError(f"min_ngram_size {least} must be from 1 to max_ngram_size {most}")
     for i, name in enumerate(("src_tokens", "cur_tokens")):
         rules.check_shape(name, rules.tensor(types, i).shape, (None,))
     dtype = rules.same_dtype(types, range(len(types)))
@@ -479,9 +477,7 @@ def word_conv_embedding(
             f"the convolution window of {window} exceeds the {words.shape[1]} characters of a word"
         )
     if words.size and not 0 <= words.min() <= words.max() < len(table):
-        raise ShapeError(
-            f"characters must be in [0, {len(table)}), the rows of the embedding table"
-        )
+        raise ShapeError(f"characters must be in [0, {len(table)}), the rows of the embeddings")
     lengths = np.where(words[:, 0] > 0, (words > 0).sum(1), 0)
     if len(table) > words.size:
         table, words = table[words.reshape(-1)], np.arange(words.size).reshape(words.shape)

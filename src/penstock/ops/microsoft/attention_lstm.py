@@ -38,9 +38,7 @@ def _sizes(layer: Layer, shapes: Sequence[Shape | None]) -> dict[str, Dim]:
     width, first[1] = first[1], None
     n, mixed = len(layer.reverse), others[_LAYER - 8]
     if mixed is not None and len(mixed) != 3:
-        raise ShapeError(
-            f"the weights of the attention layer must have rank 3, but have shape {mixed}"
-        )
+        raise ShapeError(f"the attention layer's weights must have rank 3, not shape {mixed}")
     patterns: dict[str, tuple[Any, ...]] = {
         "the weights of the query": (n, "H", "D"),
         "the weights of the memory": (n, "M", "D"),

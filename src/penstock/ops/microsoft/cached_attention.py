@@ -56,9 +56,7 @@ def _heads_of(attrs: Attrs) -> tuple[int, int]:
     """The numbers of query heads and of key/value heads."""
     heads, kv_heads = attrs["num_heads"], attrs["kv_num_heads"]
     if min(heads, kv_heads) < 1 or heads % kv_heads:
-        raise ShapeError(
-            f"num_heads={heads} must be a positive multiple of kv_num_heads={kv_heads}"
-        )
+        raise ShapeError(f"num_heads={heads} must be a multiple of kv_num_heads={kv_heads}")
     return heads, kv_heads
 
 
@@ -72,9 +70,7 @@ def _sizes(types: Types, attrs: Attrs, consts: Consts, total_at: int) -> _Sizes:
     batch, queries, width = q or (None, None, None)
     new = queries
     if given(types, 1) != given(types, 2) or given(types, 3) != given(types, 4):
-        raise ShapeError(
-            "key and value must be given together, and so must past_key and past_value"
-        )
+        raise ShapeError("key and value must be given together, as must past_key and past_value")
     if given(types, 1):
         size = share(width, heads, "query")
         hidden = rules.dim_product((size, kv_heads))
@@ -107,15 +103,10 @@ def _cache_bits(types: Types, attrs: Attrs) -> int:
     bits = 0 if modes == {"NONE"} else attrs.get("kv_cache_bit_width") or 0
     codes = {0: None, 8: INT8, 4: UINT8}
     if bits not in codes or (modes != {"NONE"}) != (bits != 0) or (bits and not given(types, 3)):
-        raise ShapeError(
-            "a quantized cache requires past_key and past_value, and kv_cache_bit_width 8 or 4"
-        )
+        raise ShapeError("a quantized cache requires a past, and kv_cache_bit_width 8 or 4")
     dtype = tensor(types, 3).dtype
     if dtype is not None and not (dtype == codes[bits] if bits else is_float(dtype)):
-        raise ShapeError(
-            f"the cache has dtype {dtype}, which does not match kv_cache_bit_width {bits} (0: "
-            "floats)"
-        )
+        raise ShapeError(f"a cache of {dtype} does not match kv_cache_bit_width {bits}")
     return bits
 
 
@@ -346,9 +337,7 @@ def _check_rotary(types: Types, attrs: Attrs, size: Dim, cos_at: int) -> None:
     check_shape("sin_cache", sin, (None, cos[1] if cos is not None else None))
     half = cos[1] if cos is not None else None
     if isinstance(half, int) and isinstance(size, int) and 2 * half > size:
-        raise ShapeError(
-            f"cos_cache has {half} angles per position, more than half the head size, {size}"
-        )
+        raise ShapeError(f"cos_cache has {half} angles, more than half the head size, {size}")
 
 
 def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
@@ -362,9 +351,7 @@ def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
 
 def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if given(types, 14) or given(types, 15):
-        raise ShapeError(
-            "GroupQueryAttention with normalization of queries and keys is not supported"
-        )
+        raise ShapeError("GroupQueryAttention with normalized queries and keys is not supported")
     sizes = _sizes(types, attrs, consts, 6)
     batch, queries, new, size, room, total = sizes
     heads, kv_heads = _heads_of(attrs)
@@ -386,9 +373,7 @@ def _infer_gqa(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     present: Dim = room
     if sliding:
         if isinstance(room, int) and room < window:
-            raise ShapeError(
-                f"a cache of {room} positions is smaller than local_window_size {window}"
-            )
+            raise ShapeError(f"a cache of {room} is smaller than local_window_size {window}")
     elif room == 0:
         present = total
     elif isinstance(room, int) and isinstance(total, int):
@@ -474,10 +459,7 @@ def _infer_sparse(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     covered = (blocks - 1) * block if isinstance(blocks, int) else None
     for limit in (room, covered):
         if isinstance(limit, int) and isinstance(total, int) and not 1 <= total <= limit:
-            raise ShapeError(
-                f"total_sequence_length {total} must be from 1 to {limit}, the positions of "
-                "cache and mask"
-            )
+            raise ShapeError(f"total_sequence_length {total} must be from 1 to {limit}")
     dtype = tensor(types, 0).dtype
     cache = TensorType(dtype, (batch, kv_heads, room, size))
     y = (batch, queries, rules.dim_product((heads, size)))

@@ -156,9 +156,7 @@ def _infer(
     if k < 1 or (isinstance(experts, int) and k > experts):
         raise ShapeError(f"k is {k}: it must be from 1 to {experts}, the number of experts")
     if attrs.get("quant_type", "int") != "int" or attrs.get("weights_prepacked", -1) > 0:
-        raise ShapeError(
-            "only integer weights that are not prepacked are supported (quant_type 'int')"
-        )
+        raise ShapeError("only quant_type 'int' without prepacked weights is supported")
     if any(given(types, i) for i in range(ROUTER_WEIGHTS + 1, 21)):
         raise ShapeError("inputs with activation scales are not supported")
     check_shape("router_weights", tensor(types, ROUTER_WEIGHTS).shape, (tokens, experts))

@@ -210,9 +210,7 @@ class _GatheredBlocks:
         axis = self.axis = rules.normalize_axis(attrs.get("gather_axis", 0), rank)
         along = self.along = rules.normalize_axis(attrs.get("quantize_axis", 1), rank)
         if per_byte > 1 and axis == rank - 1:
-            raise ShapeError(
-                "gather_axis must not be the last axis, along which elements are packed"
-            )
+            raise ShapeError("gather_axis must not be the last, along which elements are packed")
         dims = [*data[:-1], data[-1] * per_byte]
         size = self.size = max(attrs.get("block_size", 128) or dims[along], 1)
         blocks = -(-dims[along] // size)

@@ -149,9 +149,7 @@ def _infer_split(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
             sizes = unknown_shape(types, 1)
     elif count is not None:
         if count < 1:
-            raise ShapeError(
-                f"cannot split into {count} parts: the number of parts must be positive"
-            )
+            raise ShapeError(f"cannot split into {count} parts: it must be a positive number")
         sizes = _even_parts(dim, count)
     if sizes is None:
         return ()
@@ -200,9 +198,7 @@ def split(node: Node, types: Types) -> Kernel:
             sizes = rules.all_known(whole) or ()
         _check_split(dims[where], sizes)
         if len(sizes) != count:
-            raise ShapeError(
-                f"split {list(sizes)} has {len(sizes)} entries, but the node has {count} outputs"
-            )
+            raise ShapeError(f"split {list(sizes)} has {len(sizes)} entries for {count} outputs")
         return cuts(where, sizes)
 
     dims = rules.all_known(rules.tensor(types, 0).shape)

@@ -271,9 +271,7 @@ def attention_dims(types: Types, attrs: Attrs) -> tuple[Dim, ...]:
     size = rules.same_dim(q[3], k[3], "the head sizes of Q and K")
     heads = q[1]
     if isinstance(heads, int) and isinstance(kv_heads, int) and (not kv_heads or heads % kv_heads):
-        raise ShapeError(
-            f"the {heads} query heads must be a multiple of the {kv_heads} key/value heads"
-        )
+        raise ShapeError(f"{heads} query heads must be a multiple of {kv_heads} key heads")
     if rules.given(types, 4) != rules.given(types, 5):
         raise ShapeError("past_key and past_value must be given together")
     if rules.given(types, 4):
@@ -305,9 +303,7 @@ def _infer_attention(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
         check_mask(mask, Heads._make(sizes))
     for name in ("left_window_size", "right_window_size"):
         if attrs.get(name, -1) < -1:
-            raise ShapeError(
-                f"{name} is {attrs[name]}: it must be at least -1, which means no limit"
-            )
+            raise ShapeError(f"{name} is {attrs[name]}: it must be at least -1 (no limit)")
     return (
         TensorType(q.dtype, shape),
         TensorType(rules.tensor(types, 1).dtype, (batch, kv_heads, keys, size)),

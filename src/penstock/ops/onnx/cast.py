@@ -182,9 +182,7 @@ def _check_bit_cast(source: np.dtype | None, attrs: Attrs) -> np.dtype:
     if dtype is None or dtype == STRING:
         raise ShapeError("the attribute to of BitCast must be an element type other than string")
     if source is not None and _bits(source) != _bits(dtype):
-        raise ShapeError(
-            f"BitCast to {dtype_name(dtype)} must not change the number of bits of an element"
-        )
+        raise ShapeError(f"BitCast to {dtype_name(dtype)} must not change the bits per element")
     return dtype
 
 

@@ -195,9 +195,7 @@ def stack(rows: RunValues, axis: int, backward: int, type_: Type) -> np.ndarray:
 def truth(condition: np.ndarray) -> bool:
     """The truth value of a condition, a tensor of one element."""
     if condition.size != 1:
-        raise ShapeError(
-            f"the condition must have exactly one element, but has shape {condition.shape}"
-        )
+        raise ShapeError(f"the condition must have one element, not shape {condition.shape}")
     return bool(condition.reshape(-1)[0])
 
 

@@ -56,9 +56,7 @@ def convolution_dims(
         return None
     rank = len(w if x is None else x)  # type: ignore[arg-type]
     if rank < 3 or (x is not None and w is not None and len(w) != rank):
-        raise ShapeError(
-            f"input {x} and weights {w} must have the same rank, which must be at least 3"
-        )
+        raise ShapeError(f"input {x} and weights {w} must have the same rank, at least 3")
     x, w, group = x or (None,) * rank, w or (None,) * rank, attrs.get("group", 1)
     if group < 1:
         raise ShapeError(f"group must be positive, not {group}")
@@ -80,9 +78,7 @@ def kernel_dims(attrs: Attrs, weights: Shape | None, rank: int) -> Shape:
     if not declared:
         return (None,) * rank if weights is None else weights[2:]
     if len(declared) != rank:
-        raise ShapeError(
-            f"kernel_shape {list(declared)} must have {rank} entries, one per spatial axis"
-        )
+        raise ShapeError(f"kernel_shape {list(declared)} must have {rank} entries, one per dim")
     kernel = tuple(declared)
     if weights is not None and weights[2:] != kernel:
         rules.check_shape(f"weights for kernel_shape {declared}", weights, (None, None, *kernel))

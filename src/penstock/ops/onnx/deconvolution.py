@@ -78,9 +78,7 @@ def transposed_windows(
     if len(wanted) == rank + 2:
         wanted = wanted[2:]  # some exporters include batch and channels
     if len(wanted) != rank:
-        raise ShapeError(
-            f"output_shape {list(wanted)} must have {rank} entries, one per spatial axis"
-        )
+        raise ShapeError(f"output_shape {list(wanted)} must have {rank} entries, one per dim")
     result: list[Window | Dim] = []
     for axis, k, size, extra, want in zip(axes, kernel, sizes, extras, wanted, strict=True):
         if isinstance(k, int) and isinstance(size, int):
@@ -170,15 +168,11 @@ def _infer_col2im(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         raise ShapeError(f"image_shape {image} and block_shape {block} must be positive")
     count = dim_product(window_counts(attrs, block, image))
     if isinstance(columns, int) and isinstance(count, int) and columns != count:
-        raise ShapeError(
-            f"the input has {columns} blocks, but image_shape {image} requires {count}"
-        )
+        raise ShapeError(f"the input has {columns} blocks; image_shape {image} requires {count}")
     size, channels = dim_product(block), None
     if isinstance(rows, int) and isinstance(size, int):
         if rows % size:
-            raise ShapeError(
-                f"dim 1 is {rows}: it must be a multiple of {size}, the elements of a block"
-            )
+            raise ShapeError(f"dim 1 is {rows}: it must be a multiple of the block size {size}")
         channels = rows // size
     return (TensorType(x.dtype, (n, channels, *image)),)
 

@@ -43,9 +43,7 @@ class _Equation(NamedTuple):
         terms = [_replace(term, extra) for term, extra in zip(self.terms, extras, strict=True)]
         if self.output is not None:
             if max(extras) and "..." not in self.output:
-                raise ShapeError(
-                    f"equation {self.text!r}: the output lacks the ellipsis of the operands"
-                )
+                raise ShapeError(f"equation {self.text!r}: the output lacks the ellipsis")
             return terms, _replace(self.output, max(extras))
         labels = [label for term in self.terms for label in term if label != "..."]
         # In implicit mode, labels that occur more than once are summed; the others follow the
@@ -76,9 +74,7 @@ def parse_equation(text: str, operands: int) -> _Equation:
     left, arrow, right = text.replace(" ", "").partition("->")
     terms = tuple(labels(term) for term in left.split(","))
     if len(terms) != operands:
-        raise ShapeError(
-            f"equation {text!r} has {len(terms)} terms, but the node has {operands} operands"
-        )
+        raise ShapeError(f"equation {text!r} has {len(terms)} terms for {operands} operands")
     output = labels(right) if arrow else None
     if output is not None:
         valid = {label for term in terms for label in term} | {"..."}

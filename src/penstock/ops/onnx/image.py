@@ -44,10 +44,7 @@ def _infer_grid_sample(types: Types, attrs: Attrs, consts: Consts) -> Sequence[T
         return (TensorType(x.dtype),)
     rank = len(x.shape) - 2
     if rank < 1 or len(grid.shape) != rank + 2:
-        raise ShapeError(
-            f"X of shape {x.shape} and grid of shape {grid.shape} must have the same rank, at "
-            "least 3"
-        )
+        raise ShapeError(f"X {x.shape} and grid {grid.shape} must have the same rank, at least 3")
     batch = rules.same_dim(x.shape[0], grid.shape[0], "batch sizes of X and grid")
     rules.same_dim(
         grid.shape[-1],

@@ -209,9 +209,7 @@ def gather_elements(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
         if x.ndim != indices.ndim:
-            raise ShapeError(
-                f"data has rank {x.ndim} and indices rank {indices.ndim}: they must be equal"
-            )
+            raise ShapeError(f"data has rank {x.ndim}, but indices rank {indices.ndim}")
         if indices.size <= _MOST_PICKED:
             return x[element_index(indices, axis, grid)]
         split = axis not in (0, -x.ndim)  # each row of indices refers to the same row of x
@@ -230,10 +228,7 @@ def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
     if data.shape is None or indices.shape is None or not indices.shape:
         return (TensorType(data.dtype),)
     if not 0 <= batch < min(len(data.shape), len(indices.shape)):
-        raise ShapeError(
-            f"batch_dims is {batch}: it must be at least 0 and less than the ranks of data and "
-            "indices"
-        )
+        raise ShapeError(f"batch_dims {batch} must be less than the ranks of data and indices")
     depth = indices.shape[-1]
     if not isinstance(depth, int):
         return (TensorType(data.dtype),)
@@ -243,10 +238,7 @@ def _infer_gather_nd(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Typ
 
 def check_depth(depth: int, batch: int, rank: int) -> None:
     if depth < 1 or batch + depth > rank:
-        raise ShapeError(
-            f"the last dim of indices is {depth}: it must be 1 to {rank - batch} for data of "
-            f"rank {rank}"
-        )
+        raise ShapeError(f"the last dim of indices is {depth}: it must be 1 to {rank - batch}")
 
 
 def index_columns(indices: np.ndarray) -> list[np.ndarray]:
@@ -266,10 +258,7 @@ def index_columns(indices: np.ndarray) -> list[np.ndarray]:
 def gather_nd(x: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
     batch = batch_dims
     if not 0 <= batch < min(x.ndim, indices.ndim):
-        raise ShapeError(
-            f"batch_dims is {batch}: it must be at least 0 and less than the ranks of data and "
-            "indices"
-        )
+        raise ShapeError(f"batch_dims {batch} must be less than the ranks of data and indices")
     if x.shape[:batch] != indices.shape[:batch]:
         raise ShapeError(
             f"the batch dims of data {x.shape[:batch]} and indices {indices.shape[:batch]} differ"
@@ -477,10 +466,7 @@ def reverse_sequence(
             f"time_axis {time_axis} and batch_axis {batch_axis} must be 0 and 1 in either order"
         )
     if x.ndim < 2 or lengths.shape != (x.shape[batch_axis],):
-        raise ShapeError(
-            f"sequence_lens of shape {lengths.shape} must have one entry per sample of axis "
-            f"{batch_axis}"
-        )
+        raise ShapeError(f"sequence_lens {lengths.shape} must have one entry per sample")
     n = x.shape[time_axis]
     if lengths.size and (lengths.min() < 0 or lengths.max() > n):
         raise ShapeError(f"sequence_lens must be in [0, {n}]")

@@ -28,15 +28,10 @@ def _infer_linear_attention(types: Types, attrs: Attrs, consts: Consts) -> Seque
     rule = choice(attrs, "update_rule", "gated_delta", _RULES)
     for name, index, needed in zip(("decay", "beta"), (4, 5), _RULES[rule], strict=True):
         if needed != given(types, index):
-            raise ShapeError(
-                f"update_rule {rule!r} {'requires' if needed else 'does not allow'} the input "
-                f"{name}"
-            )
+            raise ShapeError(f"update_rule {rule!r} {'requires' if needed else 'excludes'} {name}")
     heads, kv_heads = attrs.get("q_num_heads") or 0, attrs.get("kv_num_heads") or 0
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise ShapeError(
-            f"q_num_heads={heads} must be a positive multiple of kv_num_heads={kv_heads}"
-        )
+        raise ShapeError(f"q_num_heads={heads} must be a multiple of kv_num_heads={kv_heads}")
     q, k, v, past = (tensor(types, i) for i in range(4))
     for name, type_ in (("query", q), ("value", v)):
         check_shape(name, type_.shape, (None, None, None))

@@ -157,9 +157,7 @@ def _infer_det(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     if x.shape is None:
         return (TensorType(x.dtype, None),)
     if len(x.shape) < 2:
-        raise ShapeError(
-            f"Det requires square matrices [..., N, N], but the input has shape {x.shape}"
-        )
+        raise ShapeError(f"Det requires square matrices [..., N, N], not shape {x.shape}")
     rows, columns = x.shape[-2:]
     rules.same_dim(rows, columns, "the last two dims, which must be those of square matrices,")
     return (TensorType(x.dtype, x.shape[:-2]),)

@@ -80,9 +80,7 @@ class Statistics:
 def _infer_batch(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
     if x.shape == ():
-        raise ShapeError(
-            "BatchNormalization does not accept scalars: the input must have rank 1 or more"
-        )
+        raise ShapeError("BatchNormalization needs an input of rank 1 or more")
     channels = None
     if x.shape is not None:
         channels = x.shape[1] if len(x.shape) > 1 else 1
@@ -124,9 +122,7 @@ def _batch_training(dims: tuple[int, ...], count: int, epsilon: float, momentum:
     axes = (0, *range(2, len(dims)))
     shape = (-1, *(1,) * (len(dims) - 2))
     if any(dims[axis] == 0 for axis in axes):
-        raise ShapeError(
-            f"the input of shape {dims} has no elements per channel, so that its mean is undefined"
-        )
+        raise ShapeError(f"the input of shape {dims} has no elements to average")
 
     def into(x: np.ndarray, *arguments: RunValue) -> None:
         scale, bias, mean, variance, *rest = arguments

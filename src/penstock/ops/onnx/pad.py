@@ -91,8 +91,7 @@ def _by_axis(rank: int, pads: Sequence[Dim], axes: Sequence[int] | None) -> list
     axes = range(rank) if axes is None else axes
     if len(pads) != 2 * len(axes):
         raise ShapeError(
-            f"pads has {len(pads)} entries for {len(axes)} axes: it needs two per axis, begin "
-            "and end"
+            f"pads has {len(pads)} entries for {len(axes)} axes: it needs two per axis"
         )
     result: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for i, axis in enumerate(axes):
@@ -121,9 +120,7 @@ def _infer_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
         numbers = rules.all_known((dim, before, after))
         dims.append(None if numbers is None else sum(numbers))
     if True in [isinstance(d, int) and d < 0 for d in dims]:
-        raise ShapeError(
-            f"pads {list(pads or ())} remove more elements than shape {list(x.shape)} has"
-        )
+        raise ShapeError(f"pads {list(pads or ())} remove more than shape {list(x.shape)} has")
     type_ = TensorType(x.dtype, tuple(dims))
     if not rank:
         return (type_,)
@@ -186,8 +183,7 @@ def _infer_center_crop_pad(types: Types, attrs: Attrs, consts: Consts) -> Sequen
     target = rules.ints(types, consts, 1) or (None,) * len(axes)
     if len(target) != len(axes) or any(isinstance(d, int) and d < 0 for d in target):
         raise ShapeError(
-            f"shape {list(target)} must have {len(axes)} entries, one per axis, none of them "
-            "negative"
+            f"shape {list(target)} must have {len(axes)} entries, none of them negative"
         )
     for axis, size in zip(axes, target, strict=True):
         dims[axis] = size

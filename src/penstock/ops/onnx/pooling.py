@@ -76,9 +76,7 @@ def _lowest(dtype: np.dtype | None) -> np.ndarray:
     """The lowest value of a dtype, which is the identity of the maximum."""
     assert dtype is not None
     if dtype.kind not in "iu" and not is_float(dtype):
-        raise ShapeError(
-            f"maxima of {dtype_name(dtype)} are not defined: the input must be numeric"
-        )
+        raise ShapeError(f"maxima of {dtype_name(dtype)} are not defined: it must be numeric")
     return smallest(dtype)
 
 

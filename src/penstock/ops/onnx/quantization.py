@@ -77,10 +77,7 @@ def _spread(parameter: tuple[int, ...], shape: tuple[int, ...], axis: int, block
     blocks = -(-shape[axis] // block)
     wanted = (*shape[:axis], blocks, *shape[axis + 1 :])
     if parameter != wanted:
-        raise ShapeError(
-            f"block_size {block} along axis {axis} requires scales of shape {wanted}, not "
-            f"{parameter}"
-        )
+        raise ShapeError(f"block_size {block} requires scales of shape {wanted}, not {parameter}")
     if shape[axis] % block:
         return _Spread(shape, (axis, block, shape[axis]))
     outer, inner = shape[:axis], shape[axis + 1 :]
@@ -122,9 +119,7 @@ def _check_parameters(types: Types, attrs: Attrs) -> None:
             if not fits and not isinstance(x[at], str):
                 raise _misfit(parameter, axis, x)
     if scale is not None and zero is not None and math.prod(scale) != math.prod(zero):
-        raise ShapeError(
-            f"scale and zero point must have the same shape, but have {scale} and {zero}"
-        )
+        raise ShapeError(f"scale and zero point must have the same shape, not {scale} and {zero}")
 
 
 @cache

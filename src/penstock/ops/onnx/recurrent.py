@@ -450,9 +450,7 @@ class _LayerRun:
         live, steps = None, len(xs)
         if self.ends:
             if lengths.size and (lengths.min() < 0 or lengths.max() > steps):
-                raise ShapeError(
-                    f"sequence_lens must be between 0 and {steps}, the number of steps in X"
-                )
+                raise ShapeError(f"sequence_lens must be between 0 and {steps}, the steps in X")
             # A mask of the sequences that have not ended at each step: [steps, batch, 1].
             live = np.arange(steps)[:, None, None] < lengths[:, None]
         x = x.reshape(self.rows, self.width)

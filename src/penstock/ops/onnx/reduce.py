@@ -267,9 +267,7 @@ def _any_axes(type_: TensorType, axes: TensorType, attrs: Attrs) -> TensorType:
     if not isinstance(count, int) or count == 0:
         return TensorType(type_.dtype)
     if count > len(type_.shape):
-        raise ShapeError(
-            f"axes has {count} entries, more than the rank of the input, {len(type_.shape)}"
-        )
+        raise ShapeError(f"axes has {count} entries, more than the input's rank {len(type_.shape)}")
     return TensorType(type_.dtype, (None,) * (len(type_.shape) - count))
 
 

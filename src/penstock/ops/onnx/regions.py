@@ -118,9 +118,7 @@ def roi_align(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> 
 
     (n, channels, *sizes), dtype = static_type(inputs, 0)
     if 0 in sizes:
-        raise ShapeError(
-            f"the spatial dims of X must not be 0, but its shape is {(n, channels, *sizes)}"
-        )
+        raise ShapeError(f"the spatial dims of X must not be 0, as in {(n, channels, *sizes)}")
 
     def into(x: np.ndarray, rois: np.ndarray, batch: np.ndarray, out: np.ndarray) -> None:
         images = _check_batch(batch, n)

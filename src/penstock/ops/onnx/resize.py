@@ -62,10 +62,7 @@ def _axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
 
 def _count(name: str, values: Sized, axes: Sequence[int], times: int = 1) -> None:
     if len(values) != times * len(axes):
-        raise ShapeError(
-            f"{name} has {len(values)} elements, but needs {times * len(axes)} for axes "
-            f"{list(axes)}"
-        )
+        raise ShapeError(f"{name} has {len(values)} elements, but needs {times * len(axes)}")
 
 
 def _by_scales(dims: Sequence[Dim], scales: Sequence[float]) -> list[tuple[Dim, float, float]]:

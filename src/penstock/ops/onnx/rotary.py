@@ -23,9 +23,7 @@ def angles(cache: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Gather rows of a cache of cosines or sines as [batch, 1, sequence, half]."""
     # NumPy would interpret negative positions from the end of the cache.
     if positions.size and (positions.min() < 0 or positions.max() >= len(cache)):
-        raise ShapeError(
-            f"position_ids must be in [0, {len(cache)}), the rows of the cos and sin caches"
-        )
+        raise ShapeError(f"position_ids must be in [0, {len(cache)}), the rows of the caches")
     return np.take(cache, positions, 0)[:, None]
 
 
@@ -104,14 +102,9 @@ def _infer_rotary(
     turning = attrs.get("rotary_embedding_dim") or size
     if isinstance(turning, int):
         if turning % 2 or (isinstance(size, int) and turning > size):
-            raise ShapeError(
-                f"the rotary dim {turning} must be even and at most the head size, {size}"
-            )
+            raise ShapeError(f"the rotary dim {turning} must be even and at most head size {size}")
         if isinstance(cos.shape[-1], int) and cos.shape[-1] != turning // 2:
-            raise ShapeError(
-                f"the last dim of the cos cache {cos.shape} must be {turning // 2}, half the "
-                "rotary dim"
-            )
+            raise ShapeError(f"the last dim of the cos cache {cos.shape} must be {turning // 2}")
     if sin.shape is not None and len(sin.shape) != len(cos.shape):
         raise ShapeError(
             f"the cos and sin caches must have the same shape, but have {cos.shape} and {sin.shape}"

@@ -128,9 +128,7 @@ def scatter_elements(node: Node, types: Types) -> Kernel:
 
     def place(out: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> None:
         if out.ndim != indices.ndim:
-            raise ShapeError(
-                f"data has rank {out.ndim} and indices rank {indices.ndim}: they must be equal"
-            )
+            raise ShapeError(f"data has rank {out.ndim}, but indices rank {indices.ndim}")
         check_shape("updates", updates.shape, indices.shape)
         _write(ufunc, out, indexing.element_index(indices, normalize_axis(axis, out.ndim)), updates)
 

@@ -65,9 +65,7 @@ def _infer_top_k(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     axis = normalize_axis(attrs.get("axis", -1), len(type_.shape))
     k, size = one_integer(types, consts, 1, "K"), type_.shape[axis]
     if isinstance(k, int) and (k < 0 or (isinstance(size, int) and k > size)):
-        raise ShapeError(
-            f"K is {k}: it must be at least 0 and at most {size}, the dim of axis {axis}"
-        )
+        raise ShapeError(f"K is {k}: it must be from 0 to {size}, the dim of axis {axis}")
     shape = (*type_.shape[:axis], k, *type_.shape[axis + 1 :])
     return TensorType(type_.dtype, shape), TensorType(INT64, shape)
 
@@ -128,8 +126,7 @@ def top_k(
     count = int(one_element(k, "K"))
     if not 0 <= count <= x.shape[axis]:
         raise ShapeError(
-            f"K is {count}: it must be at least 0 and at most {x.shape[axis]}, the dim of axis "
-            f"{axis}"
+            f"K is {count}: it must be from 0 to {x.shape[axis]}, the dim of axis {axis}"
         )
     top = np.moveaxis(_top_places(np.moveaxis(x, axis, -1), count, bool(largest)), -1, axis)
     chosen = np.take_along_axis(x, top, axis)

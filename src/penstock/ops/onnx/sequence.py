@@ -100,9 +100,7 @@ def split_to_sequence(
     else:
         sizes = split.tolist()
         if any(size < 0 for size in sizes) or sum(sizes) != n:
-            raise ShapeError(
-                f"split {sizes} must be nonnegative and add up to {n}, the dim along the axis"
-            )
+            raise ShapeError(f"split {sizes} must be nonnegative and add up to dim {n}")
     reserve(_VIEW_BYTES * len(sizes))
     parts = [x[part] for part in with_checkpoints(cuts(axis, sizes))]
     # keepdims is ignored if split is given.
@@ -147,9 +145,7 @@ def sequence_insert(
     where = n if position is None else int(rules.one_element(position, "position"))
     where += n if where < 0 else 0
     if not 0 <= where <= n:
-        raise ShapeError(
-            f"position {where} is out of range for an insertion into a sequence of {n} elements"
-        )
+        raise ShapeError(f"position {where} is out of range for an insertion into {n} elements")
     reserve(_PLACE_BYTES * n)
     return [*sequence[:where], keep(x), *sequence[where:]]
 

@@ -45,10 +45,7 @@ def unknown_shape(types: Types, index: int) -> Shape | None:
     if spelled is None or len(spelled) != 1 or not isinstance(spelled[0], int):
         return None
     if spelled[0] > rules.MAX_WHOLE_NUMBERS:
-        raise ShapeError(
-            f"input {index} has {spelled[0]} elements, more than {rules.MAX_WHOLE_NUMBERS} dims "
-            "or axes"
-        )
+        raise ShapeError(f"input {index} has {spelled[0]} elements, too many dims or axes")
     return (None,) * spelled[0]
 
 
@@ -109,9 +106,7 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
         return whole // divisor
     if cancelled:  # if a cancelled dim is 0, any quotient is possible
         return None
-    raise ShapeError(
-        f"{whole} elements cannot be divided by {divisor}, the product of the other dims"
-    )
+    raise ShapeError(f"{whole} elements cannot be divided by {divisor}, the other dims' product")
 
 
 def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) -> Shape:
@@ -134,10 +129,7 @@ def reshaped_dims(dims: Shape | None, target: Sequence[Dim], allowzero: bool) ->
     spelled: Sequence[Dim] = target
     if copied:
         if max(copied) >= len(dims):
-            raise ShapeError(
-                f"a 0 in shape {list(target)} copies a dim that the input {list(dims)} does not "
-                "have"
-            )
+            raise ShapeError(f"a 0 in shape {list(target)} copies a dim that {list(dims)} lacks")
         rest, spelled = [[d for i, d in enumerate(ds) if i not in copied] for ds in (dims, target)]
     try:
         inferred = _missing_dim(rest, spelled)
@@ -155,9 +147,7 @@ def _missing_dim(dims: Sequence[Dim], target: Sequence[Dim]) -> Dim:
         return _quotient(dims, others) if len(others) == len(target) - 1 else None
     before, after = rules.all_known(dims), rules.all_known(others)
     if before is not None and after is not None and math.prod(before) != math.prod(after):
-        raise ShapeError(
-            f"they have {math.prod(before)} and {math.prod(after)} elements, which must be equal"
-        )
+        raise ShapeError(f"they have {math.prod(before)} and {math.prod(after)} elements")
     return None
 
 
@@ -252,9 +242,7 @@ def _infer_squeeze(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]
         dropped = set(rules.normalize_axes(axes, rank))
         for axis in dropped:
             if isinstance(x.shape[axis], int) and x.shape[axis] != 1:
-                raise ShapeError(
-                    f"axis {axis} of shape {list(x.shape)} must have dim 1 to be removed"
-                )
+                raise ShapeError(f"axis {axis} of shape {list(x.shape)} must be 1 to be removed")
     kept = tuple([dim for i, dim in enumerate(x.shape) if i not in dropped])
     return (_carried(TensorType(x.dtype, kept), x),)
 

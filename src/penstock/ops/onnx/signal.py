@@ -82,10 +82,7 @@ def _dft_sizes(version: int, types: Types, attrs: Attrs, consts: Consts) -> tupl
         if rank < 2:
             raise ShapeError(f"the input must have rank 2 or more, but has shape {shape}")
         if isinstance(shape[-1], int) and shape[-1] not in (1, 2):
-            raise ShapeError(
-                "the last dim of the input must be 1 (real) or 2 (complex), but its shape is "
-                f"{shape}"
-            )
+            raise ShapeError("the last dim must be 1 (real) or 2 (complex), not of shape {shape}")
         if axis is not None:
             if not -rank <= axis < rank or axis % rank == rank - 1:
                 raise ShapeError(
@@ -149,9 +146,7 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
     if rules.given(types, 3):
         length = rules.one_integer(types, consts, 3, "frame_length", 1) or window
         if isinstance(window, int) and isinstance(length, int) and window != length:
-            raise ShapeError(
-                f"window has {window} elements, but frame_length is {length}: they must be equal"
-            )
+            raise ShapeError(f"window has {window} elements, but frame_length is {length}")
     frames: Dim = None
     if isinstance(length, int):
         if length < 1:

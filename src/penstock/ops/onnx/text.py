@@ -91,9 +91,7 @@ _CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.uppe
 def _check_row(shape: Shape) -> None:
     one_row = len(shape) == 2 and (shape[0] == 1 or not isinstance(shape[0], int))
     if len(shape) != 1 and not one_row:
-        raise ShapeError(
-            f"the input of StringNormalizer must have shape [C] or [1, C], not {shape}"
-        )
+        raise ShapeError(f"StringNormalizer needs an input of shape [C] or [1, C], not {shape}")
 
 
 def _infer_normalizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
@@ -268,9 +266,7 @@ def weighted(attrs: Attrs, width: int) -> Callable[[np.ndarray], np.ndarray]:
     weights, indexes = attrs.get("weights"), attrs["ngram_indexes"]
     columns = np.ones(width, np.float32)
     if weights and len(weights) != len(indexes):
-        raise ShapeError(
-            f"weights has {len(weights)} entries, but ngram_indexes has {len(indexes)}"
-        )
+        raise ShapeError(f"weights has {len(weights)} entries; ngram_indexes has {len(indexes)}")
     columns[indexes if weights else []] = weights or []
 
     def weigh(counts: np.ndarray) -> np.ndarray:

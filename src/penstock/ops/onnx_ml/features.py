@@ -92,9 +92,7 @@ def normalizer(node: Node, types: Types) -> Kernel:
 
     def run(x: np.ndarray) -> np.ndarray:
         if x.ndim not in (1, 2):
-            raise ShapeError(
-                f"the input of Normalizer must have shape [C] or [N, C], not {x.shape}"
-            )
+            raise ShapeError(f"Normalizer needs an input of shape [C] or [N, C], not {x.shape}")
         wide = _wide(x)
         divisor = norm(wide)
         # Rows of zeros are not changed.
@@ -120,9 +118,7 @@ def imputer(node: Node, types: Types) -> Kernel:
     def run(x: np.ndarray) -> np.ndarray:
         if (x.dtype.kind in "iu") != integers:
             wanted = "integers" if integers else "floats"
-            raise ShapeError(
-                f"the imputed values are {wanted}, but the input is {dtype_name(x.dtype)}"
-            )
+            raise ShapeError(f"imputed values are {wanted}, but the input is {dtype_name(x.dtype)}")
         imputed = _features(x, values, "the imputed values").astype(x.dtype)
         own = replaced if integers else x.dtype.type(replaced)  # an int may be out of range
         # NaN compares unequal to itself.
@@ -160,14 +156,11 @@ def _infer_vectorizer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Ty
 @array_operator("FeatureVectorizer", infer=_infer_vectorizer)
 def feature_vectorizer(*inputs: np.ndarray, inputdimensions: Sequence[int] = ()) -> np.ndarray:
     if inputdimensions and len(inputdimensions) != len(inputs):
-        raise ShapeError(
-            f"inputdimensions has {len(inputdimensions)} entries for {len(inputs)} inputs"
-        )
+        raise ShapeError(f"inputdimensions has {len(inputdimensions)} entries, not {len(inputs)}")
     rows = [x.reshape(1, -1) if x.ndim < 2 else x.reshape(len(x), -1) for x in inputs]
     if any(len(x) != len(rows[0]) for x in rows):
         raise ShapeError(
-            "the inputs must have the same number of rows, but have shapes "
-            f"{[x.shape for x in inputs]}"
+            "the inputs must have the same number of rows: {[x.shape for x in inputs]}"
         )
     widths = inputdimensions or [x.shape[1] for x in rows]
     result = np.zeros((len(rows[0]), sum(widths)), np.float32)
@@ -412,9 +405,7 @@ def cast_map(node: Node, types: Types) -> Kernel:
         # Values are ordered by key, regardless of the order of the map.
         keys = sorted(x)
         if sparse and keys and not 0 <= keys[0] <= keys[-1] < width:
-            raise ShapeError(
-                f"keys {keys[0]} to {keys[-1]} must be in [0, {width}), where max_map={width}"
-            )
+            raise ShapeError(f"keys {keys[0]} to {keys[-1]} must be below max_map={width}")
         values = np.fromiter(map(cast, map(x.__getitem__, keys)), dtype, len(keys))
         if not sparse:
             return values[None]

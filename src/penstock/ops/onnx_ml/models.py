@@ -301,9 +301,7 @@ def svm_regression(attrs: Attrs) -> VectorMachine:
         return _machine(coefficients[None], np.ones((1, 1)), rho, kernel)
     vectors = _rows(attrs.get("support_vectors"), supports, "support_vectors").astype(float)
     if len(coefficients) != supports:
-        raise ShapeError(
-            f"coefficients has {len(coefficients)} entries for {supports} support vectors"
-        )
+        raise ShapeError(f"coefficients has {len(coefficients)} entries for {supports} vectors")
     return _machine(vectors, coefficients[None], rho, kernel)
 
 

@@ -58,9 +58,7 @@ def fill(dims: np.ndarray, value: np.ndarray) -> np.ndarray:
 def _shape_of(dims: np.ndarray) -> tuple[int, ...]:
     """Convert a tensor of dims to a shape."""
     if dims.ndim != 1 or (dims < 0).any():
-        raise ShapeError(
-            f"{dims.tolist()} is not a valid shape: it must be a vector of dims of at least 0"
-        )
+        raise ShapeError(f"{dims.tolist()} is not a valid shape: a vector of nonnegative dims")
     return tuple(dims.tolist())
 
 
@@ -308,10 +306,7 @@ def _slice_length(dim: Dim, first: int, count: int) -> Dim:
 @common.array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
 def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     if not begin.size == sizes.size == x.ndim:
-        raise ShapeError(
-            f"begin has {begin.size} and size {sizes.size} entries: both need {x.ndim}, one per "
-            "axis"
-        )
+        raise ShapeError(f"begin has {begin.size} and size {sizes.size} entries, not {x.ndim}")
     places = zip(x.shape, begin.tolist(), sizes.tolist(), strict=True)
     return x[tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])]
 
@@ -424,18 +419,14 @@ def split_v(x: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> common.Output
         # sum(counts) includes the -1.
         counts[counts.index(-1)] = x.shape[place] - sum(counts) - 1
     if sum(counts) != x.shape[place] or min(counts, default=0) < 0:
-        raise ShapeError(
-            f"size_splits {sizes.tolist()} must add up to {x.shape[place]}, the dim along the axis"
-        )
+        raise ShapeError(f"size_splits {sizes.tolist()} must add up to {x.shape[place]}")
     return common.outputs(np.split(x, np.cumsum(counts)[:-1], place))
 
 
 def _concat_dims(first: Sequence[int], *rest: Any) -> list[int]:
     place, dims = _axis(rest[-1], len(first)), list(first)
     if any(len(other) != len(first) for other in rest[:-1]):
-        raise ShapeError(
-            f"the inputs must have the same rank, but have shapes {(first, *rest[:-1])}"
-        )
+        raise ShapeError(f"the inputs must have the same rank, not shapes {(first, *rest[:-1])}")
     dims[place] = sum(other[place] for other in (first, *rest[:-1]))
     return dims
 
@@ -582,9 +573,7 @@ def _scattered(name: str, function: np.ufunc) -> None:
     def scatter(x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
         depth = indices.shape[-1] if indices.ndim else 0
         if not indices.ndim or depth > x.ndim:
-            raise ShapeError(
-                f"indices of shape {indices.shape} do not match a tensor of shape {x.shape}"
-            )
+            raise ShapeError(f"indices of shape {indices.shape} do not match shape {x.shape}")
         wanted = indices.shape[:-1] + x.shape[depth:]
         if updates.shape != wanted:
             raise ShapeError(f"updates must have shape {wanted}, not {updates.shape}")
@@ -645,9 +634,7 @@ def _infer_select(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Select elements; a vector condition selects whole rows."""
     if a.shape != b.shape:
-        raise ShapeError(
-            f"both values of Select must have the same shape, but have {a.shape} and {b.shape}"
-        )
+        raise ShapeError(f"both values must have the same shape, but have {a.shape} and {b.shape}")
     if condition.shape not in ((), a.shape[:1], a.shape):
         raise ShapeError(
             f"a condition of shape {condition.shape} must be a scalar, have shape {a.shape}, or "

@@ -120,9 +120,7 @@ def rearrange_images(node: Node, types: Types) -> Kernel:
 
 def _padded_dims(x: Sequence[int], pads: np.ndarray) -> list[int]:
     if pads.shape != (len(x), 2) or (pads < 0).any():
-        raise ShapeError(
-            f"paddings {pads.tolist()} must have one pair of at least 0 per axis of shape {x}"
-        )
+        raise ShapeError(f"paddings {pads.tolist()} must have a pair of at least 0 per axis of {x}")
     return [dim + sum(pair) for dim, pair in zip(x, pads.tolist(), strict=True)]
 
 
@@ -132,9 +130,7 @@ def mirror_pad(x: np.ndarray, pads: np.ndarray, *, mode: str = "SYMMETRIC") -> n
     # REFLECT does not repeat the border.
     most = np.array(x.shape)[:, np.newaxis] - reflects
     if pads.shape != (x.ndim, 2) or (pads < 0).any() or (pads > most).any():
-        raise ShapeError(
-            f"paddings {pads.tolist()} are out of range for a mirrored shape {x.shape}"
-        )
+        raise ShapeError(f"paddings {pads.tolist()} are out of range for mirrored shape {x.shape}")
     return np.pad(x, pads.tolist(), mode="reflect" if reflects else "symmetric")
 
 

@@ -18,9 +18,7 @@ from penstock.ops.tensorflow.common import array_operator
 def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = tensor(types, 0)
     if x.shape is not None and not fits(x.shape[-1:], (3,)):
-        raise ShapeError(
-            f"the last dim of an image must be 3, the channels, but its shape is {x.shape}"
-        )
+        raise ShapeError(f"the last dim of an image must be 3 (channels), not of shape {x.shape}")
     return (TensorType(x.dtype, x.shape),)
 
 

@@ -67,9 +67,7 @@ def _slice_axis(x: np.ndarray, axes: np.ndarray | None) -> int:
     """The axis whose slices are compared."""
     if axes is None or not axes.size:
         if x.ndim != 1:
-            raise ShapeError(
-                f"without an axis, the input must have rank 1, but its shape is {x.shape}"
-            )
+            raise ShapeError(f"without an axis, the input must have rank 1, not shape {x.shape}")
         return 0
     if axes.size > 1 or axes.ndim != 1:
         raise ShapeError(f"axis must be a vector of at most one element, not {axes.tolist()}")
@@ -119,10 +117,7 @@ def _binned(
     ignored."""
     bins = common.count(size, "the number of bins")
     if weights.size and weights.shape != x.shape:
-        raise ShapeError(
-            f"weights of shape {weights.shape} must be empty or have the shape of the values, "
-            f"{x.shape}"
-        )
+        raise ShapeError(f"weights of shape {weights.shape} must be empty or have shape {x.shape}")
     if x.size and x.min() < 0:
         raise ShapeError(f"values must not be negative, but the minimum is {x.min()}")
     out = np.zeros((count, bins), weights.dtype)
@@ -160,9 +155,7 @@ def ragged_bincount(
 ) -> np.ndarray:
     """DenseBincount for ragged rows, whose ``splits`` are the offsets of rows and the final end."""
     if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != x.size:
-        raise ShapeError(
-            f"splits {splits.tolist()} must start at 0 and end at {x.size}, the number of values"
-        )
+        raise ShapeError(f"splits {splits.tolist()} must start at 0 and end at {x.size}")
     rows = np.searchsorted(np.maximum.accumulate(splits), np.arange(x.size), "right") - 1
     return _binned(rows, splits.size - 1, x, size, weights, binary_output)
 

@@ -34,9 +34,7 @@ def _sparse_rows(indices: np.ndarray, values: np.ndarray, shape: np.ndarray) -> 
         )
     rows, count = indices[:, 0], int(shape[0])
     if rows.size and (rows[0] < 0 or rows.max() >= count or (np.diff(rows) < 0).any()):
-        raise ShapeError(
-            f"the row indices of a sparse matrix must be ascending and in [0, {count})"
-        )
+        raise ShapeError(f"the rows of a sparse matrix must be ascending and in [0, {count})")
     return np.split(values, np.searchsorted(rows, np.arange(1, count))) if count else []
 
 

@@ -63,9 +63,7 @@ def _suppressed(
     """The boxes to keep, best first, and their scores."""
     overlap, least, sigma, inclusive = thresholds
     if boxes.ndim != 2 or boxes.shape[1:] != (4,) or scores.shape != boxes.shape[:1]:
-        raise ShapeError(
-            f"boxes of shape {boxes.shape} do not match scores of shape {scores.shape}"
-        )
+        raise ShapeError(f"boxes of shape {boxes.shape} do not match scores of {scores.shape}")
     if not 0 <= overlap <= 1:
         raise ShapeError(f"iou_threshold {overlap} must be between 0 and 1")
     if inclusive:
@@ -156,15 +154,10 @@ def combined(
 ) -> tuple[np.ndarray, ...]:
     """Suppress boxes per class for each image of a batch, then keep the best of all classes."""
     if boxes.ndim != 4 or scores.ndim != 3 or boxes.shape[:2] != scores.shape[:2]:
-        raise ShapeError(
-            f"boxes of shape {boxes.shape} do not match scores of shape {scores.shape}"
-        )
+        raise ShapeError(f"boxes of shape {boxes.shape} do not match scores of {scores.shape}")
     classes = scores.shape[2]
     if boxes.shape[2] not in (1, classes) or boxes.shape[3] != 4:
-        raise ShapeError(
-            f"boxes of shape {boxes.shape} must be [batch, n, q, 4] with q 1 or {classes}, the "
-            "classes"
-        )
+        raise ShapeError(f"boxes {boxes.shape} must be [batch, n, q, 4] with q 1 or {classes}")
     limit, rows = int(per_class.item(0)), int(total.item(0))
     if pad_per_class:
         rows = min(rows, limit * classes)

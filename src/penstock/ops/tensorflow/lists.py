@@ -53,9 +53,7 @@ class _TensorList:
         tensor = isinstance(value, np.ndarray)
         dtype, shape = (value.dtype, value.shape) if tensor else (None, ())
         if dtype != self.dtype:
-            raise ShapeError(
-                f"the list has elements of type {_name(self.dtype)}, not {_name(dtype)}"
-            )
+            raise ShapeError(f"the list elements have type {_name(self.dtype)}, not {_name(dtype)}")
         if not fits(shape, self.shape):
             raise ShapeError(f"the list has elements of shape {self.shape}, not {shape}")
         # Lists are immutable: each write copies all entries.
@@ -74,9 +72,7 @@ class _TensorList:
         """Apply ``function`` to the elements of two lists at each index; an element that is set in
         only one of them is kept."""
         if self.dtype != other.dtype or len(self.items) != len(other.items):
-            raise ShapeError(
-                f"{self} and {other} cannot be added: their types and lengths must be equal"
-            )
+            raise ShapeError(f"{self} and {other} cannot be added: types and lengths differ")
         reserve(_PLACE_BYTES * len(self.items))
         pairs = with_checkpoints(zip(self.items, other.items, strict=True))
         items = [y if x is None else x if y is None else function(x, y) for x, y in pairs]
@@ -92,9 +88,7 @@ class _TensorList:
             return element
         if element is not None:
             if not fits(element.shape, shape):
-                raise ShapeError(
-                    f"element {index} has shape {element.shape}, but {shape} is expected"
-                )
+                raise ShapeError(f"element {index} has shape {element.shape}, not {shape}")
             return element
         shape = tensor_arrays.merged(self.shape, shape)
         dims = all_known(tensor_arrays.merged(shape, self._common()))
@@ -195,13 +189,9 @@ def _size(count: np.ndarray) -> int:
 @common.array_operator("TensorListFromTensor", strings=True)
 def from_tensor(value: np.ndarray, shape: np.ndarray) -> _TensorList:
     if value.ndim < 1:
-        raise ShapeError(
-            "the tensor must have rank 1 or more to be unstacked into a list, but is a scalar"
-        )
+        raise ShapeError("a scalar cannot be unstacked into a list: rank 1 or more is needed")
     if not fits(value.shape[1:], _shape(shape)):
-        raise ShapeError(
-            f"the elements have shape {value.shape[1:]}, but {shape.tolist()} is expected"
-        )
+        raise ShapeError(f"the elements have shape {value.shape[1:]}, not {shape.tolist()}")
     reserve(tensor_arrays.ELEMENT_BYTES * len(value))
     # Views of one copy: the run may reuse the memory of ``value``.
     rows = tuple([np.asarray(row) for row in with_checkpoints(copy_within_budget(value))])
@@ -299,10 +289,7 @@ def scatter(
     # -1 means the length that the indices require.
     length = max([*places, -1]) + 1 if _count(count) == -1 else _count(count)
     if value.ndim < 1 or len(places) != len(value) or min(places, default=0) < 0:
-        raise ShapeError(
-            f"indices {places} must be nonnegative, one for each row of a value of shape "
-            f"{value.shape}"
-        )
+        raise ShapeError(f"indices {places} must be nonnegative, one per row of {value.shape}")
     if max([*places, -1]) >= length:
         raise ShapeError(f"indices {places} are out of range for a list of {length} elements")
     reserve(_PLACE_BYTES * length + tensor_arrays.ELEMENT_BYTES * len(places))
@@ -389,9 +376,7 @@ def optional_get_value(value: object, *, types: Sequence[Type]) -> RunValue:
         raise ShapeError("the optional has no value")
     if len(components) != len(types) or not all(map(accepts, types, map(type_of, components))):
         given = ", ".join(str(type_of(component)) for component in components)
-        raise ShapeError(
-            f"the optional contains {given}, but {', '.join(map(str, types))} is expected"
-        )
+        raise ShapeError(f"the optional contains {given}, not {', '.join(map(str, types))}")
     return common.outputs(components)
 
 
@@ -425,9 +410,7 @@ def _sum(a: object, b: object) -> RunValue:
     if x is None and y is None:
         return _Optional()
     if x is None or y is None or len(x) != len(y):
-        raise ShapeError(
-            "optionals can only be added if both are empty or have equal numbers of components"
-        )
+        raise ShapeError("optionals cannot be added: their numbers of components differ")
     return _Optional(tuple(map(_sum, x, y)))
 
 

@@ -201,8 +201,7 @@ def sparse_cross_entropy(scores: np.ndarray, labels: np.ndarray) -> tuple[np.nda
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
         raise ShapeError(
-            f"labels must be in [0, {scores.shape[1]}), but range from {labels.min()} to "
-            f"{labels.max()}"
+            f"labels {labels.min()} to {labels.max()} must be in [0, {scores.shape[1]})"
         )
     logs, rows = _log_softmax(scores), np.arange(len(labels))
     gradient = np.exp(logs)

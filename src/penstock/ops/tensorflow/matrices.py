@@ -22,9 +22,7 @@ class _Band:
     def __init__(self, k: np.ndarray, align: str) -> None:
         ends = k.reshape(-1).tolist()
         if len(ends) not in (1, 2) or ends[0] > ends[-1]:
-            raise ShapeError(
-                f"k must be one diagonal, or the lowest and the highest one, not {ends}"
-            )
+            raise ShapeError(f"k must be one diagonal, or the lowest and the highest, not {ends}")
         self.low, self.high = ends[0], ends[-1]
         self.count = self.high - self.low + 1
         self.above, _, self.below = align.partition("_")
@@ -53,8 +51,7 @@ def _diag_dims(
     band = _Band(k, "")
     if not x or (band.count > 1 and (len(x) < 2 or x[-2] != band.count)):
         raise ShapeError(
-            f"the input of shape {tuple(x)} must be [..., {band.count}, length], one row per "
-            "diagonal"
+            f"the input {tuple(x)} must be [..., {band.count}, length], a row per diagonal"
         )
     least = x[-1] - min(band.high, 0), x[-1] + max(band.low, 0)
     height, width = integer(rows, "num_rows"), integer(columns, "num_cols")

@@ -26,9 +26,7 @@ def _checked_splits(splits: np.ndarray, count: int) -> list[tuple[int, int]]:
     """The begin and end of each row. Raises ``ShapeError`` unless ``splits`` ascend from 0 to
     ``count``."""
     if splits.ndim != 1 or not splits.size or splits[0] != 0 or splits[-1] != count:
-        raise ShapeError(
-            f"splits {splits.tolist()} must start at 0 and end at {count}, the number of values"
-        )
+        raise ShapeError(f"splits {splits.tolist()} must start at 0 and end at {count}")
     if (splits[1:] < splits[:-1]).any():
         raise ShapeError(f"splits {splits.tolist()} must not decrease")
     return list(pairwise(splits.tolist()))

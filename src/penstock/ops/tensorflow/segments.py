@@ -42,10 +42,7 @@ def _checked(x: np.ndarray, places: np.ndarray, count: np.ndarray | None) -> int
     """The number of segments. Raises ``ShapeError`` unless ``places`` has one id per row, in
     ascending order."""
     if places.ndim != 1 or x.shape[:1] != places.shape:
-        raise ShapeError(
-            f"segment_ids of shape {places.shape} must have one entry per row of the data, "
-            f"{x.shape}"
-        )
+        raise ShapeError(f"segment_ids {places.shape} must have one entry per row of {x.shape}")
     if (places[1:] < places[:-1]).any():
         row = int(np.argmax(places[1:] < places[:-1])) + 1
         raise ShapeError(

@@ -130,9 +130,7 @@ class Store:
                 self._variables[name] = _Variable(name, type_, initial)
             variable = self._variables[name]
             if not accepts(variable.type, type_) and not accepts(type_, variable.type):
-                raise ShapeError(
-                    f"variable {name!r} is declared both as {variable.type} and as {type_}"
-                )
+                raise ShapeError(f"variable {name!r} is declared as {variable.type} and {type_}")
             return variable
 
     def own(self) -> Store:

@@ -341,9 +341,7 @@ def gather(node: Node, types: Types) -> Kernel:
         array = _array(handle, dtype)
         rows = [array.read(index) for index in with_checkpoints(indices.reshape(-1).tolist())]
         if rows and not fits(rows[0].shape, shape):
-            raise array.fault(
-                f"elements of shape {shape} are expected, but have shape {rows[0].shape}"
-            )
+            raise array.fault(f"elements of shape {shape} are expected, not {rows[0].shape}")
         return stacked(rows, None if rows else merged(array.shape, shape), array.dtype)
 
     return Kernel(function)

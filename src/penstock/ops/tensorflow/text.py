@@ -273,10 +273,7 @@ def substr(x: np.ndarray, positions: np.ndarray, lengths: np.ndarray, *, unit: s
     BYTE, and an empty string in unit UTF8_CHAR."""
     whole = unit == "UTF8_CHAR"
     if positions.shape != lengths.shape:
-        raise ShapeError(
-            f"pos of shape {positions.shape} and len of shape {lengths.shape} must have the same "
-            "shape"
-        )
+        raise ShapeError(f"pos {positions.shape} and len {lengths.shape} must have the same shape")
 
     def part(text: str, position: int, length: int) -> str:
         content: Any = text if whole else encoded(text)
@@ -312,10 +309,7 @@ class _Replacement:
         for match in _REFERENCE.finditer(rewrite):
             mark = match[1]
             if mark not in (*string.digits, "\\"):
-                raise ShapeError(
-                    f"rewrite {rewrite!r} has a backslash that is not followed by a digit or "
-                    "backslash"
-                )
+                raise ShapeError(f"rewrite {rewrite!r} has a backslash without a digit after it")
             self.parts += [rewrite[end : match.start()], "\\" if mark == "\\" else int(mark)]
             end = match.end()
         self.parts.append(rewrite[end:])

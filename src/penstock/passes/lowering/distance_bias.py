@@ -38,9 +38,7 @@ def numbers_by_distance(
     count = min(window or numbers.shape[2], numbers.shape[2])
     table = _table(numbers[:, -1, :count], errors[:, -1, :count], bool(window))
     if table is None or not all(_fits(table, *case) for case in cases):
-        raise Stays(
-            f"adds the bias {name!r} to its scores, which depends on more than the distance"
-        )
+        raise Stays(f"adds the bias {name!r} to its scores, which depends on more than distance")
     return table if table.any() else None
 
 

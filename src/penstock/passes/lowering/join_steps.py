@@ -122,9 +122,7 @@ def _mask_of(graph: Graph, roles: Roles) -> str:
     """The name of the mask of what an encoder returned. Raises ``RowsStay`` for several."""
     masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
     if len(masks) != 1:
-        raise RowsStay(
-            f"exactly one input must be the mask of cross attention, but candidates are {masks}"
-        )
+        raise RowsStay(f"one input must be the mask of cross attention; candidates are {masks}")
     return masks[0]
 
 

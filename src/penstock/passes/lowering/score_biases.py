@@ -90,17 +90,12 @@ class ScoreBiases:
             size = bias.shape[-1] if bias.ndim else 1
             present = np.ones(size, np.bool_) if probe.present is None else probe.present
             if size not in (1, present.size):
-                raise Stays(
-                    f"has a cross attention bias {name!r} whose size is not that of the "
-                    "encoder's output"
-                )
+                raise Stays(f"has a cross attention bias {name!r} of another length")
             rows = bias.reshape(-1, size)
             rows = np.broadcast_to(rows, (len(rows), present.size))
             seen = rows > LOWEST
             if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
-                raise Stays(
-                    f"adds the bias {name!r} to cross attention scores, which is not a mask"
-                )
+                raise Stays(f"adds the bias {name!r} to cross attention scores: it is no mask")
             if seen.all():
                 hides |= set() if present.all() else {False}
             elif (seen == present).all():
@@ -125,9 +120,7 @@ class ScoreBiases:
                 break
         known = [(probe, bias) for probe, bias in found if bias is not None]
         if len(known) <= len(self._probes.near):
-            raise Stays(
-                f"has a mask {biases[0].name!r} that cannot be computed without running the model"
-            )
+            raise Stays(f"has a mask {biases[0].name!r} that cannot be computed in advance")
         return known
 
 

@@ -98,15 +98,11 @@ def _role_of(value: Value) -> str:
     if dtype is not None and inner == [2] and len(shape) == 4 and dtype in _OF_CACHES:
         return "caches"
     if dtype is None or len(shape) < 2 or len(inner) != 1:
-        raise RowsStay(
-            f"input {value.name!r} has neither an axis of rows nor one of past positions"
-        )
+        raise RowsStay(f"input {value.name!r} has neither an axis of rows nor of past positions")
     if "mask" in name and len(shape) == 2:
         return "masks"
     if inner != [1]:
-        raise RowsStay(
-            f"input {value.name!r} has neither an axis of rows nor one of past positions"
-        )
+        raise RowsStay(f"input {value.name!r} has neither an axis of rows nor of past positions")
     return "positions" if "position" in name and len(shape) == 2 and dtype.kind == "i" else "rows"
 
 
