@@ -61,7 +61,7 @@ def test_plans_as_compiled_are_sound_in_order_and_as_tasks(text: str) -> None:
 def test_slot_over_one_that_is_read_later_is_refused() -> None:
     plan, arena = in_branches(compiled(CHAIN))
     t = replaced_offset(arena, slot(plan, "t"), arena.offsets[slot(plan, "a")])
-    refused(plan, t, "overwrites one of its inputs when it writes 't'")
+    refused(plan, t, "overwrites an input by writing 't'")
     c = replaced_offset(arena, slot(plan, "c"), arena.offsets[slot(plan, "b")])
     refused(plan, c, "reads 'b' .* never written")
 
@@ -164,7 +164,7 @@ def test_place_beside_its_input_is_refused_for_a_kernel_that_works_in_place() ->
     shifted = changed(
         arena, offsets={**arena.offsets, b: arena.offsets[a] + 64}, size=arena.size + 64
     )
-    refused(plan, shifted, "overwrites one of its inputs")
+    refused(plan, shifted, "overwrites an input")
 
 
 def test_operand_of_another_value_of_the_same_type_is_refused() -> None:
@@ -195,7 +195,7 @@ def test_constant_in_the_place_of_another_is_refused() -> None:
     plan, arena = in_branches(compiled(text))
     i, other = [i for i, s in enumerate(plan.slots) if s.kind is SlotKind.CONSTANT]
     mutant = replaced_slot(plan, i, constant=plan.slots[other].constant)
-    refused(mutant, arena, "not hold the constant")
+    refused(mutant, arena, "holds another constant")
 
 
 def test_graph_that_gives_another_value_is_refused() -> None:
@@ -219,7 +219,7 @@ def test_values_that_loops_carry_from_one_to_another_are_refused() -> None:
     ):
         mutant = replaced_step(plan, place, carries=(changed(carry, **change),))
         refused(mutant, arena, "carr|buffer|never written")
-    refused(replaced_step(plan, place, carries=()), arena, "loop-carried values of .* differ")
+    refused(replaced_step(plan, place, carries=()), arena, "carried values than its node")
 
 
 def test_steps_of_other_nodes_than_the_graph_has_are_refused() -> None:
@@ -228,7 +228,7 @@ def test_steps_of_other_nodes_than_the_graph_has_are_refused() -> None:
     (place,) = [k for k, step in enumerate(plan.steps) if step.node.op.name == "Sin"]
     (cos,) = [step for step in other.steps if step.node.op.name == "Cos"]
     mutant = replaced_step(plan, place, node=cos.node, kernel=cos.kernel)
-    refused(mutant, arena, "do not match the nodes of its graph")
+    refused(mutant, arena, "its steps do not match the")
     for change in ({"copied": (5,)}, {"blocks": other.steps[0].blocks or ((),)}):
         refused(replaced_step(plan, place, **change), arena, "do not exist|do not match")
 
@@ -246,7 +246,7 @@ def test_node_before_what_it_waits_for_is_refused(through_a_view: bool) -> None:
     plan = compile_plan(Graph([x], outputs, nodes, "noisy"), [NumpyBackend()])
     arena = plan_arena(plan)
     check_schedule(plan, arena)
-    refused(plan, changed(arena, order=(1, 0)), "runs before a node on its control inputs")
+    refused(plan, changed(arena, order=(1, 0)), "runs before a control input")
 
 
 # All changes of places.

@@ -24,16 +24,14 @@ def test_task_that_does_not_wait_for_what_it_reads_is_refused() -> None:
         if consumers:
             without = (*tasks.consumers[:t], (), *tasks.consumers[t + 1 :])
             refused(
-                plan, arena, "before|never written|differs from", changed(tasks, consumers=without)
+                plan, arena, "before|never written|wait counts", changed(tasks, consumers=without)
             )
 
 
 def test_tasks_that_wait_for_one_another_are_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     circle = tuple([tuple({*c, 0}) for c in tasks.consumers])
-    refused(
-        plan, arena, "the number of tasks that a task waits for", changed(tasks, consumers=circle)
-    )
+    refused(plan, arena, "the wait counts of tasks differ", changed(tasks, consumers=circle))
     waits = tuple([sum(t in consumers for consumers in circle) for t in range(len(circle))])
     refused(plan, arena, "form a cycle", changed(tasks, consumers=circle, waits=waits))
 
@@ -80,12 +78,12 @@ def test_tasks_that_say_other_than_they_do_are_refused() -> None:
     plan, arena, tasks = as_tasks(CHAIN)
     assert tasks.waits[1]
     for reason, change in {
-        "the number of tasks that a task waits for": {
+        "the wait counts of tasks differ": {
             "waits": replaced_entry(tasks.waits, 1, tasks.waits[1] + 1)
         },
         "not in exactly one block": {"blocks": (tasks.blocks[0][1:],)},
         "names a parent task": {"parent": (0,)},
-        "slots shared between tasks differ": {"shared": tasks.shared ^ {plan.inputs[0]}},
+        "tasks use other shared slots": {"shared": tasks.shared ^ {plan.inputs[0]}},
     }.items():
         refused(plan, arena, reason, changed(tasks, **change))
 

@@ -58,7 +58,10 @@ METHODS: dict[str, list[tuple[tuple[Any, ...], str | None]]] = {
         (("other",), "model 'other' is not loaded"),
     ],
     "get_inference_statistics": [(("affine",), None), ((), None)],
-    "update_trace_settings": [(("affine", {"trace_rate": "1"}), "does not support"), ((), "not have")],
+    "update_trace_settings": [
+        (("affine", {"trace_rate": "1"}), "does not support"),
+        ((), "does not support"),
+    ],
     "get_trace_settings": [(("affine",), "does not support"), ((), "does not have")],
     "update_log_settings": [(({"log_info": True},), "does not support")],
     "get_log_settings": [((), "does not support")],
@@ -67,7 +70,7 @@ METHODS: dict[str, list[tuple[tuple[Any, ...], str | None]]] = {
     "unregister_system_shared_memory": [((), "--shared-memory"), (("r",), "--shared-memory")],
     "get_cuda_shared_memory_status": [((), "does not support"), (("r",), "does not have")],
     "register_cuda_shared_memory": [(("r", b"handle", 0, 8), "does not support")],
-    "unregister_cuda_shared_memory": [((), "does not support"), (("r",), "does not have")],
+    "unregister_cuda_shared_memory": [((), "does not support"), (("r",), "does not support")],
     "infer": [(("affine", []), "x"), (("other", []), "unknown model 'other'")],
 }
 

@@ -92,7 +92,7 @@ def test_many_texts_come_in_their_order(url):
         ({"model": "rows", "input": "w1 " * 9}, 400, "9 tokens, more than the 8"),
         ({"model": "rows", "input": ["w1", ""]}, 400, "is empty"),
         ({"model": "rows", "input": "w1", "dimensions": 2}, 400, "embeddings of this model have 3"),
-        ({"model": "other", "input": "w1"}, 404, "model 'other' does not exist"),
+        ({"model": "other", "input": "w1"}, 404, "unknown model 'other'"),
         ({"input": "w1"}, 400, "field model is required"),
         ({"model": "rows", "input": [60]}, 400, "has token 60, but tokens must be below 50"),
     ],

@@ -182,7 +182,7 @@ def test_long_request_has_the_elements_of_a_short_one(monkeypatch, data, datatyp
         ([1.0] * 99, "FP32", [100], "has 99 elements"),
         ([1.0] * 99 + ["a"], "FP32", None, 'an element "a"'),
         ([1] * 99 + [300], "INT8", None, "300"),
-        ([1] * 99 + [0.5], "INT8", None, "not integers"),
+        ([1] * 99 + [0.5], "INT8", None, "non-integer elements"),
         ([1.0] * 99 + [1e40], "FP32", None, "a number, which is out of range for FP32"),
         (["Infinity"] * 99 + [-1e6], "FP16", None, "a number, which is out of range for FP16"),
         ([1.0] * 99 + ["inf"], "FP32", None, 'an element "inf"'),

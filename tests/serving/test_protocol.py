@@ -125,7 +125,7 @@ TEXT = json.dumps({"inputs": [{**X, "data": [1, 2, 3]}]})
         ),
         ({"inputs": [{**X, "shape": [2**62] * 64, "data": [1]}]}, "has 1 elements"),
         ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 300]}]}, "300"),
-        ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 0.5]}]}, "not integers"),
+        ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 0.5]}]}, "non-integer elements"),
         (
             {"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3]}]},
             "INT64, but the model expects FP32",
@@ -210,7 +210,7 @@ def test_body_that_is_no_request_is_refused(client):
         (text + bytes(12), {length: "x"}, 400, "a number of bytes within the body"),
         (text + bytes(12), {length: "9999"}, 400, "a number of bytes within the body"),
         (text + bytes(12), {length: "9" * 5000}, 400, "a number of bytes within the body"),
-        (text + bytes(13), {length: str(len(text))}, 400, "1 bytes of the body follow"),
+        (text + bytes(13), {length: str(len(text))}, 400, "1 bytes of the body belong"),
         (text + bytes(11), {length: str(len(text))}, 400, "must be a number of bytes in the body"),
     ):
         assert asked(infer, body, **headers)[0] == status, reason
@@ -245,7 +245,7 @@ def test_strings_that_are_none_are_refused(tmp_path):
             (b"\x05\0\0\0ab", "ends beyond"),
             (b"\x01\0", "invalid BYTES"),
             (b"\x01\0\0\0\xff", "invalid BYTES"),
-            (b"\x01\0\0\0a", "has 1 strings, but its shape requires 2"),
+            (b"\x01\0\0\0a", "has 1 strings; its shape requires 2"),
             (b"\0\0\0\0" * 3, "has more than 2 strings"),
             (b"\0\0\0\0" * 2 + b"\xff" * 99, "has more than 2 strings"),
         ):

@@ -73,7 +73,7 @@ def asked(client: http.client.HTTPConnection, document: object) -> tuple[int, st
         ({"inputs": [X, {**IDS, "data": [2**70]}, TEXTS]}, "bits, which is out of range for INT64"),
         (
             {"inputs": [X, {**IDS, "data": [0.5]}, TEXTS]},
-            "of datatype INT64 has elements that are not integers",
+            "of datatype INT64 has non-integer elements",
         ),
         (
             {"inputs": [{**X, "data": [1, 2, None]}, IDS, TEXTS]},

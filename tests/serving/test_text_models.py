@@ -151,7 +151,7 @@ def test_models_are_found_by_name_and_alone_without_one():
     assert both.generator("b") is b and [*both.entries] == ["a", "b"]
     with pytest.raises(FieldError, match="field model is required"):
         both.generator(None)
-    with pytest.raises(UnknownModel, match="'c' does not exist"):
+    with pytest.raises(UnknownModel, match="unknown model 'c'"):
         both.generator("c")
     with pytest.raises(UnknownModel):
         both.embedder("a")

@@ -202,9 +202,7 @@ class Replicas:
             weakref.finalize(self, _close_later, workers).atexit = False
         self.session: Session = self._sessions[0]
         if has_state(self.session.model):
-            raise ValueError(
-                "a model with variables cannot have replicas: requests would share its variables"
-            )
+            raise ValueError("a model with variables cannot have replicas, which would share them")
         self._unequal = _tried(self.session, sample, max_batch, max_batch_tokens)
         if warm_up:
             run_ahead(self._sessions, max_batch)

@@ -296,5 +296,5 @@ def _found(models: Mapping[str, _Model], name: str | None) -> _Model:
         raise FieldError("model", "the field model is required, the name of a model")
     if name not in models:
         have = ", ".join(map(repr, models)) or "none"
-        raise UnknownModel(f"model {name!r:.80} is not for this endpoint; available are {have}")
+        raise UnknownModel(f"unknown model {name!r:.80} for this endpoint; it has {have}")
     return models[name]

@@ -111,7 +111,7 @@ def test_case_keeps_name_device_and_control_inputs_on_the_last_node() -> None:
             "penstock.Case(i) { branch_1: graph() -> (x) { } default: graph() -> (x) { } }",
             "branch_0, branch_1 ... and default",
         ),
-        ("penstock.Case{k=1}(i) { " + branches(1, "x") + " }", "must be the graphs branch_0"),
+        ("penstock.Case{k=1}(i) { " + branches(1, "x") + " }", "must have the attributes branch_0"),
         ("penstock.Case(i, x) { " + branches(1, "x") + " }", "one input"),
         ("penstock.Case(_) { " + branches(1, "x") + " }", "one input"),
         (

@@ -162,7 +162,7 @@ def test_gather_elements_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherElements", [np.array(["a", "b"], object), i64(1, 1)])
     fails("GatherElements", [f32(2, 3), np.array([[2, 0, 0]])], None, "of bounds", IndexError)
     fails("GatherElements", [f32(2, 3), np.array([[0, 0, 0, 0]])], error=IndexError)
-    fails("GatherElements", [f32(2, 3), i64(0)], match="they must be equal")
+    fails("GatherElements", [f32(2, 3), i64(0)], match="but indices rank")
     assert shape_of("GatherElements", [float_type(3, 3), TensorType(INT64, ("N", 2))]) == ("N", 2)
     with pytest.raises(ShapeError, match="rank"):
         infer("GatherElements", [float_type(3, 3), i64(1)])
@@ -204,7 +204,7 @@ def nd_by_loops(x: np.ndarray, indices: np.ndarray, batch: int) -> np.ndarray:
 def test_gather_nd_of_edge_cases_matches_the_definition() -> None:
     check_node("GatherND", [f32(2, 3), np.empty((0, 2), np.int64)], expected=[f32(0)])
     fails("GatherND", [f32(2, 3), np.array([[2, 0]])], match="out of bounds", error=IndexError)
-    fails("GatherND", [f32(2, 3), np.array([[0, 0, 0]])], match="rank 2")
+    fails("GatherND", [f32(2, 3), np.array([[0, 0, 0]])], match="the last dim of indices is")
     fails("GatherND", [f32(2, 3), np.array([[0], [0], [0]])], {"batch_dims": 1}, "differ")
     fails("GatherND", [f32(2, 3), np.array([[0], [0]])], {"batch_dims": 2}, "batch_dims")
     indices = TensorType(INT64, ("N", "M", 2))

@@ -70,7 +70,7 @@ def test_batch_normalization_with_misfit_inputs_is_refused():
         check_node("BatchNormalization", [draw(), *statistics(1)], expected=[])
     with pytest.raises(ShapeError):
         check_node("BatchNormalization", [draw(2, 3, 5), *[draw(3, 1)] * 4], expected=[])
-    with pytest.raises(ShapeError, match="mean"):
+    with pytest.raises(ShapeError, match="has no elements to average"):
         check_node("BatchNormalization", [draw(0, 3, 5), *statistics(3)], {"training_mode": 1},
                    outputs=3, expected=[])  # fmt: skip
 

@@ -145,7 +145,7 @@ def test_top_k_of_empty_axis_is_empty() -> None:
 
 @pytest.mark.parametrize("k", [-1, 6])
 def test_top_k_of_too_many_is_refused(k: int) -> None:
-    with pytest.raises(ShapeError, match="it must be at least"):
+    with pytest.raises(ShapeError, match="it must be from"):
         check_node("TopK", [few(2, 5, dtype="f4"), np.array([k])], expected=[], outputs=2)
 
 
@@ -176,7 +176,7 @@ def test_top_k_infers_its_types() -> None:
     assert infer("TopK", x, TensorType(INT64, (1,)))[0].shape == ("n", None)
     assert infer("TopK", TensorType(F32), k)[0].shape is None
     for wrong in (4, -1):
-        with pytest.raises(ShapeError, match="it must be at least"):
+        with pytest.raises(ShapeError, match="it must be from"):
             infer("TopK", x, TensorType(INT64, (1,), (wrong,)))
     with pytest.raises(ShapeError, match="rank"):
         infer("TopK", TensorType(F32, ()), k)

@@ -87,7 +87,7 @@ def test_optionals_with_and_without_value_do_not_add_up() -> None:
     g = Builder()
     x = g.placeholder("x", "float32", 2)
     total = g.node("AddN", optional_of(g, x), g.node("OptionalNone"), N=2, T=Type("variant"))
-    with pytest.raises(ps.RunError, match="optionals can only be added if"):
+    with pytest.raises(ps.RunError, match="their numbers of components differ"):
         ps.compile(reading(g, total)).run({"x": np.ones(2, np.float32)})
 
 
@@ -111,7 +111,7 @@ def test_lists_of_different_lengths_do_not_add_up() -> None:
     g.node("TensorListLength", total, name="n")
     session = ps.compile(g.bytes())
     assert session.run({"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)})["n:0"] == 2
-    with pytest.raises(ps.RunError, match="their types and lengths must be"):
+    with pytest.raises(ps.RunError, match="types and lengths differ"):
         session.run({"x": np.ones(2, np.float32), "y": np.ones(3, np.float32)})
 
 
@@ -133,5 +133,5 @@ def test_list_refuses_a_list_among_tensors() -> None:
     empty = g.node("EmptyTensorList", shape, g.const(np.int32(-1)), **kinds)
     handle = g.node("TensorListPushBack", empty, empty, element_dtype=kind)
     g.node("TensorListLength", handle, name="n")
-    with pytest.raises(ps.RunError, match="the list has elements of type"):
+    with pytest.raises(ps.RunError, match="the list elements have type float"):
         ps.compile(g.bytes()).run({}, ["n:0"])

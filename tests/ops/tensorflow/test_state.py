@@ -36,7 +36,7 @@ def test_variable_of_two_types_is_refused(executor):
     g.const(np.zeros(2, np.float32), "zeros")
     g.node("AssignVariableOp", "a", "zeros", name="assign", dtype=Type("float32"))
     g.node("ReadVariableOp", "b", "^assign", name="read", dtype=Type("float32"))
-    with pytest.raises(ps.PenstockError, match="is declared both as float"):
+    with pytest.raises(ps.PenstockError, match="is declared as float"):
         ps.compile(g.bytes(), executor=executor).run({}, ["read"])
 
 

@@ -62,7 +62,7 @@ def test_numbers_by_more_than_distances_stay() -> None:
     text = f"{text.replace('m = Where', 'bb = Where')} m = Add (s, bb)".replace(
         "low = ", "float_all = Cast <to = 1> (all) squares = Mul (float_all, float_all) low = "
     )
-    assert "depends on more than the distance" in why_steps_stay(mask=text)
+    assert "depends on more than distance" in why_steps_stay(mask=text)
 
 
 def test_caches_that_are_changed_stay() -> None:

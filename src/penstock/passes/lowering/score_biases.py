@@ -95,7 +95,7 @@ class ScoreBiases:
             rows = np.broadcast_to(rows, (len(rows), present.size))
             seen = rows > LOWEST
             if any(np.unique(row[own]).size > 1 for row, own in zip(rows, seen, strict=True)):
-                raise Stays(f"adds the bias {name!r} to cross attention scores: it is no mask")
+                raise Stays(f"adds {name!r} to cross attention scores, which is not a mask")
             if seen.all():
                 hides |= set() if present.all() else {False}
             elif (seen == present).all():
