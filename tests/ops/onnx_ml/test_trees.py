@@ -265,11 +265,11 @@ SMALL: dict[str, Any] = {
 @pytest.mark.parametrize(
     "bad, says",
     [
-        ({"nodes_truenodeids": [7, 0, 0]}, "child that does not exist"),
-        ({"nodes_truenodeids": [0, 0, 0]}, "its own child"),
+        ({"nodes_truenodeids": [7, 0, 0]}, "a child refers to a tree"),
+        ({"nodes_truenodeids": [0, 0, 0]}, "a tree node refers to itself"),
         ({"nodes_falsenodeids": [0, 0, 0]}, "descendants"),
         ({"nodes_featureids": [-1, 0, 0]}, "negative"),
-        ({"nodes_featureids": [2, 0, 0]}, "look at 3 features"),
+        ({"nodes_featureids": [2, 0, 0]}, "but the input has"),
         ({"nodes_modes": ["BRANCH_IN", "LEAF", "LEAF"]}, "BRANCH_IN"),
         ({"nodes_nodeids": [0, 1, 1]}, "nodes_nodeids must be unique within a"),
         ({"nodes_values": [0.5]}, "nodes_values"),

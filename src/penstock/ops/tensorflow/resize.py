@@ -29,7 +29,7 @@ def _infer(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
 def _sizes(image: np.ndarray, size: np.ndarray) -> list[tuple[int, int]]:
     """Return (input size, output size) for height and width."""
     if image.ndim != 4 or size.shape != (2,) or size.min() < 1 or 0 in image.shape[1:3]:
-        raise ShapeError(f"cannot resize images of shape {image.shape} to {size.tolist()}")
+        raise ShapeError(f"sizes must be positive: {image.shape} resized to {size.tolist()}")
     return list(zip(image.shape[1:3], size.tolist(), strict=True))
 
 
