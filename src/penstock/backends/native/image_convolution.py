@@ -534,16 +534,11 @@ def _of_all_channels(
     most, any_order = _ADDRESSES // addresses, False
     if joined:  # its kernel finds the lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
-    if not pairs and phases == 1 and _has_elements(columns, channels, filters, k, site):
+    if _has_elements(site, packing, columns, channels, filters):
         any_order = True
         return of_block(most_rows, 0, _ELEMENTS)
     room = None if rounds else _copied_lines(axes, channels, min(most, most_rows))
-    # Each part that a position sees is inside of the image, or outside of it. Tiles that end with
-    # a line have fewer positions, which costs most with narrow vectors.
-    is_whole, is_wide = columns.inside or together == 1, LANES.get(site.library.level, 0) == GRAIN
-    least = _LEAST_WIDE if is_wide else _LEAST_LINE * (1 if columns.inside else 2)
-    has_lines = is_whole and columns.positions >= least and not copies
-    lines = None if rounds else _even_lines(has_lines, room, x.dims[1], copies)
+    lines = None if rounds else _even_lines(site, columns, together, room, x.dims[1], copies)
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
         return of_block(min(lines[0], most), 0, np.array([*lines[1:], 0], np.int64))
@@ -562,22 +557,36 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
 
 
 def _even_lines(
-    has_lines: bool, room: tuple[int, int, int] | None, channels: int, copies: bool
+    site: Site,
+    columns: SeenAxis,
+    together: int,
+    room: tuple[int, int, int] | None,
+    channels: int,
+    copies: bool,
 ) -> tuple[int, int, int] | None:
     """The positions of an item, and the numbers of ``even_lines``, if adjacent positions of a line
     read elements at a constant distance, in an image of ``channels`` or in the ``room`` for copies
     of it; None if each position needs an address of its own."""
-    if has_lines:
+    # Each part that a position sees is inside of the image, or outside of it. Tiles that end with
+    # a line have fewer positions, which costs most with narrow vectors.
+    is_whole, is_wide = columns.inside or together == 1, LANES.get(site.library.level, 0) == GRAIN
+    least = _LEAST_WIDE if is_wide else _LEAST_LINE * (1 if columns.inside else 2)
+    if is_whole and columns.positions >= least and not copies:
         return BLOCK * PANEL, 0, 0
     return room if copies or channels <= _MOST_COPIED else None
 
 
-def _has_elements(columns: SeenAxis, channels: int, filters: int, k: int, site: Site) -> bool:
-    """Whether each of the ``k`` elements that a position sees gets an address, and images in any
-    order are read without copies. That pays where rows of taps have few elements and few positions
-    of a line see padding, as in the first convolution of most networks. The order of sums depends
-    on the positions of an item."""
-    if channels * columns.most_taps > _MOST_OF_ROW or k > _MOST_ELEMENTS or site.ordered:
+def _has_elements(
+    site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int
+) -> bool:
+    """Whether each element that a position sees gets an address, and images in any order are read
+    without copies. That pays where rows of taps have few elements and few positions of a line see
+    padding, as in the first convolution of most networks. The order of sums depends on the
+    positions of an item."""
+    if site.ordered or packing.pairs or len(packing.phases) > 1:
+        return False
+    elements = channels * math.prod(packing.shape[2:])
+    if channels * columns.most_taps > _MOST_OF_ROW or elements > _MOST_ELEMENTS:
         return False
     if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
         return False
