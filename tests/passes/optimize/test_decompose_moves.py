@@ -170,5 +170,5 @@ def test_images_of_an_unknown_batch_are_left_to_the_operation():
 def test_blocks_that_do_not_fit_are_refused_by_the_operation():
     _, inputs, constants, attrs = CASES["rows to batch"]
     graph, _ = graph_of("SpaceToBatchND", inputs, constants, attrs, dims=(2, 5, 5))
-    with pytest.raises(ps.PenstockError, match="blocks"):
+    with pytest.raises(ps.PenstockError, match="must be divisible by block_shape"):
         run(graph, [numbers(2, 5, 5), *inputs[1:]], constants)
