@@ -1,16 +1,17 @@
-/* Fused multiply-adds of one number and some vectors, which tiles of panels.c and elements.c consist of. */
+/* Fused multiply-adds of a broadcast element with some vectors, the building block of tiles in panels.c and
+   elements.c. */
 #ifndef PENSTOCK_ADDITIONS_H
 #define PENSTOCK_ADDITIONS_H
 
 #include "floats.h"
 
-enum { MOST_DEPTH = 768 }; /* elements behind an address that a tile reads */
+enum { MOST_DEPTH = 768 }; /* elements past an address that a tile may read */
 
-/* Add the products of the number i behind `k` times `by` bytes from x on with one to four vectors to `sums`, which are
-   `apart` from one to the next; `apart`, `by` and i are constants. A function for each number of vectors and each kind.
-   Written in C, sums move to other registers with each product, and some to memory, since there are few
-   registers more than sums. A function for the processors that multiply pairs, with intrinsics, could have no
-   part in those for all. */
+/* Multiply the element i past x + `k` * `by` bytes with one to four vectors and accumulate into `sums`, `apart` sums
+   apart; `apart`, `by` and i are constants. There is a function for each number of vectors and each kind. In plain C,
+   the compiler moves sums to other registers with each product, and spills some, as there are few registers more than
+   sums. A function with intrinsics, compiled for the processors that multiply pairs, could not be inlined into those
+   for all processors. */
 #define ADD_FUNCTION(number, kind)                                                                 \
     INLINED void add_##number##_##kind(vector *sums, int apart, const float *x, int64_t k, int by, int i, \
                                        const vector *columns)
@@ -40,7 +41,7 @@ enum { MOST_DEPTH = 768 }; /* elements behind an address that a tile reads */
 #define SEVERAL(kind, operation, of, load)                                                         \
     LOADED(2, kind, operation, of, load) LOADED(3, kind, operation, of, load) LOADED(4, kind, operation, of, load)
 #if defined(__AVX512F__)
-/* What is used once is no more work as an operand in memory. */
+/* A broadcast that is used once costs nothing extra as a memory operand. */
 #define SINGLE(kind, operation, to, of)                                                            \
     ADD_FUNCTION(1, kind)                                                                          \
     {                                                                                              \
@@ -52,7 +53,7 @@ SINGLE(FLOATS, "vfmadd231ps", "1to16", "")
 SEVERAL(FLOATS, "vfmadd231ps", "", "vbroadcastss")
 SINGLE(PAIRS, "vdpbf16ps", "1to16", "")
 SEVERAL(PAIRS, "vdpbf16ps", "", "vbroadcastss")
-#if !defined(__clang__) /* clang 22 writes registers of masks for single halves */
+#if !defined(__clang__) /* clang 22 writes mask registers for single halves */
 SINGLE(HALVES, "vfmadd231ps", "1to8", "t")
 SEVERAL(HALVES, "vfmadd231ps", "t", "vbroadcastss")
 #endif

@@ -1,9 +1,9 @@
-/* Products of matrices whose shapes only the run knows (any_shape.h). */
+/* Products of matrices whose shapes are known only at run time (any_shape.h). */
 #include "any_shape.h"
 #include "arguments.h"
 
-/* Bytes of a strip of columns, and rows of an item, as in matmul.py. With a constant matrix, kernels of known
-   shapes are faster than this for more rows than these, and more multiplications. */
+/* Bytes of a strip of columns, and rows of an item, as in matmul.py. With a constant matrix and more rows or
+   multiplications than these, kernels compiled for known shapes are faster. */
 enum { STRIP = 256, MOST_ROWS = 256, FEW_ROWS = 4, MOST_PRODUCTS = 400000 };
 
 static PyObject *any_shape_product(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -43,7 +43,7 @@ static PyObject *any_shape_product(PyObject *module, PyObject *const *arguments,
         .b_column = any_shape_step(b, j - 1), .y_row = columns, .lead = lead[0],
         .rank = rank - 2, .alpha = 1,
     };
-    /* What the right matrix is the same for are rows. */
+    /* A leading axis along which the right matrix is broadcast becomes rows. */
     int64_t *last = rank > 2 ? lead[rank - 3] : NULL;
     if (last && !last[2] && (rows == 1 || last[1] == rows * p.a_row)) {
         p.a_row = rows == 1 ? last[1] : p.a_row;
@@ -51,7 +51,7 @@ static PyObject *any_shape_product(PyObject *module, PyObject *const *arguments,
         products /= last[0];
         p.rank--;
     }
-    /* A single column has its rows side by side: it is the row of a product in reverse. */
+    /* A single column is contiguous: compute it as a row of the transposed product. */
     if (columns == 1) {
         struct product q = p;
         p.a = q.b, p.a_inner = q.b_inner, p.a_row = 0, p.rows = 1;

@@ -1,9 +1,9 @@
-/* Products with weights of 4 or 8 bits in blocks (blocks.c), by codes of the rows: each block of a row becomes int8 over
-   its own range, in the first stage, and sums of products of codes are exact. A piece of the second stage is a block of
-   rows and some panels of columns.
+/* Products with weights of 4 or 8 bits in blocks (blocks.c), with quantized rows: the first stage quantizes each
+   block of a row to int8 over its own range, so that sums of products of codes are exact. A piece of the second stage
+   is a block of rows and some panels of columns.
 
-   Weights are in the words of blocks.c: of 4 bits, the even codes of eight are the low halves of four bytes, and the odd
-   ones the high halves. So codes of rows are in this order, too. */
+   Weights are packed as in blocks.c: of eight 4-bit codes, the even ones are the low nibbles of four bytes, and the
+   odd ones the high nibbles. Codes of rows are stored in the same order. */
 
 // Compiler options: -ffp-contract=fast
 #include "integers.h"
@@ -14,19 +14,19 @@ struct block_codes {
     const uint8_t *weights;
     const float *scales, *shifts, *bias; /* as in blocks.c */
     float *y;
-    int8_t *room; /* for codes of all rows, then scales of their blocks, and sums of codes */
+    int8_t *room; /* for codes of all rows, then the scales of their blocks, and sums of codes */
     int64_t rows, k, n, bits, block;
-    int64_t together, some, pieces; /* rows and panels of a piece */
+    int64_t together, some, pieces; /* together, some: rows and panels of a piece */
 };
 
 enum { EIGHT_CODES = 8, USUAL = 32, FETCHED_AHEAD = 4096, LINE = 64 };
-/* Blocks without a number above it are zeros: factors of smaller ones would be infinite. */
+/* Blocks whose values are all below this become zeros: the factors of smaller values would be infinite. */
 static const float LEAST = 1e-36f;
 
 enum { SIXTEEN = 16 };
 typedef uint8_t sixteen __attribute__((vector_size(SIXTEEN)));
 
-/* Codes in the order of weights with 4 bits: of each eight, the even ones first. */
+/* Reorder codes as 4-bit weights are packed: of each eight, the even ones first. */
 INLINED void even_first(int8_t *to, const int size)
 {
     sixteen some = {0};
@@ -35,8 +35,8 @@ INLINED void even_first(int8_t *to, const int size)
     memcpy(to, &some, size);
 }
 
-/* Codes of a part of a block, USUAL numbers at most, times a factor; return their sum. In loops of their own, which the
-   compiler vectorizes. */
+/* Quantize a part of a block, at most USUAL values, times a factor; return the sum of the codes. In loops of their
+   own, so that the compiler vectorizes them. */
 INLINED int32_t some_codes(const float *restrict x, int8_t *restrict to, int64_t count, float factor, int bits)
 {
     int32_t codes[USUAL], sum = 0;
@@ -55,11 +55,11 @@ INLINED int32_t some_codes(const float *restrict x, int8_t *restrict to, int64_t
     return sum;
 }
 
-/* Codes of a block of a row; return their scale, and set their sum. */
+/* Quantize a block of a row; return its scale, and set the sum of its codes. */
 INLINED float codes_of(const float *restrict x, int8_t *restrict to, const int64_t count, const int bits,
                        int32_t *sum)
 {
-    /* As integers, sizes of numbers have the same order, and what is not finite is above all others. */
+    /* The bits of magnitudes, as integers, have the same order, and non-finite values are above all others. */
     int32_t most = 0;
     for (int64_t i = 0; i < count; i++) {
         int32_t size;
@@ -72,7 +72,7 @@ INLINED float codes_of(const float *restrict x, int8_t *restrict to, const int64
     *sum = 0;
     if (!(highest > LEAST && highest < INFINITY)) {
         memset(to, 0, count);
-        return highest - highest; /* 0, or NaN for what is not finite */
+        return highest - highest; /* 0, or NaN for non-finite values */
     }
     for (int64_t i = 0; i < count; i += USUAL)
         *sum += some_codes(x + i, to + i, smaller(USUAL, count - i), 127 / highest, bits);

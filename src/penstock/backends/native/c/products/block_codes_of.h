@@ -1,7 +1,7 @@
-/* Products of rows of codes with panels of weights in blocks (block_codes.c), with the vectors of OF(dot): some rows, a constant
-   number of MANY at most, with two vectors of a panel at once, so that registers hold the sums. A `block` of 0 is of any
-   length. Each pass over a panel fetches a part of the next one, `stride` bytes of it from `ahead` on for eight codes: memory
-   would else wait in all passes but the first. */
+/* Products of rows of codes with panels of weights in blocks (block_codes.c), with the vectors of OF(dot): a constant
+   number of rows, at most MANY, by two vectors of a panel at once, so that the sums fit in registers. A `block` of 0
+   means any length. Each pass over a panel prefetches a part of the next one, `stride` bytes from `ahead` on for
+   every eight codes: otherwise memory would be idle in all passes but the first. */
 
 typedef int32_t OF(words) __attribute__((vector_size(VECTOR_OF_CODES)));
 typedef float OF(reals) __attribute__((vector_size(VECTOR_OF_CODES)));

@@ -1,10 +1,10 @@
-/* Products with weights of 4 or 8 bits that have a scale, and perhaps a zero point, for each block of
-   K. An item is a panel of 32 columns (products.h).
+/* Products with blockwise quantized weights of 4 or 8 bits: a scale, and perhaps a zero point, for each block of K.
+   An item is a panel of 32 columns (products.h).
 
-   Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, or [panel][K / 4][32][4]
-   int8; the former are half their range more than what they stand for. Scales are [panel][block][32], and so is `shifts`, what
-   a zero point adds to each weight. A few rows take the codes through registers; for more, a part of a
-   panel is written out as float32 first. Those of experts may be float32, without scales. */
+   Weights are [panel][K / 8][32] uint32 of eight 4-bit codes, the lowest first, offset by half their range, or
+   [panel][K / 4][32][4] int8. Scales are [panel][block][32], and so is `shifts`, the term that a zero point adds to
+   each weight. A few rows dequantize weights in registers; for more rows, a part of a panel is first dequantized to
+   float32 in memory. Weights of experts may be float32, without scales. */
 
 // Compiler options: -ffp-contract=fast
 #include <stdlib.h>
@@ -18,24 +18,24 @@
 struct block_product {
     const float *x;
     const void *weights;
-    const float *scales, *shifts, *bias; /* without zero points and bias: null */
-    float *y, *border;                   /* border: [rows][32], for a panel that y ends in */
+    const float *scales, *shifts, *bias; /* NULL without zero points, without bias */
+    float *y, *border;                   /* border: [rows][32], for a panel cut off by the end of y */
     int64_t rows, k, n, bits, block;
-    int64_t ordered; /* whether the order of sums depends on no number of rows */
+    int64_t ordered; /* whether the order of summation is independent of the number of rows */
 };
 
-/* Sums of a column that are under way: of several rows, or CHAINS of a single one. */
+/* Accumulators in flight for a column: one for each of several rows, or CHAINS for a single row. */
 enum { SUMS = 4, DIRECT = BY_WIDTH(4, 2, 1), CHAINS = VECTORS < 8 ? 8 / VECTORS : 1 };
 enum { FEW = 2 * DIRECT, PART = 256, MOST_BLOCKS = 2048 };
-/* How many bytes ahead codes are fetched: the processor itself fetches no further than its page, which
-   left a sixth of the memory's bandwidth unused. Panels lie one behind the other, so that what is ahead is
-   needed soon. Of scales, as many blocks ahead, or twice as many. */
+/* Distance in bytes at which codes are prefetched: the hardware prefetcher stops at the end of its page, which left a
+   sixth of the memory bandwidth unused. Panels are contiguous, so that what is prefetched is soon needed. Scales are
+   prefetched as many blocks ahead, or twice as many. */
 enum { CODES_AHEAD = 4096, SCALES_AHEAD = 1024, LINE = 64 };
 _Static_assert((int)CHAINS <= (int)SUMS, "parts of direct() have room");
 
 typedef int32_t words __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Vector j of the 32 weights at k, of which `held` has those that are packed together. */
+/* Vector j of the 32 weights at k; `held` keeps those that are packed together. */
 INLINED vector weights_of(const struct block_product *a, int bits, const char *panel, int64_t k, int j,
                           words *held)
 {
@@ -58,8 +58,8 @@ INLINED vector weights_of(const struct block_product *a, int bits, const char *p
 #endif
 }
 
-/* Some rows, a constant, with a panel. `sums` has the sums of x by row and block. A sum waits for the
-   one before: a single row has several for each column, so that enough of them are under way. */
+/* Multiply some rows (a constant) by a panel. `sums` has the sums of x by row and block. Each accumulator waits for
+   its previous addition: a single row has several for each column, so that enough are in flight. */
 INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p, const float *x,
                     const float *sums, float *c, int64_t c_step)
 {
@@ -114,7 +114,7 @@ INLINED void few(const struct block_product *a, int bits, int64_t p, const float
         direct(a, bits, 1, p, a->x + row * a->k, sums + row * blocks, c + row * c_step, c_step);
 }
 
-/* All rows, with the weights of a panel as float32, part after part. */
+/* All rows, with the weights of a panel dequantized to float32, part after part. */
 INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, int64_t c_step)
 {
     float part[PART * PANEL];
@@ -173,27 +173,28 @@ ITEMS_OF(block_product, block_product)
     }
 }
 
-/* Experts, networks of which each token passes a few. An item is an expert for `together` tokens:
-   those of the first tokens come first, so that few of them are long. y is [tokens, chosen, hidden]: the results by how well an expert was chosen, times their shares. */
+/* Mixture of experts: each token passes a few of the networks. An item is an expert for `together` tokens, the first
+   tokens first, so that few items are long. y is [tokens, chosen, hidden]: results by rank of the expert, times their
+   shares. */
 enum { RELU, GELU, SILU, IDENTITY, SWIGLU };
 enum { FC1, FC2, FC3, TOGETHER = 32 };
 
 typedef struct {
-    const char *weights; /* of all experts; fc3 may be left out */
+    const char *weights; /* of all experts; fc3 is optional */
     const float *scales, *shifts, *bias;
     int64_t k, n, bits, block;
 } expert_layer;
 
 struct experts {
-    const float *x, *scores, *shares; /* shares: null for those of the softmax of the scores */
+    const float *x, *scores, *shares; /* shares: NULL to use the softmax of the scores */
     expert_layer layers[3];
     float *y;
     int64_t tokens, count, chosen, hidden, inner, fusion, activation, is_normalized, together;
     double alpha, beta, limit;
-    int64_t ordered; /* as of a product */
+    int64_t ordered; /* as in block_product */
 };
 
-/* How many experts are better than expert e: of equal scores the last comes first, after NaN. */
+/* The number of experts that rank above expert e: NaN ranks first, and among equal scores the last one does. */
 static int64_t rank_of(const float *scores, int64_t count, int64_t e)
 {
     int64_t rank = 0;
@@ -208,7 +209,7 @@ static int64_t rank_of(const float *scores, int64_t count, int64_t e)
 static float share_of(const struct experts *a, int64_t token, int64_t e)
 {
     const float *scores = a->scores + token * a->count, *given = a->shares + token * a->count;
-    const int of_chosen = a->shares || a->is_normalized; /* else the softmax is of all scores */
+    const int of_chosen = a->shares || a->is_normalized; /* else the softmax is over all scores */
     float most = scores[0], own = 0, sum = 0;
     for (int64_t j = 1; j < a->count; j++)
         most = scores[j] > most ? scores[j] : most;
@@ -233,7 +234,7 @@ static void run_layer(const struct experts *a, int i, int64_t e, const float *x,
     block_product(&product, 0, l->n / PANEL);
 }
 
-/* y of `inner` numbers of a row of fc1, and of one of fc3 if there is one. */
+/* y of `inner` elements from a row of fc1, and of one of fc3 if present. */
 static void activate(const struct experts *a, const float *restrict x, const float *restrict third,
                      float *restrict y)
 {
@@ -276,7 +277,7 @@ static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens
     for (int64_t r = 0; r < rows; r++) {
         int64_t rank = rank_of(a->scores + tokens[r] * a->count, a->count, e);
         if (rank >= a->chosen)
-            continue; /* another thread has changed the scores since */
+            continue; /* another thread has changed the scores meanwhile */
         float share = share_of(a, tokens[r], e);
         float *restrict to = a->y + (tokens[r] * a->chosen + rank) * a->hidden;
         for (int64_t i = 0; i < a->hidden; i++)
@@ -286,7 +287,7 @@ static void run_expert(const struct experts *a, int64_t e, const int64_t *tokens
 
 CHECKED_ITEMS_OF(experts, experts)
 {
-    /* Rows of x and y, and of the results of the layers between. */
+    /* Rows of x and y, and the results of the layers between. */
     size_t numbers = 2 * a->hidden + a->layers[FC1].n + 2 * a->inner;
     float *at = malloc(TOGETHER * numbers * sizeof *at);
     if (!at)

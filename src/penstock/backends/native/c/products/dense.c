@@ -1,6 +1,6 @@
-/* Dense layers: a product with a constant matrix, and what follows it. An item is a panel, for a block of
-   rows. A single row needs nothing of what tiles of rows do, which takes more time than the product of a small matrix:
-   it has a loop of its own. Compiled with contraction to fused multiply-add. */
+/* Dense layers: a product with a constant matrix, and its epilogue. An item is a panel for a block of rows. A single
+   row has a loop of its own, without the setup of tiles, which takes longer than the product with a small matrix.
+   Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "panels.h"
@@ -8,23 +8,23 @@
 
 struct dense {
     const float *x, *weights;
-    const float *bias;   /* of whole panels, or NULL */
+    const float *bias;   /* padded to whole panels, or NULL */
     const float *addend; /* as y, or NULL */
     float *y;
-    int64_t rows, inner, columns, block; /* rows of an item: at most BLOCK */
-    float *pairs;                        /* of bfloat16, that x is rounded to; or NULL */
+    int64_t rows, inner, columns, block; /* block: rows of an item, at most BLOCK */
+    float *pairs;                        /* room to round x to bfloat16; or NULL */
     int64_t items;
-    double low, high;                    /* that bound the sums */
-    int64_t alone;                       /* whether a single row has a loop of its own, with other sums than of several */
-    int64_t follows;                     /* whether there is a program */
-    struct elementwise program;          /* of y, in place; tiles are parts of rows, of some panels */
+    double low, high;                    /* bounds of the sums */
+    int64_t alone;                       /* whether a single row has its own loop, which sums in another order */
+    int64_t follows;                     /* whether a program follows */
+    struct elementwise program;          /* on y, in place; its tiles are parts of rows, of some panels */
 };
 
-/* Columns that are multiplied at once, each with two sums, since one would wait for the multiplication before; and
-   products in a row that are added up before others: many short sums are closer to the product than a long one. */
+/* Columns multiplied at once, each with two accumulators to hide latency; and the products that are summed up before
+   they are added to the total: many short sums are more accurate than a long one. */
 enum { AT_ONCE = BY_WIDTH(4, 4, 2), PIECE = 512 };
 
-/* The product of a row with `vectors` vectors of columns, a constant, of a panel. */
+/* The product of a row with `vectors` vectors of columns of a panel; `vectors` is a constant. */
 INLINED void multiply_row(const struct dense *a, const float *w, int64_t width, int64_t column, int vectors)
 {
     vector total[AT_ONCE];
@@ -54,12 +54,12 @@ INLINED void multiply_row(const struct dense *a, const float *w, int64_t width, 
         const int64_t at = column + j * LANES, count = a->columns - at;
         if (a->addend)
             total[j] += load_some(a->addend + at, count);
-        total[j] = LESSER(high, LARGER(low, total[j])); /* NaN stays */
+        total[j] = LESSER(high, LARGER(low, total[j])); /* NaN is preserved */
         store_some(a->y + at, total[j], count);
     }
 }
 
-/* The panels from `begin` up to `end`, of a single row. */
+/* Panels `begin` up to `end`, for a single row. */
 static void multiply_one_row(const struct dense *a, int64_t begin, int64_t end)
 {
     const int64_t last = smaller(end * PANEL, a->columns);
@@ -97,7 +97,7 @@ ITEMS_OF(dense, dense)
     bounds.low = (float)a->low, bounds.high = (float)a->high;
     struct elementwise program = a->program;
     program.inputs[0] = program.output = a->y;
-    int64_t seen = begin % panels * PANEL; /* by the program: columns before it */
+    int64_t seen = begin % panels * PANEL; /* columns that the program has processed */
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, row = item / panels * a->block, column = panel * PANEL;
         const int64_t rows = smaller(a->block, a->rows - row);

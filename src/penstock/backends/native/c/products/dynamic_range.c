@@ -1,6 +1,5 @@
-/* Products of rows of real numbers with a matrix of int8: each row becomes codes over its own range, as
-   ops/tflite/layers.py says, bit by bit, in the first stage. A piece of the second is a block of rows and some
-   panels of columns. */
+/* Products of float rows with an int8 matrix: the first stage quantizes each row over its own range, bit by bit as
+   ops/tflite/layers.py says. A piece of the second stage is a block of rows and some panels of columns. */
 #include "integers.h"
 #include "native.h"
 
@@ -9,8 +8,8 @@ enum { MOST_ROWS = 32, GROUP_COLUMNS = GROUP * PANEL };
 struct dynamic_range_rows {
     const float *x;
     const int8_t *weights;       /* panels of all columns */
-    const int32_t *start, *sums; /* what sums of products with codes + 128 begin with; of columns */
-    const float *scales, *bias;  /* of columns, or null; scales `scale_step` apart */
+    const int32_t *start, *sums; /* initial sums that correct for codes + 128; of columns */
+    const float *scales, *bias;  /* per column, or NULL; scales `scale_step` apart */
     float *y;
     uint8_t *room; /* for codes + 128 of all rows, then their scales and zero points */
     int64_t scale_step, rows, columns, depth;
@@ -19,15 +18,15 @@ struct dynamic_range_rows {
     double low, high;
 };
 
-/* The nearest integer, of two the one further from zero, within bounds; NaN becomes the lowest. What is added is the
-   number before a half: with a half itself, the number before it would become 1. */
+/* Round to the nearest integer, halves away from zero, and clamp; NaN becomes the lowest. The value added is the
+   number just below a half: with a half itself, that number would be rounded to 1. */
 INLINED int32_t code_of(float x, float low, float high)
 {
     const float inside = WITHIN(x, low, high);
     return (int32_t)(inside + copysignf(0x1.fffffep-2f, inside));
 }
 
-/* What rows become codes by; of SIDE rows at once, since one division waits for another. */
+/* Quantization parameters of rows, SIDE rows at once, to overlap the latency of divisions. */
 enum { SIDE = 16 };
 typedef struct {
     float low[SIDE], high[SIDE];
@@ -42,7 +41,7 @@ static void set_scales(row_ranges *restrict r, int is_asymmetric)
         const double below = -128 - low / step, above = 127 - high / step;
         const double point = 128 + fabs(low / step) < 127 + fabs(high / step) ? below : above;
         const double inside = WITHIN(point, -128.0, 127.0);
-        /* To the nearest, ties away from 0, as code_of rounds. */
+        /* Round halves away from 0, as code_of does. */
         r->zero[i] = (int32_t)(inside + copysign(0x1.fffffffffffffp-2, inside));
         r->scale[i] = (float)step;
         r->factor[i] = 1.0f / (float)step;
@@ -55,7 +54,7 @@ static void set_scales(row_ranges *restrict r, int is_asymmetric)
     }
 }
 
-/* Codes + 128 of some rows from `first` on over their ranges, at most SIDE, and their scales and zero points. */
+/* Quantize at most SIDE rows from `first` on over their ranges to codes + 128; store scales and zero points. */
 static void range_codes(const struct dynamic_range_rows *a, int64_t first, int64_t count, float *scales, int32_t *zeros)
 {
     row_ranges ranges;
@@ -111,7 +110,7 @@ static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t beg
                 for (int64_t j = 0; j < count; j++) {
                     float number = (float)(of[j] - zero * of_codes[j]) * (own ? scale * own[j] : one);
                     number = bias ? bias[j] + number : number;
-                    number = number < low ? low : number; /* NaN stays */
+                    number = number < low ? low : number; /* NaN is preserved */
                     y[j] = number > high ? high : number;
                 }
             }

@@ -1,6 +1,6 @@
-/* Products of rows whose elements lie anywhere with a panel: each element of the first row has an address, and those of
-   the next rows are equally far behind. They are what the positions of a line see of an image of few channels. As
-   operands of panels.c, their parts would have few elements each, and images whose channels are apart would be copied.
+/* Products of rows whose elements lie anywhere with a panel: each element of the first row has an address, and
+   adjacent rows are a constant distance apart. These are the inputs of a line of positions in images of few channels.
+   As operands of panels.c, their parts would have few elements each, and planar images would be copied.
 
    Compiled with contraction to fused multiply-add. */
 
@@ -10,22 +10,22 @@
 #include "additions.h"
 #include "panels.h"
 
-/* Rows that are addressed by multiples of a step from one address on, and sums of a tile. */
+/* Rows addressed by multiples of a step from one address, and the accumulators of a tile. */
 enum { GROUP = 8, MOST_SUMS = BY_WIDTH(28, 12, 12) };
 enum { USUAL = BY_WIDTH(4, 2, 2) }; /* vectors of columns of a tile */
 
-/* A row is an odd number of steps, times this power of 2, behind the address one step before its group. */
+/* A row is an odd number of steps times this power of 2 beyond the address one step before its group. */
 #define BY(r) (((r) % GROUP + 1) & -((r) % GROUP + 1))
 
-/* Tiles of `each` of some rows of x, times some vectors of columns; both numbers are constants. The last tile may have
-   some of the rows before again. */
+/* Multiply x in tiles of `each` rows by some vectors of columns; both counts are constants. The last tile may overlap
+   the one before. */
 INLINED void multiply_tiles(const float *const *elements, int64_t depth, int64_t step, int64_t rows, const float *w,
                             int64_t width, target to, int64_t column, int each, int vectors)
 {
     /* Sums of a tile that are written together: the first are ready before the last. */
     enum { TOGETHER = 8 };
     const int some = TOGETHER / vectors;
-    /* Of a single row, there are several sums of each, since one would wait for the addition before. */
+    /* A single row has several accumulators for each sum, to hide the latency of additions. */
     const int chains = each > 1 ? 1 : vectors > 2 ? 2 : 4;
     const int64_t steps[] = {4 * step, 12 * step, 20 * step, 28 * step}, y_step = to.step;
     const float *const bias = moved(to.bias, column);
@@ -111,8 +111,7 @@ static const struct {
 };
 #endif
 
-/* The form of tiles that takes the least time for some rows. Each tile begins and ends with what takes about as long
-   as 100 products. */
+/* The fastest form of tiles for this many rows. The start and end of each tile take about as long as 100 products. */
 static int form_of(int rows, int depth, int vectors)
 {
     int best = 0, i = 0;

@@ -1,7 +1,7 @@
-/* Products of uint8 rows with int8 weights, exact in int32, and codes of real numbers.
+/* Products of uint8 rows with int8 weights, exact in int32, and quantization of real numbers.
 
-   Weights are in panels of 32 columns with four of K side by side, [panel][K / 4][32][4], padded with
-   zeros, and 16 of their rows behind the last. */
+   Weights are packed into panels of 32 columns, with quads of four depth elements adjacent, [panel][K / 4][32][4],
+   padded with zeros, and 16 extra rows after the last panel. */
 #ifndef PENSTOCK_INTEGERS_H
 #define PENSTOCK_INTEGERS_H
 
@@ -21,12 +21,11 @@ enum { PANEL = 32 };
 #endif
 enum { GROUP = 4, QUAD = 4, PANEL_BYTES = PANEL * QUAD, TAIL = 16 * PANEL_BYTES };
 
-/* c = start + x w. A row of x has several parts, at these places from its beginning, of as many quads
-   each; w has panels of all of them. Tiles take `deep` quads at once, which divide those of a part; of one
-   part alone that is whatever is left, and x and w may be read beyond: x is padded with zeros to quads of
-   whole tiles there. Rows of c have as many columns, in multiples of TILE. Steps of c and start
-   are elements, others bytes. To set tiles and to release them takes as long as many products: callers that
-   multiply several times hold them. */
+/* c = start + x w. A row of x consists of parts at offsets `places`, of equal numbers of quads; w has panels for all
+   of them. A tile takes `deep` quads at once, a divisor of the quads of a part. With a single part, the last tile
+   takes the remainder, and x and w may be read past it: there x is padded with zeros to whole tiles. Rows of c have
+   equally many columns, in multiples of TILE. Steps of c and start are in elements, others in bytes. Configuring and
+   releasing tiles takes as long as many products: callers that multiply several times hold them. */
 typedef struct {
     int32_t *c;
     int64_t c_step;
@@ -38,7 +37,7 @@ typedef struct {
     int64_t parts, quads, deep;
     const int8_t *w;
     int64_t w_step, rows, columns;
-    int64_t *shape; /* what tiles are set to, 0 at first, until the caller calls `end_tiles`; or null */
+    int64_t *shape; /* current tile configuration, 0 at first, until the caller calls `end_tiles`; or NULL */
 } multiplication;
 
 typedef void product(const multiplication *m);
@@ -46,8 +45,8 @@ typedef void product(const multiplication *m);
 enum { TILE = 16 };
 static const int64_t ONE_PART[1] = {0};
 
-/* The vectors of the instruction set. Without x86's, vectors of GCC, and what they need for depthwise
-   convolutions; aarch64 has instructions for these. */
+/* The vectors of the instruction set. Outside x86, GCC's vectors with the operations that depthwise convolutions
+   need; aarch64 has instructions for these. */
 #if defined(__AVX512BW__)
 typedef __m512i bytes;
 #define V(name) _mm512_##name
@@ -72,8 +71,8 @@ typedef int16_t signed_halves __attribute__((vector_size(16)));
 #endif
 enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
 
-/* A product with vectors of some bytes, in tiles of `most` rows, or of one row and `wide` panels. Rows are
-   divided equally among as few tiles as there can be; of a few, each is one. */
+/* A product with vectors of `bytes` bytes, in tiles of `most` rows, or of one row and `wide` panels. Rows are divided
+   equally among the fewest tiles possible; of a few rows, each is a tile. */
 #define PRODUCT(name, attribute, bytes, most, wide)                                               \
     typedef int32_t name##_sums __attribute__((vector_size(bytes)));                              \
                                                                                                   \
@@ -134,9 +133,9 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
             name##_block(m, row, p, rows <= most ? rows : 1, 1);                                  \
         break;
 
-/* Vectors of dot products of four uint8 with four int8. Without instructions for that: of the even and
-   of the odd ones as int16, which hold products. DOTS are of int8 with int8: x is 64 + 64 more than what
-   these take for it. WIDEST: the functions of this suffix that the processor has the instructions for. */
+/* Dot products of four uint8 with four int8, in vectors. Without such instructions: even and odd products separately
+   as int16. DOTS are of int8 with int8: x is 64 + 64 more than what these take for it. WIDEST selects the functions
+   of the widest suffix that the processor supports. */
 #if defined(__AVX512BW__)
 #define VNNI __attribute__((target("avx512vnni")))
 #define WIDEST(suffix) (features & AVX512_VNNI ? vnni##suffix : plain##suffix)
@@ -153,7 +152,7 @@ PRODUCT(vnni, VNNI, 32, 3, 2)
 #if defined(__linux__)
 #include <sys/auxv.h>
 #define HAS(word, bit) (getauxval(word) & (bit))
-#else /* what the compiler may take for granted */
+#else /* features that the compiler may assume */
 #define HAS(word, bit) (word)
 enum { AT_HWCAP = 1, AT_HWCAP2 = 0 };
 #endif
@@ -192,9 +191,9 @@ PRODUCT(dots, DOTS, 16, 2, 2)
 #endif
 PRODUCT(plain, , BYTES, 2, 2)
 
-/* Tiles of 16 rows: four of sums, two of x and two of weights. */
+/* AMX tiles of 16 rows: four of sums, two of x and two of weights. */
 #ifdef HAVE_TILES
-/* Tiles of sums: two by two, or without a `right` or `lower` half, or a `tall` column of four. */
+/* Tiles of sums: 2 x 2, optionally without the `right` or `lower` half, or a `tall` column of four. */
 #define EACH_TILE(X) X(0) X(1) X(2) X(3)
 #define IS_USED(t) (tall || ((lower || t < 2) && (right || t % 2 == 0)))
 #define PLACE(t, from, step) (from) + TILE * (tall ? t * (step) : t / 2 * (step) + t % 2)
@@ -276,7 +275,7 @@ __attribute__((target("amx-tile"), unused)) static void release_tiles(void)
 }
 #endif
 
-/* Release the tiles that a shape was held for. */
+/* Release the tiles that were configured for a shape. */
 __attribute__((unused)) static inline void end_tiles(int64_t shape)
 {
 #ifdef HAVE_TILES
@@ -294,7 +293,7 @@ __attribute__((unused)) static product *product_for(int64_t rows)
     return WIDEST();
 }
 
-/* Codes + 128 of codes, and the other way round. */
+/* Add 128 to codes, or subtract it (the same operation). */
 static inline void flip(void *restrict to, const void *restrict from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
@@ -318,8 +317,8 @@ static inline int32_t sum_of(const uint8_t *x, int64_t count)
 #endif
 }
 
-/* Codes of at most GROUP * PANEL numbers x, which are lost; NaN becomes the lowest. In loops of their
-   own, which the compiler vectorizes. */
+/* Store at most GROUP * PANEL values as codes; x is overwritten, and NaN becomes the lowest code. In loops of their
+   own, so that the compiler vectorizes them. */
 INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, float zero)
 {
     int32_t codes[GROUP * PANEL];
@@ -337,7 +336,7 @@ INLINED void store_codes(uint8_t *restrict y, float *restrict x, int64_t count, 
 
 enum { WIDTH = 64, NARROW = 16, LONG_ROW = 4 * WIDTH };
 
-/* The range of numbers, 0 included, and whether some are NaN. */
+/* The range of values, 0 included, and whether some are NaN. */
 typedef struct {
     float low, high;
     int32_t is_nan;
@@ -357,7 +356,7 @@ INLINED void widen(ranges *restrict r, const float *restrict x, int64_t count)
     }
 }
 
-/* By `width` ranges, a constant: of short rows, to set many and to join them takes longer than to read the row. */
+/* By `width` partial ranges, a constant: for short rows, to set and join many takes longer than to read the row. */
 INLINED range range_by(const float *restrict x, int64_t count, const int width)
 {
     ranges r;
@@ -381,7 +380,7 @@ static inline range range_of(const float *restrict x, int64_t count)
     return count < LONG_ROW ? range_by(x, count, NARROW) : range_by(x, count, WIDTH);
 }
 
-/* Codes of numbers over their own range, 0 included. Store their scale and return their zero point. */
+/* Quantize values over their own range, 0 included. Store the scale and return the zero point. */
 static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int64_t count, float *scale_of)
 {
     const range r = range_of(x, count);
@@ -390,7 +389,7 @@ static inline int32_t to_codes(uint8_t *restrict y, const float *restrict x, int
     float numbers[WIDTH];
     float scale = r.is_nan ? NAN : (high - low) / 255.0f;
     float zero = scale == 0 ? 0 : rintf(-low / scale);
-    zero = zero > 0 ? zero : 0; /* NaN too */
+    zero = zero > 0 ? zero : 0; /* also if NaN */
     zero = zero < 255 ? zero : 255;
     scale = scale == 0 ? 1 : scale;
     for (int64_t i = 0; i < whole; i += WIDTH) {

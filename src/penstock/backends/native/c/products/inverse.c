@@ -1,5 +1,5 @@
-/* Inverses and determinants of small square matrices, by elimination with the largest pivot of each column. Compiled
-   with contraction to fused multiply-add. */
+/* Inverses and determinants of small square matrices, by Gaussian elimination with partial pivoting. Compiled with
+   contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include <math.h>
@@ -9,7 +9,7 @@
 struct inverse {
     const void *x;
     void *y, *work;
-    int64_t count, each, side; /* matrices, and those of an item */
+    int64_t count, each, side; /* matrices in all, and per item */
 };
 
 enum { MOST_SIDE = 256 };

@@ -1,5 +1,5 @@
-/* Inverses and determinants in the type REAL, whose functions have names OF(name): inverse.c includes this once for
-   each type. */
+/* Inverses and determinants in the type REAL, whose functions are named OF(name): inverse.c includes this for each
+   type. */
 
 static void OF(swap)(REAL *a, REAL *b, int64_t count, int64_t step)
 {
@@ -16,7 +16,7 @@ INLINED void OF(add_row)(REAL *restrict row, const REAL *restrict other, REAL fa
         row[j] += factor * other[j];
 }
 
-/* Bring the largest element of column k from row k on to row k; returns the row that it was in. */
+/* Move the largest element of column k, from row k on, to row k; return the row that it came from. */
 static int64_t OF(pivot)(REAL *a, int64_t n, int64_t k)
 {
     int64_t row = k;
@@ -27,7 +27,7 @@ static int64_t OF(pivot)(REAL *a, int64_t n, int64_t k)
     return row;
 }
 
-/* In place, after Gauss and Jordan; NaN if there is no inverse. */
+/* Gauss-Jordan elimination in place; NaN if there is no inverse. */
 static void OF(invert)(REAL *a, int64_t n)
 {
     int64_t rows[MOST_SIDE];
@@ -74,7 +74,7 @@ ITEMS_OF(OF(inverse), inverse)
     }
 }
 
-/* An item is some matrices one behind the other, with memory for one of them. */
+/* An item is `each` adjacent matrices, with scratch memory for one of them. */
 ITEMS_OF(OF(det), inverse)
 {
     const int64_t size = a->side * a->side;

@@ -1,17 +1,17 @@
-/* Products y = alpha a b + beta c of any strides. An item is a group of rows and a strip of columns of one
-   product: of b, as many columns as registers hold and DEPTH rows at a time are multiplied where they lie, or
-   copied next to one another if there are enough rows to repay that. Sums of parts add up in y, which has
-   beta c at first. Compiled with contraction to fused multiply-add. */
+/* Products y = alpha a b + beta c with any strides. An item is a group of rows and a strip of columns of one product:
+   DEPTH rows of b, as many columns as fit in registers, are multiplied in place, or packed first if there are enough
+   rows to repay that. Partial sums accumulate in y, which is set to beta c first. Compiled with contraction to fused
+   multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "arguments.h"
 #include "families.h"
 #include "products.h"
 
-/* Integers wrap; most products of them are small. */
+/* Integers wrap; most integer products are small. */
 #define MOST_ROWS 4
-/* Strips of columns are multiples of UNIT bytes; b is read where it lies by DIRECT rows at most, and fetched
-   AHEAD rows before it is copied, for SHARED rows at most. */
+/* Strip widths are multiples of UNIT bytes; at most DIRECT rows read b in place, and at most SHARED rows share a
+   packed copy, whose source is prefetched AHEAD rows early. */
 enum { DEPTH = 256, UNIT = 64, DIRECT = 64, FEW_ROWS = 4, AHEAD = 16, SHARED = 256 };
 
 #define REAL float

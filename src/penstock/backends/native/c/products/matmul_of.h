@@ -1,11 +1,11 @@
-/* Products in the type REAL, whose functions have names OF(name): matmul.c includes this for each type. */
+/* Products in the type REAL, whose functions are named OF(name): matmul.c includes this for each type. */
 
 typedef struct {
     const REAL *a, *b;
     REAL *y;
 } OF(matrices);
 
-/* The matrices of one of the products; returns 0 if it chooses none. */
+/* Find the matrices of one product; return 0 if its index is out of range. */
 static int OF(find_matrices)(const struct product *p, int64_t product, OF(matrices) *m)
 {
     *m = (OF(matrices)){p->a, p->b, p->y};
@@ -26,8 +26,7 @@ static int OF(find_matrices)(const struct product *p, int64_t product, OF(matric
     return 1;
 }
 
-/* Swap what lies in rows with what lies in columns. A step swaps elements whose row and column differ in
-   one bit. */
+/* Transpose a square of vectors. Each step swaps elements whose row and column differ in one bit. */
 INLINED void OF(transpose)(OF(vector) *x)
 {
     typedef INDEX indices __attribute__((vector_size(VECTOR_BYTES)));
@@ -45,7 +44,7 @@ INLINED void OF(transpose)(OF(vector) *x)
 #undef STEP
 }
 
-/* Copy `columns` columns of b times a factor to rows of `width`, with zeros behind them. */
+/* Pack `columns` columns of b times a factor into rows of `width`, padded with zeros. */
 static void OF(pack)(REAL *to, int64_t width, const REAL *b, int64_t b_inner, int64_t b_column,
                      int64_t inner, int64_t columns, REAL factor)
 {
@@ -81,7 +80,7 @@ static void OF(pack)(REAL *to, int64_t width, const REAL *b, int64_t b_inner, in
         }
 }
 
-/* y = beta c, for rows and columns of an item. */
+/* y = beta c, for the rows and columns of an item. */
 static void OF(put_term)(const struct product *p, REAL *y, int64_t row, int64_t rows, int64_t column,
                          int64_t columns)
 {
@@ -91,12 +90,11 @@ static void OF(put_term)(const struct product *p, REAL *y, int64_t row, int64_t 
             y[r * p->y_row + j] = c ? (REAL)p->beta * c[r * p->c_row + j * p->c_column] : 0;
 }
 
-/* One row of a product with `columns` columns of b, a constant number of them, that are dense as the row is:
-   each number is a sum along both. */
+/* Dot products of one row of a with `columns` columns of b (a constant), all contiguous along the inner dimension. */
 INLINED void OF(put_dots)(const REAL *a, const REAL *b, int64_t b_column, int64_t inner, int columns,
                           REAL factor, int adds, REAL *y)
 {
-    /* Of more columns that are a page apart, lines would push one another out of the cache. */
+    /* More columns a page apart would evict each other's lines from the cache. */
     enum { MOST = sizeof(OF(vector)) < 8 * sizeof(REAL) ? OF(LANES) : 8 };
     OF(vector) sums[OF(LANES)] = {0};
 #pragma GCC unroll 2
@@ -136,12 +134,12 @@ static void OF(put_rows_of_dots)(const struct product *p, OF(matrices) m, int64_
         }
 }
 
-/* Multiply with `inner` rows of b from k on, and columns from `column` on; returns how many. */
+/* Multiply `inner` rows of b from k on, and columns from `column` on; return the number of columns. */
 static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_t row, int64_t rows,
                                  int64_t column, int64_t stop, int64_t k, int64_t inner)
 {
     _Alignas(64) REAL packed[DEPTH * OF(TILE_COLUMNS)];
-    /* Of a few rows there are registers for more columns, and these wait for b. */
+    /* A few rows leave registers for more columns, and these wait for b. */
     const int64_t most = p->rows < FEW_ROWS ? OF(TILE_COLUMNS) : BY_WIDTH(4, 2, 2) * OF(LANES);
     const int64_t width = smaller(most, (stop - column + OF(LANES) - 1) / OF(LANES) * OF(LANES));
     const int64_t columns = smaller(width, stop - column);
@@ -161,12 +159,12 @@ static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_
 CHECKED_ITEMS_OF(OF(product), product)
 {
     const int64_t unit = UNIT / sizeof(REAL), units = (a->columns + unit - 1) / unit;
-    /* In cycles for the elements of a vector: to multiply each row and add up lanes, or to copy them. */
+    /* Cost in cycles per vector: to multiply each row and add up lanes, or to pack. */
     const int dots = a->b_inner == 1 && a->a_inner == 1 && a->rows * (a->inner + 160) < 12 * a->inner && !a->ordered;
     const int64_t parts = (a->inner + DEPTH - 1) / DEPTH;
     for (int64_t item = begin, next; item < end; item = next) {
         const int64_t strip = item % a->strips, group = item / a->strips % a->groups;
-        /* Groups of rows share what is copied of b, where they follow one another. */
+        /* Adjacent groups of rows share a packed copy of b. */
         const int64_t most = a->strips == 1 ? SHARED * a->groups / a->rows : 1;
         const int64_t left = smaller(end - item, a->groups - group), groups = most > 1 ? smaller(most, left) : 1;
         const int64_t row = group * a->rows / a->groups, rows = (group + groups) * a->rows / a->groups - row;

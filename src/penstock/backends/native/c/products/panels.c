@@ -1,44 +1,44 @@
-/* A panel is multiplied DEPTH of its rows at a time, which the second-level cache holds, by as many rows of
-   x at a time as registers have room for their sums.
+/* A panel is multiplied in slices of DEPTH of its rows, which fit in the L2 cache, by as many rows of x at a time as
+   there are registers for accumulators.
 
-   Where x has few rows, reading the matrix from memory takes longer than multiplying. The processor fetches ahead
-   only in the first of several passes over the same part of a panel, and leaves memory idle in the others. So each
-   pass fetches some of the next part into the second-level cache. A single pass leaves that to the processor: it has
-   more lines under way than a program can ask for. Results of long products are stored to lines that were fetched
-   while they were computed.
+   If x has few rows, reading the matrix from memory takes longer than multiplying. The hardware prefetcher runs ahead
+   only in the first of several passes over the same slice of a panel, and leaves memory idle in the others. So each
+   pass prefetches some of the next slice into the L2 cache. A single pass leaves this to the hardware, which keeps
+   more cache lines in flight than a program can request. The destination lines of long products are prefetched while
+   the sums are computed.
 
-   Of vectors of 16 lanes, tiles may be tall. One vector of columns has a load for each product, which takes longer than
-   the product: a tile has up to 16 rows, and the elements of three adjacent taps are loaded once. In lines of 7, 13 or
-   14 positions, tiles of four vectors would have few rows, and read the panel from the second-level cache more often
-   than it is that fast. Rows are addressed as two groups of rows that are equally far apart: there are too few
-   registers for the address of each. Compiled with contraction to fused multiply-add. */
+   With 16-lane vectors, tiles may be tall. One vector of columns needs a load for each product, which takes longer
+   than the product: such a tile has up to 16 rows, and loads the elements of three adjacent taps once. In lines of 7,
+   13 or 14 positions, tiles of four vectors would have few rows, and read the panel from the L2 cache more often than
+   its bandwidth allows. Rows are addressed as two groups of evenly spaced rows, as there are too few registers for
+   the address of each. Compiled with contraction to fused multiply-add. */
 
 // With these, GCC keeps one form of the loop over a row's elements, without copies between registers.
 // Compiler options: -ffp-contract=fast
-// Loops that GCC would make vectors of, there are none: -O3 takes longer to compile it, and makes nothing faster.
+// There are no loops for GCC to vectorize: -O3 compiles more slowly, and makes nothing faster.
 // GCC options: -O2 -fno-tree-vectorize -fno-tree-sink
 #include "additions.h"
 #include "math32.h"
 #include "panels.h"
 #include "tiles.h"
 
-enum { ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: of a product whose results are fetched */
-/* Of processors with wide vectors, this cache has 1 MiB or more. */
+enum { ROWS = 8, FEW = 7, LINE = 64, LONG = 128 }; /* LONG: depth from which results are prefetched */
+/* On processors with wide vectors, the L2 cache has 1 MiB or more. */
 enum { DEPTH = BY_WIDTH(768, 256, 256) };
-/* Rows of a panel, for which as many of the next part are fetched at once: of wide vectors, four take too little time
-   for a test whether there is something to fetch. */
+/* Rows of a panel per prefetch of as many rows of the next slice: with wide vectors, four take too little time to pay
+   for the test whether anything is left to prefetch. */
 enum { AHEAD = BY_WIDTH(8, 4, 4) };
-/* Vectors of columns that a tile has, of those at the end at most, and sums. */
+/* Vectors of columns of a tile, the most of a tile at the end of a panel, and accumulators. */
 enum { USUAL = BY_WIDTH(4, 2, 2), MOST_VECTORS = BY_WIDTH(4, 3, 3), SUMS = BY_WIDTH(24, 12, 12) };
 #define MOST_ROWS(vectors) (SUMS / (vectors) < ROWS ? SUMS / (vectors) : ROWS)
-/* Rows of a tall tile, which is two groups of rows equally far apart, of one or two vectors; and sums. */
+/* Rows of a tall tile (two groups of evenly spaced rows, one or two vectors), and accumulators. */
 enum { TALL = BY_WIDTH(16, 0, 0), TALL_SUMS = BY_WIDTH(28, SUMS, SUMS), LEAST_GROUP = 5, ALL_ROWS = -1, UNEVEN = -2 };
-enum { LEAST_DEPTH = 8 }; /* that is multiplied by tiles */
-/* What is multiplied; of HALVES the last vector has half of its lanes. A vector of TWOS has half as many columns, each
-   of two rows of the panel in turn, and is multiplied by two elements of a row of x. */
+enum { LEAST_DEPTH = 8 }; /* below it, tiles are not used */
+/* Kinds of elements. The last vector of HALVES uses half of its lanes. A vector of TWOS covers half as many columns,
+   with two interleaved rows of the panel, and is multiplied by two elements of a row of x. */
 enum { FLOATS, PAIRS, HALVES, TWOS };
 
-/* What is fetched: from `next` on to `end`, `lines` lines of the cache for each four rows of a panel. */
+/* What to prefetch: from `next` up to `end`, `lines` cache lines for every four rows of a panel. */
 typedef struct {
     const char *next, *end;
     int64_t lines;
@@ -65,7 +65,7 @@ void round_to_pairs(float *to, const float *from, int64_t step, int64_t count)
         halves[count] = 0;
 }
 
-/* Fetch the vectors of some rows that are to be written, and of what is added to them. */
+/* Prefetch the destination vectors of some rows, and their addends. */
 INLINED void fetch_rows(const target *to, const float *y, const float *addend, int rows, int vectors)
 {
     const int64_t step = to->step, addend_step = to->addend_step;
@@ -79,14 +79,14 @@ INLINED void fetch_rows(const target *to, const float *y, const float *addend, i
             __builtin_prefetch(addend + j, 0);
 }
 
-/* Fetch `count` elements. */
+/* Prefetch `count` elements. */
 static inline void fetch_ahead(const float *from, int64_t count)
 {
     for (int64_t i = 0; i < count; i += LINE / 4)
         __builtin_prefetch(from + i);
 }
 
-/* Of rows that are a step apart, the bits of those of a part that are at `zeros`; ALL_ROWS if these are all. */
+/* For rows a step apart, the bit mask of those that are at `zeros` in a part; ALL_ROWS if all are. */
 static inline int outside_of_line(const operands *x, int64_t part, int rows)
 {
     if (x->rows[part * x->apart] == x->zeros)
@@ -103,8 +103,8 @@ static inline int outside_of_line(const operands *x, int64_t part, int rows)
 }
 
 #if defined(__AVX512F__)
-/* Of the rows of a tall tile in two groups, the first of which has `group`, the bits of those that are at `zeros`;
-   UNEVEN if others are not `*step` bytes apart, ALL_ROWS if there are none. */
+/* The bit mask of the rows of a tall tile that are at `zeros`; its first group has `group` rows. UNEVEN if the other
+   rows are not `*step` bytes apart, ALL_ROWS if there are none. */
 static inline int outside_of(const float *const *at, const float *zeros, int rows, int group, int64_t *step)
 {
     *step = (intptr_t)at[2] - (intptr_t)at[1];
@@ -121,8 +121,8 @@ static inline int outside_of(const float *const *at, const float *zeros, int row
     return outside == (1 << rows) - 1 ? ALL_ROWS : uneven ? UNEVEN : outside;
 }
 
-/* The same of a part, whose first row is at `place` of its line if rows are a step apart; also where an element before
-   the first row of each group is. */
+/* The same for a part, whose first row is at `place` of its line if rows are a step apart; also find the address one
+   step before the first row of each group. */
 INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows, int group, int64_t *step,
                         const float **groups)
 {
@@ -141,7 +141,7 @@ INLINED int find_groups(const operands *x, int64_t part, int64_t place, int rows
 #endif
 
 #define NAME_OF(rows, vectors, kind) multiply_##rows##_##vectors##_##kind
-/* Whether there are tiles of so many rows and vectors; constants. */
+/* Whether tiles of this many rows and vectors exist; constants. */
 #define HAS_FORM(rows, vectors)                                                                    \
     ((rows) > ROWS ? (vectors) == 1 || ((rows) * (vectors) <= TALL_SUMS && ((rows) < 11 || (rows) > 12)) \
                    : (rows) * ((vectors) > 1 ? (vectors) : 2) <= SUMS && (vectors) <= MOST_VECTORS)
@@ -227,37 +227,37 @@ static inline int64_t tiles_of(int64_t rows, int64_t most)
     return (uint32_t)(rows + most - 1) / (uint32_t)most;
 }
 
-/* The rows that tiles of so many vectors have at most, of lines of the rows of x, or whole tiles of two lines. */
+/* The most rows of a tile with this many vectors, given the rows of a line of x, or of two lines for whole tiles. */
 static inline int64_t most_rows(int64_t line, int64_t vectors, int kind)
 {
     static const uint8_t most[] = {1, MOST_ROWS(2), MOST_ROWS(2), MOST_ROWS(3), MOST_ROWS(4)};
-    /* Wide tiles take less time unless they have few rows: they read a panel from the second-level cache for each. */
+    /* Wide tiles are faster unless they have few rows: each reads the panel from the L2 cache. */
     const int tall = TALL && line > ROWS && (kind == FLOATS || kind == TWOS) &&
                      (vectors == 1 || (vectors == 2 && line < 5 * tiles_of(line, most[4])));
     return tall ? smaller(TALL, TALL_SUMS / vectors) : most[vectors];
 }
 
-/* Rows that tiles do not begin in one and end in another of: a line, or two of them if these make a tall tile. */
+/* The rows whose ends no tile crosses: a line, or two lines if these make a tall tile. */
 static inline int64_t unit_of(const operands *x, int64_t rows, int64_t vectors, int kind)
 {
     const int64_t two = 2 * x->line;
     return x->line >= LEAST_GROUP && two <= rows && two <= most_rows(two, vectors, kind) ? two : x->line;
 }
 
-/* The product of rows of x with the columns of a panel from `column` to `end`, `vectors` vectors at a time. */
+/* The product of rows of x with columns `column` to `end` of a panel, `vectors` vectors at a time. */
 static void multiply_columns(const operands *x, int64_t rows, const float *w, int64_t width, const float *before,
                              const target *to, fetching *f, int64_t column, int64_t end, int64_t vectors, int kind)
 {
     const int64_t unit = unit_of(x, rows, vectors, kind);
-    /* Tiles of few rows, which short lines would have, do more for each of their rows; of narrow vectors, they
-       have so few sums that one addition waits for another. */
-    const int is_even = x->step != 0; /* and a tile in two lines would not be */
+    /* Tiles with few rows, as short lines would have, cost more per row; with narrow vectors, they have so few
+       accumulators that additions wait for each other. */
+    const int is_even = x->step != 0; /* a tile across two lines would not be */
     const int by_line =
         is_even || BY_WIDTH(unit && 2 * unit >= 7 * tiles_of(unit, most_rows(unit, vectors, kind)), 0, 0);
     const int64_t most = most_rows(by_line ? unit : 0, vectors, kind);
     const uint32_t line = (uint32_t)(by_line ? unit : rows), tiles = (uint32_t)tiles_of(line, most);
     const uint32_t whole = line / tiles, more = line % tiles;
-    /* Some tiles of a line have a row more than the others. */
+    /* Some tiles of a line have one row more than the others. */
     for (int64_t row = 0, one = more > 0, number, each; row < rows; row += number * each, one = !one && more) {
         number = !more ? (rows - row) / whole : one ? more : tiles - more, each = whole + one;
         if (!number)
@@ -273,13 +273,13 @@ static void multiply_columns(const operands *x, int64_t rows, const float *w, in
 #ifdef HAVE_TILES
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
 
-/* Where a tile is loaded from, and the bytes from one of its rows to the next. */
+/* Where a tile is loaded from, and the bytes between its rows. */
 typedef struct {
     const float *from;
     int64_t step;
 } tile;
 
-/* The bytes from each of `count` rows to the next; 0 if they differ. */
+/* The bytes between adjacent rows of `count`; 0 if they differ. */
 static inline int64_t step_of(const float *const *rows, int64_t count)
 {
     const int64_t step = count > 1 ? rows[1] - rows[0] : TILE_ROWS;
@@ -289,7 +289,7 @@ static inline int64_t step_of(const float *const *rows, int64_t count)
     return step * 4;
 }
 
-/* `depth` pairs of `count` rows from k on: where they lie, or copied to `room`, with zeros behind them. */
+/* `depth` pairs of `count` rows from k on: in place, or copied to `room` and padded with zeros. */
 static inline tile tile_of(const float *const *rows, int64_t count, int64_t step, int64_t k, int64_t depth,
                            float *room)
 {
@@ -311,8 +311,8 @@ static inline tile tile_of_panel(const float *w, int64_t width, int64_t depth, f
     return (tile){room, TILE_BYTES};
 }
 
-/* The product of `upper` and `lower` rows of x, of those from `row` on, with so many vectors of columns; the last two
-   are constants. Tiles 0 to 3 are sums, side by side, 4 and 5 are of x, 6 and 7 of the panel. */
+/* The product of `upper` and `lower` rows of x, from `row` on, with `vectors` vectors of columns; the last two
+   arguments are constants. Tiles 0 to 3 hold sums, side by side, 4 and 5 hold x, 6 and 7 the panel. */
 WITH_TILES INLINED void multiply_tiles(const operands *x, int64_t row, int64_t upper, int64_t lower, const float *w,
                                        int64_t width, const float *before, const target *to, int64_t column,
                                        const int below, const int vectors)
@@ -335,7 +335,7 @@ WITH_TILES INLINED void multiply_tiles(const operands *x, int64_t row, int64_t u
 #define TILE(t, from, step)                                                                        \
     if (IS_USED(t))                                                                                \
         _tile_stored(t, TILE_AT(t, from, step), (step) * 4);
-/* GCC does not know that tiles are loaded from memory and stored there. */
+/* GCC does not know that tiles are loaded from and stored to memory. */
 #define IN_MEMORY __asm__ volatile("" ::: "memory")
 #define COLUMNS(t, of)                                                                             \
     if (t < vectors) {                                                                             \
@@ -386,7 +386,7 @@ WITH_TILES INLINED void multiply_tiles(const operands *x, int64_t row, int64_t u
     }
 }
 
-/* As multiply_columns, by tiles, for all columns before `end`: two by two tiles of sums, or four side by side. */
+/* As multiply_columns, with AMX tiles, for all columns before `end`: 2 x 2 tiles of sums, or four side by side. */
 WITH_TILES static void multiply_by_tiles(const operands *x, int64_t rows, const float *w, int64_t width,
                                          const float *before, const target *to, int64_t end)
 {
@@ -420,12 +420,12 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
 {
     _Alignas(64) float sums[BLOCK * PANEL];
     const int64_t used = (count + LANES - 1) / LANES * LANES, vectors = used / LANES;
-    /* The widest vectors of a panel are multiplied at once. Some processors take half the time for half of one. */
+    /* The widest vectors of a panel are multiplied together. Some processors take half the time for half a vector. */
     const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
     const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
     const int kind = BY_WIDTH(x.pairs, 0, 0) ? PAIRS : width < LANES ? TWOS : half ? HALVES : FLOATS;
     const int64_t unit = unit_of(&x, rows, 2, kind), usual = most_rows(unit, 2, kind) > ROWS ? 2 : USUAL;
-    /* A vector that is left is multiplied with those before it. */
+    /* A leftover vector is multiplied together with those before it. */
     const int64_t left = vectors % usual;
     const int64_t rest = left && vectors > left && left + usual <= MOST_VECTORS ? left + usual : left;
     const int64_t whole = vectors - rest, passes = whole / usual * tiles_of(rows, most_rows(unit, usual, kind)) +
@@ -433,12 +433,12 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const int by_tiles = x.pairs && x.depth >= LEAST_DEPTH && has_tiles();
     const int64_t end = x.begin + x.depth;
     const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1};
-    /* Several parts of the rows, or a piece of one. Pieces are of about equal depth, since each fetches as much as
-       it has of the next one. */
+    /* Several parts of the rows, or a piece of one. Pieces have about equal depth, since each prefetches as much of
+       the next one. */
     const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1, pieces = (x.depth + DEPTH - 1) / DEPTH;
     const int64_t piece = ((x.depth + pieces - 1) / pieces + GRAIN - 1) / GRAIN * GRAIN;
     const float *before = NULL;
-    /* Where taps are far apart, most of them see no image from any row. */
+    /* Where taps are far apart, most of them see only padding for all rows. */
     while (x.parts > 1 && is_outside(&x, x.parts - 1, rows))
         x.parts--;
     for (int64_t depth; x.parts; w += depth * width) {

@@ -1,13 +1,12 @@
-/* Products of rows, which may lie anywhere, with a constant matrix: what dense layers and convolutions
-   have in common.
+/* Matrix products of rows at arbitrary addresses with a constant matrix, shared by dense layers and convolutions.
 
-   The matrix is in panels of 64 columns, [panel][inner][64]; the last one has as few as hold what is left,
-   a multiple of GRAIN, with zeros behind it. A row of x has several parts of equal depth, such as what
-   each tap of a convolution's kernel sees, and each part has an address of its own. Where vectors have 16 lanes,
-   the only panel of at most 8 columns may have those of two rows in turn, [inner / 2][8][2], if parts have even depth.
+   The matrix is packed into panels of 64 columns, [panel][inner][64]. The last panel has only the columns that
+   remain, padded with zeros to a multiple of GRAIN. A row of x consists of parts of equal depth, such as the input of
+   each tap of a convolution, and each part has its own address. With 16-lane vectors, a sole panel of at most 8
+   columns may interleave pairs of rows, [inner / 2][8][2], if the depth of a part is even.
 
-   Where the processor multiplies bfloat16, numbers of x and of the matrix can be pairs of those: of adjacent
-   elements of a row, and of the same elements of a column. Their products are summed up in float32. */
+   Where the processor multiplies bfloat16, x and the matrix can hold pairs of bfloat16 along depth: adjacent elements
+   of a row of x and of a column of the matrix. Their products are accumulated in float32. */
 #ifndef PENSTOCK_PANELS_H
 #define PENSTOCK_PANELS_H
 
@@ -15,25 +14,25 @@
 #include <stdint.h>
 #include "floats.h"
 
-enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: rows of a product with a whole panel, at most */
-enum { NEAR = 65536 }; /* elements of a matrix that stays in a cache from one block to the next */
+enum { PANEL = 64, GRAIN = 16, BLOCK = 192 }; /* BLOCK: most rows of a product with a whole panel */
+enum { NEAR = 65536 }; /* elements of a matrix that stays in cache between blocks */
 
-/* Elements from the sums of a row to those of the next. */
+/* Elements between the sums of adjacent rows. */
 #define SUMS_STEP(width) ((width) < GRAIN ? GRAIN : (width))
 
-/* The rows of a line that a part has, from `low` to `high`. */
+/* The rows of a line that lie inside the input for a part, `low` up to `high`. */
 typedef struct {
     int32_t low, high;
 } line_ends;
 
-/* Rows of x: the addresses of each part of them, [part][apart], and where in a part to begin; parts at `zeros`
-   need not be multiplied. With `pairs`, all numbers are pairs of bfloat16. If `line` is not 0, rows are whole lines
-   of so many, which are equally far apart in each part but for those at `zeros`, and tiles do not begin in one line
-   and end in another. Each of `taps` adjacent parts has what the one before has of the next row, in a line. If `step`
-   is not 0, the rows of a line are so many elements apart, or at `zeros` in a part, and only its first one has an
-   address; the first row is `at` in its line. If there are `ends` of each part, those outside of them are also at
-   `zeros`; a line that is part of another begins with row `first` of that. Meanwhile, `ahead_step` elements from
-   `ahead` on are fetched for each row. */
+/* Rows of x: the address of each part of each row, [part][apart], and the offset in a part at which to begin; parts
+   at `zeros` need not be multiplied. With `pairs`, all elements are pairs of bfloat16. If `line` is not 0, rows form
+   lines of `line` rows, evenly spaced in each part except those at `zeros`, and no tile crosses the end of a line.
+   With `taps`, each of `taps` adjacent parts reads for a row what the part before reads for the next row of the line.
+   If `step` is not 0, the rows of a line are `step` elements apart in a part, or at `zeros`, and only the first row
+   has an address; the first row of x is row `at` of its line. If there are `ends` for each part, rows outside of them
+   are at `zeros` too; a line that is a piece of a longer one begins with row `first` of that. While multiplying,
+   prefetch `ahead_step` elements per row from `ahead` on. */
 typedef struct {
     const float *const *rows, *zeros;
     int64_t apart, parts, begin, depth;
@@ -45,8 +44,8 @@ typedef struct {
     int64_t first;
 } operands;
 
-/* Values below 0 are multiplied by the slope of their column, if there are slopes; all by a bounded linear
-   function of themselves, if `gate` is not 0, as HardSwish does; and are bounded. NaN stays. */
+/* The activation: scale values below 0 by their column's slope, if there are slopes; if `gate` is not 0, multiply
+   each value by a clamped linear function of itself (as HardSwish does); then clamp. NaN is preserved. */
 typedef struct {
     const float *slopes;
     float gate, offset, factor, term, low, high;
@@ -54,15 +53,15 @@ typedef struct {
 
 #define NO_ACTIVATION ((activation){NULL, 0, 0, 1, 0, -INFINITY, INFINITY})
 
-/* Where sums go, and what happens to them before: a row and a matrix are added, and an activation. */
+/* The destination of sums, and the epilogue: add a bias row and an addend matrix, then apply an activation. */
 typedef struct {
     float *y;
     int64_t step;
-    const float *bias, *addend; /* or NULL; addend as y, but for its own step */
+    const float *bias, *addend; /* or NULL; addend has y's layout with its own step */
     int64_t addend_step;
     activation activation;
-    int64_t count;  /* columns that there are, of those that whole vectors have; in products alone */
-    int unfinished; /* whether these are sums that others are added to */
+    int64_t count;  /* valid columns (vectors may extend past them); for products only */
+    int unfinished; /* whether later products accumulate onto these sums */
 } target;
 
 static inline const float *moved(const float *from, int64_t count)
@@ -70,7 +69,7 @@ static inline const float *moved(const float *from, int64_t count)
     return from ? from + count : NULL;
 }
 
-/* Rows and columns of the result from these on. */
+/* The part of the result that starts at this row and column. */
 static inline target part_of(const target *y, int64_t row, int64_t column)
 {
     target part = *y;
@@ -82,7 +81,7 @@ static inline target part_of(const target *y, int64_t row, int64_t column)
     return part;
 }
 
-/* Whether `count` rows all begin at `place`. */
+/* Whether `count` rows all point to `place`. */
 INLINED int all_at(const float *place, const float *const *rows, int count)
 {
     for (; count > 0 && *rows == place; rows++)
@@ -90,7 +89,7 @@ INLINED int all_at(const float *place, const float *const *rows, int count)
     return !count;
 }
 
-/* The same operands from a row on. */
+/* The same operands, starting at a later row. */
 static inline operands from_row(operands x, int64_t row)
 {
     x.ahead += x.ahead_step ? row * x.ahead_step : 0;
@@ -103,7 +102,7 @@ static inline operands from_row(operands x, int64_t row)
     return x;
 }
 
-/* Whether all rows of a part are at zeros, those of whole lines from the first one on. */
+/* Whether all rows of a part are at `zeros`; whole lines are counted from the first row on. */
 static inline int is_outside(const operands *x, int64_t part, int64_t rows)
 {
     if (x->ends && x->ends[part].low >= x->ends[part].high)
@@ -112,13 +111,13 @@ static inline int is_outside(const operands *x, int64_t part, int64_t rows)
     return all_at(x->zeros, x->rows + part * x->apart, (int)addresses);
 }
 
-/* For each vector j of each row r; both numbers are constants. */
+/* For each vector j of each row r; both counts are compile-time constants. */
 #define EACH(rows, vectors)                                                                        \
     UNROLLED(r, rows)                                                                              \
         UNROLLED(j, vectors)
 
-/* Write the sums of some rows to y, with what is added to them but for the bias. They are columns of the
-   target from `column` on, of which the last vector of a row has `rest`. */
+/* Apply the epilogue except the bias to the sums of some rows and write them to y. They are columns of the target
+   from `column` on; the last vector of each row has `rest` valid lanes. */
 INLINED void put_rows(vector *sums, const target *to, float *y, const float *addend, int64_t column,
                          int64_t rest, int rows, int vectors)
 {
@@ -127,7 +126,7 @@ INLINED void put_rows(vector *sums, const target *to, float *y, const float *add
     const vector none = {0};
 #define COUNT (j + 1 < vectors ? LANES : rest)
 #if defined(__AVX512F__)
-    /* One form for whole vectors and for parts of them: compilers take long to read each. */
+    /* One form for full and partial vectors: compilers take long to read each. */
     const __mmask16 some = (__mmask16)(rest < LANES ? (1u << rest) - 1 : 0xffff);
 #define LOADED_OF(from) (j + 1 < vectors ? loaded(from) : (vector)_mm512_maskz_loadu_ps(some, from))
 #else
@@ -158,7 +157,7 @@ INLINED void put_rows(vector *sums, const target *to, float *y, const float *add
 #undef OWN
 }
 
-/* As `put_rows`, but of many sums some at a time, since the first are ready before the last. */
+/* As `put_rows`, but a few sums at a time if there are many, since the first are ready before the last. */
 INLINED void put_vectors(vector *sums, const target *to, float *y, const float *addend, int64_t column,
                          int64_t rest, int rows, int vectors)
 {
@@ -171,8 +170,8 @@ INLINED void put_vectors(vector *sums, const target *to, float *y, const float *
                  moved(addend, (rows - 1) * to->addend_step), column, rest, 1, vectors);
 }
 
-/* Write `count` adjacent sums of the first row of `to` on from its first column, with what is added to them
-   but for the bias. */
+/* Write `count` adjacent sums to the first row of `to`, from its first column on, with the epilogue except the
+   bias. */
 static inline void put_floats(const target *to, const float *sums, int64_t count)
 {
     for (int64_t i = 0; i < count; i += LANES) {
@@ -182,16 +181,17 @@ static inline void put_floats(const target *to, const float *sums, int64_t count
 }
 
 #pragma GCC visibility push(hidden)
-/* Round `count` numbers, `step` apart, to pairs of bfloat16; the last one may have 0 in its other half. */
+/* Round `count` values, `step` apart, to pairs of bfloat16; the last pair is padded with 0 if `count` is odd. */
 void round_to_pairs(float *to, const float *from, int64_t step, int64_t count);
 
-/* The first `count` columns of y = x w, for at most BLOCK rows, or as many as have no more sums, and a panel of `width`
-   columns, 8 if it has those of two rows in turn; `next` is what is read after it, or NULL if all of the matrix is near. */
+/* The first `count` columns of y = x w for one panel of `width` columns (8: rows interleaved in pairs), and at most
+   BLOCK rows, or as many as have no more sums; `next` is what is read afterwards, NULL if the whole matrix is
+   near. */
 void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, const float *next,
                     const target *y, int64_t count);
 
-/* The same, where each of `depth` elements of the first row of x has an address, or NULL if those of all rows are 0;
-   the next rows are `step` elements behind. */
+/* The same, where each of the `depth` elements of the first row of x has its own address, or NULL if it is 0 in all
+   rows; adjacent rows are `step` elements apart. */
 void multiply_elements(const float *const *elements, int64_t depth, int64_t step, int64_t rows, const float *w,
                        int64_t width, const target *y, int64_t count);
 #pragma GCC visibility pop

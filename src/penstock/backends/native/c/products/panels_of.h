@@ -1,6 +1,6 @@
-/* Products of tiles of VECTORS vectors of columns, of a KIND: of 1 to 8 rows, or of 9 to 16 if IS_TALL. panels.c
-   includes this for each of these. The three are macros, not constants that are known once a function is inlined:
-   compilers would read all kinds for each, and drop all but one. */
+/* Tiles of VECTORS vectors of columns, of element kind KIND, with 1 to 8 rows, or 9 to 16 if IS_TALL. panels.c
+   includes this for each combination. These are macros rather than arguments of inlined functions: compilers would
+   read all kinds for each combination, and drop all but one. */
 
 #define JOINED(name, vectors, kind) name##_##vectors##_##kind
 #define ADD_OF(vectors, kind) JOINED(add, vectors, kind)
@@ -11,18 +11,18 @@
 #define TILES_OF(vectors, kind) JOINED(multiply, vectors, kind)
 #endif
 
-/* The product of `tiles` times `rows` rows of x with the columns of a panel from `first` to `end`, VECTORS
-   vectors at a time; `rows` is a constant. `before`, if not NULL, are sums of products before. */
+/* Multiply `tiles` tiles of `rows` rows of x by the columns `first` to `end` of a panel, VECTORS vectors at a time;
+   `rows` is a constant. `before`, if not NULL, holds the sums of earlier products. */
 INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t width, const float *before,
                                      const target *to, fetching *f, int64_t first, int64_t end, int64_t tiles, int rows)
 {
-    /* Of three vectors, GCC copies sums from one register to another between the forms of the loop. A single one of few
-       rows has two sums of each, since one would wait for the multiplication before. */
+    /* With three vectors, GCC copies accumulators between registers from one form of the loop to the next. A single
+       vector of few rows has two accumulators each, to hide the latency of the multiply-add. */
     enum { VECTORS_OF = VECTORS, TWO = KIND == TWOS, ODD = SUMS / 2 };
     enum { HAS_ENDS = BY_WIDTH(VECTORS != 3 && KIND == FLOATS, 0, 0) };
     const int twice = VECTORS == 1 && rows < FEW;
-    /* Rows of the panel in a pass of the innermost loop. Two are enough where one has 9 to 16
-       products, and compile faster; of two vectors, which have up to 28, four are faster by 3 %. */
+    /* Unrolling of the innermost loop, in rows of the panel. Two suffice where one row has 9 to 16 products, and
+       compile faster; for two vectors, with up to 28 products, four are 3 % faster. */
     enum { AT_ONCE = IS_TALL && VECTORS == 1 ? 2 : 4 };
     const int64_t depth = x.depth, ready = x.parts * depth >= LONG && !to->unfinished;
     const int64_t y_step = to->step;
@@ -32,7 +32,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     float *first_y = to->y;
     const float *first_addend = to->addend;
 #if IS_TALL
-    /* Rows of a tall tile are found by the addresses of each group and few multiples of what is between rows. */
+    /* Rows of a tall tile are addressed by the base of each group and a few multiples of the step between rows. */
     const int group = (rows + 1) / 2, upper = (1 << group) - 1, lower = (1 << rows) - 1 - upper;
 #endif
     for (int64_t tile = 0; tile < tiles; tile++) {
@@ -49,13 +49,13 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                 own[i] = (vector){0};
             if (bias && !TWO)
                 EACH(rows, VECTORS) own[r * VECTORS + j] = loaded(bias + j * LANES);
-            /* Short products take less time than it takes to fetch: the next tile's are fetched. */
+            /* Short products take less time than a fetch does: prefetch the destination of the next tile. */
             if (ready || IS_TALL || x.parts * depth < LONG / 2)
                 fetch_rows(to, ready ? y : y + rows * y_step, addend, rows, VECTORS);
             if (column == first)
                 fetch_ahead(x.ahead, rows * x.ahead_step);
 #if IS_TALL
-/* Where a row of a tall tile is: an odd number of steps, times a power of 2, from its group on. */
+/* The address of a row of a tall tile: its group's base plus an odd number of steps times a power of 2. */
 #define BY(r) (((r) % group + 1) & -((r) % group + 1))
 #define GROUP_ROW(r) group_at[(r) / group] + k, steps[((r) % group + 1) / BY(r) / 2], BY(r)
 #define ADD_ROW(sum, r, i, even)                                                                   \
@@ -63,7 +63,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
         ADD(VECTORS)(sum, 1, GROUP_ROW(r), i, some);                                               \
     else                                                                                           \
         ADD(VECTORS)(sum, 1, at[r], k, 4, i, some)
-/* As STEP, of three taps: most elements of a line are loaded once for all of them. */
+/* As STEP, for three taps: most elements of a line are loaded once for all three. */
 #define STEP_OF_TAPS(i)                                                                            \
     {                                                                                              \
         vector some[3];                                                                            \
@@ -95,7 +95,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
 #define FETCH(now)                                                                                 \
     for (int64_t i = 0; (now) && i < lines; i++, next += LINE)                                     \
         __builtin_prefetch(next, 0, 2);
-/* A part of all rows but for some, told by bits; `even`: of a tall tile, equally far apart. */
+/* A part, except the rows set in `without`; `even`: rows of the tall tile are evenly spaced. */
 #define PART(without, even)                                                                        \
     {                                                                                              \
         const float *at[TALL_SUMS];                                                                \
@@ -145,7 +145,8 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                     w += depth * width;
                     continue;
                 }
-                /* At the edges of an image, the first or the last row of a tile is often outside, or of both lines. */
+                /* At the edges of an image, the first or last row of a tile, or of both of its lines, is often
+                   padding. */
                 const int both = rows % 2 == 0;
 #define EVEN(possible, bits) if ((possible) && outside == (bits)) PART(bits, 1) else
                 EVEN(1, 0) EVEN(1, 1) EVEN(1, 1 << (rows - 1))
@@ -183,7 +184,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
 #pragma GCC unroll 16
             for (int r = 0; r < rows && twice; r++)
                 own[r] += own[ODD + r];
-            /* Sums of parts, added up at last, are closer to the product than one long sum. */
+            /* Summing up the parts at the end is more accurate than one long sum. */
             if (before)
                 EACH(rows, VECTORS) own[r * VECTORS + j] += loaded(before + column + r * SUMS_STEP(width) + j * LANES);
 #if defined(__AVX512F__)
@@ -194,7 +195,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
                     own[r] += bias ? load_some(bias, to->count) : (vector){0};
                 }
 #endif
-            /* The last vector may have columns that are none of the result's. */
+            /* The last vector may extend past the columns of the result. */
             const int64_t rest = to->count - column - (VECTORS - 1) * LANES;
             if (plain)
                 UNROLLED(r, rows) {
@@ -212,8 +213,8 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     }
 }
 
-/* As above, for any rows that registers have room for. Each is a function of its own, since compilers take longer for
-   one that has them all. */
+/* As above, for each number of rows that fits in registers. Each is a function of its own, since compilers take
+   longer for one function with all of them. */
 #define FORM_OF(rows, vectors, kind) NAME_OF(rows, vectors, kind)
 #define FORM(rows)                                                                                 \
     static __attribute__((noinline)) void FORM_OF(rows, VECTORS, KIND)(                            \

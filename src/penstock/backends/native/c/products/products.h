@@ -1,4 +1,4 @@
-/* Products of tiles of matrices, and of a few rows with a matrix in panels of 32 columns, [panel][k][32],
+/* Products of tiles of matrices, and of a few rows with a matrix packed into panels of 32 columns, [panel][k][32],
    padded with zeros. Files that include this are compiled with contraction to fused multiply-add. */
 #ifndef PENSTOCK_PRODUCTS_H
 #define PENSTOCK_PRODUCTS_H
@@ -11,10 +11,10 @@
 #include "native.h"
 #include "vectors.h"
 
-/* Registers have room for so many sums of a tile, of so many vectors at most. */
+/* Accumulators of a tile that fit in registers, and the most vectors of a tile. */
 enum { PANEL = 32, TILE_SUMS = BY_WIDTH(24, 12, 12), TILE_VECTORS = 4 };
 
-/* The first `count` lanes of a vector, or all, as instructions for some of them take it. */
+/* The mask of the first `count` lanes of a vector, or of all. */
 #if defined(__AVX512F__)
 #define SOME(count) (__mmask16)((1u << smaller(count, OF(LANES)) * sizeof(REAL) / 4) - 1)
 #elif defined(__AVX2__)

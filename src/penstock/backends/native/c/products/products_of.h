@@ -1,5 +1,5 @@
-/* Products of tiles of matrices in the type REAL, whose functions have names OF(name), of at most
-   MOST_ROWS rows: products.h and matmul.c include this for each type. */
+/* Products of tiles of matrices in the type REAL, whose functions are named OF(name), of at most MOST_ROWS rows:
+   products.h and matmul.c include this for each type. */
 
 enum {
     OF(LANES) = VECTOR_BYTES / sizeof(REAL),
@@ -16,7 +16,7 @@ static inline OF(vector) OF(loaded)(const REAL *from)
     return v;
 }
 
-/* The first `count` lanes, zeros behind them; all of a vector if these are more. */
+/* Load the first `count` lanes, zeros beyond them; the whole vector if `count` is larger. */
 INLINED OF(vector) OF(load_lanes)(const REAL *from, int64_t count)
 {
 #if defined(__AVX512F__)
@@ -53,17 +53,17 @@ INLINED void OF(store_lanes)(REAL *to, OF(vector) v, int64_t count)
         memcpy(to, &v, sizeof v);
 }
 
-/* y = a b, or y += a b with `adds`, for vectors of columns, of whose last one `last` are stored. */
+/* y = a b, or y += a b with `adds`, for vectors of columns; the last vector stores `last` lanes. */
 typedef struct {
     const REAL *a, *b;
     REAL *y;
     int64_t inner, a_row, a_inner, b_inner, y_row, last; /* strides in elements */
-    int adds, ordered; /* ordered: sums are not divided */
+    int adds, ordered; /* ordered: sums are not split */
 } OF(tile);
 
-/* `tiles` tiles, one below the other, of numbers of rows and vectors that are constants. Few sums are divided
-   in up to four each, since one would wait for the multiplication before; those of several rows do not depend
-   on how many. There are too few registers for the address of each row: one is for three of them. */
+/* Multiply `tiles` tiles, one below the other; the rows and vectors of a tile are constants. With few sums, each is
+   split into up to four accumulators to hide latency; with several rows, this split does not depend on their number.
+   There are too few registers for the address of each row: one serves three rows. */
 INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
 {
     const int ways = rows == 1 ? (vectors > 2 ? 2 : 4) : vectors == 1 ? 2 : 1, size = rows * vectors;
@@ -109,12 +109,12 @@ INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
     }
 }
 
-/* For any number of rows, and at most TILE_VECTORS. */
+/* For any number of rows, and at most TILE_VECTORS vectors. */
 __attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
 {
     const int64_t most = smaller(MOST_ROWS, TILE_SUMS / (vectors > 1 ? vectors : 2));
     const int64_t tiles = (rows + most - 1) / most, more = rows % tiles;
-    /* Some tiles have a row more than the others. */
+    /* Some tiles have one row more than the others. */
     for (int64_t one = 1; one >= 0; one--) {
 #define TILE(rows, vectors)                                                                        \
     case rows * 8 + vectors:                                                                       \
@@ -132,7 +132,7 @@ __attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows
     }
 }
 
-/* c += a b, for a of [rows, k] and b of one panel of 32 columns; `ordered`: as of a tile. */
+/* c += a b, for a of [rows, k] and b of one panel of 32 columns; `ordered` as in a tile. */
 static inline void OF(add_product)(REAL *c, int64_t c_step, const REAL *a, int64_t a_step,
                                    const REAL *b, int64_t k, int64_t rows, int ordered)
 {
