@@ -1,5 +1,5 @@
-/* CausalConvWithState: each channel with a filter of its own over its past. An item is a block of rows, each a
-   channel of a sample. Compiled with contraction to fused multiply-add. */
+/* CausalConvWithState: a depthwise convolution over past elements. An item is a block of rows, each a channel of a
+   sample. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "wide.h"
@@ -10,13 +10,13 @@
 enum { TOGETHER = 64 }; /* results */
 
 struct causal {
-    const float *x, *w, *bias, *past; /* bias, past: or null */
-    float *y, *state;                 /* state: or null */
+    const float *x, *w, *bias, *past; /* bias, past: or NULL */
+    float *y, *state;                 /* state: or NULL */
     int64_t rows, channels, length, kernel, silu;
     int64_t block; /* rows of an item */
 };
 
-/* Element `at` of a row that goes on before x; past: or null. */
+/* Element `at` of a row that is preceded by `before` elements of `past` (or NULL). */
 INLINED float element(const float *past, const float *x, int64_t before, int64_t at)
 {
     return at >= 0 ? x[at] : past ? past[at + before] : 0;

@@ -1,15 +1,13 @@
-/* Convolutions and transposed convolutions of few channels, in the order of dims that images have outside
-   of networks.
+/* Convolutions and transposed convolutions of few channels, with images in channels-first layout.
 
-   An item is a band of rows and columns of the result, for one group of one image. The part of the input
-   under its windows is first copied, padded with zeros, and divided by strides into `splits` along rows
-   and columns, so that the inputs of a tap for successive rows are contiguous, at a constant distance from
-   those of the other taps:
+   An item is a band of rows and columns of the result, for one group of one image. Its input is first copied, padded
+   with zeros, and split by stride into `splits` along rows and columns, so that the inputs of a tap for successive
+   positions are contiguous, at a constant distance from those of the other taps:
 
-       stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4
+   stride 2, 1 zero before, of x0 x1 x2 x3 x4: 0 x1 x3 x0 x2 x4
 
-   Short rows are computed in one loop, with a few columns between them that are discarded. The result of
-   a transposed convolution has as many `phases` as it has strides; each reads other taps. */
+   Short rows are computed in one loop, including a few columns between them that are discarded. The result of a
+   transposed convolution has as many `phases` as the stride; each phase uses other taps. */
 
 // Its copies are too short for calls of memcpy and memset.
 // Compiler options: -ffp-contract=fast
@@ -20,7 +18,7 @@
 enum { BUFFER = 10240, LINES = 8192, SLACK = 64, MOST_SLICES = 32, BLOCK = 4, WIDE = BY_WIDTH(4, 2, 2) };
 
 typedef struct {
-    int64_t size, count;                  /* elements, and those of the result */
+    int64_t size, count;                  /* elements of the input and of the result */
     int64_t phases, splits, lead, length; /* of the copy: zeros before it, and elements of a split */
     int64_t block;                        /* elements of a phase in an item */
 } spread;
@@ -30,7 +28,7 @@ struct convolution {
     float *y;
     const axis *depth;
     const spread *rows, *columns;
-    const int64_t *taps; /* of each phase: their number, and where each is in the copy */
+    const int64_t *taps; /* of each phase: their number, and the offset of each in the copy */
     int64_t transposed;
     int64_t groups, channels, filters; /* channels and filters of a group */
     int64_t positions;                 /* of the kernel in one slice */
@@ -42,7 +40,7 @@ typedef struct {
     int64_t k;
 } slice;
 
-/* The element that the result's element o sees at position k, -1 for padding. */
+/* The input element that kernel position k reads for element o of the result, -1 for padding. */
 static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t k)
 {
     int64_t at = transposed ? o + v->begin - k * v->dilation : o * v->stride - v->begin + k * v->dilation;
@@ -55,7 +53,7 @@ static inline int64_t seen(const axis *v, int64_t transposed, int64_t o, int64_t
 #define EVEN_PLACE(n, l, unused) 2 * (l)
 #define ODD_PLACE(n, l, unused) 2 * (l) + 1
 
-/* A line of `count` elements: those of x from `low` to `high`, and zeros around them. */
+/* Copy a line of `count` elements: those of x from `low` to `high`, padded with zeros. */
 static inline void copy_line(const float *x, int64_t low, int64_t high, int64_t count, float *restrict to)
 {
     for (int64_t i = 0; i < low; i++)
@@ -65,7 +63,7 @@ static inline void copy_line(const float *x, int64_t low, int64_t high, int64_t 
         to[i] = 0;
 }
 
-/* The same, `count` even elements and as many odd ones of it. */
+/* The same, split into `count` even and `count` odd elements. */
 static inline void split_line(const float *x, int64_t low, int64_t high, int64_t count, float *restrict even,
                               float *restrict odd)
 {
@@ -91,8 +89,8 @@ static inline void split_line(const float *x, int64_t low, int64_t high, int64_t
     }
 }
 
-/* The part of a plane that the item at this row and column sees. Rows that are divided into more than two are copied
-   to `flat` first, which has room for all, and divided together. */
+/* Copy the part of a plane that the item at this row and column reads. Rows that are split more than two ways are
+   first copied to `flat`, which has room for all, and split together. */
 static void copy_plane(const struct convolution *a, const float *x, int64_t row, int64_t column,
                        float *restrict to, float *restrict flat)
 {
@@ -118,7 +116,7 @@ static void copy_plane(const struct convolution *a, const float *x, int64_t row,
     }
 }
 
-/* `vectors` of `filters` lines, `step` apart, of which the last vector has `rest`; both numbers are constants. */
+/* `vectors` vectors of `filters` lines, `step` apart; the last vector has `rest` lanes; both counts are constants. */
 INLINED void add_taps(const struct convolution *a, const slice *slices, int64_t n_slices,
                       const int64_t *taps, int64_t n_taps, const float *w, const float *bias,
                       int64_t copied, int64_t at, float *to, int64_t step, int64_t rest, int filters, int vectors)
@@ -203,7 +201,7 @@ ITEMS_OF(convolution, convolution)
     const int64_t bands = ((u->count + u->phases - 1) / u->phases + u->block - 1) / u->block;
     const int64_t chunks = ((v->count + v->phases - 1) / v->phases + v->block - 1) / v->block;
     const int64_t plane = d->size * u->size * v->size, y_plane = d->count * u->count * v->count;
-    const int64_t copied = u->splits * v->splits * u->length * v->length; /* of a slice */
+    const int64_t copied = u->splits * v->splits * u->length * v->length; /* elements of a slice */
     float copy[BUFFER + SLACK], lines[BUFFER + SLACK];
     for (int64_t item = begin; item < end; item++) {
         const int64_t column = item % chunks * v->block, row = item / chunks % bands * u->block;
@@ -227,7 +225,7 @@ ITEMS_OF(convolution, convolution)
         float *y = a->y + (image * a->filters * d->count + o) * u->count * v->count;
         const int64_t *of_row = a->taps, *taps = a->taps;
         const int64_t length = (n_rows - 1) * v->length + (n_columns + v->phases - 1) / v->phases;
-        /* Rows of whole vectors, or nearly, are computed where they are written. */
+        /* Rows that (nearly) fill whole vectors are computed in place. */
         const int direct = u->phases * v->phases == 1 && n_columns >= 2 * LANES &&
                            (n_columns + LANES - 1) / LANES * LANES <= v->length + LANES / 4;
         for (int64_t p = 0; p < u->phases; p++, of_row = taps)

@@ -1,7 +1,6 @@
-/* Convolution of images with kernels whose elements are displaced by offsets. An item is a block of
-   PANEL positions of one image, for at most FILTERS filters: their inputs of some channels are
-   interpolated, as the columns of a panel, and multiplied by the weights. Compiled with contraction to
-   fused multiply-add. */
+/* Deformable convolution: taps of the kernel are displaced by offsets. An item is a block of PANEL positions of one
+   image, for at most FILTERS filters: the inputs of some channels are interpolated into the columns of a panel, and
+   multiplied by the weights. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "native.h"

@@ -1,23 +1,22 @@
-/* DeformConv in the type REAL, with functions named OF(name): deformable.c includes this once for each
-   type. */
+/* DeformConv in the type REAL, with functions named OF(name): deformable.c includes this once for each type. */
 #include <tgmath.h>
 
 struct OF(deformable) {
-    const REAL *x, *weights, *offsets, *bias, *masks; /* bias and masks may be null */
+    const REAL *x, *weights, *offsets, *bias, *masks; /* bias and masks may be NULL */
     REAL *y;
     int64_t channels, filters, groups, displaced; /* groups of filters, and of offsets */
     int64_t height, width, rows, columns;         /* of images and results */
     int64_t tall, wide, stride_y, stride_x, dilation_y, dilation_x, top, left;
 };
 
-/* Positions without the place of a kernel's element, the elements around them and their weights. */
+/* Sampling positions relative to the kernel tap, and the indices and weights of their four neighbours. */
 typedef struct {
     REAL y[PANEL], x[PANEL];
     int32_t places[4][PANEL];
     REAL weights[4][PANEL];
 } OF(corners);
 
-/* The neighbour of a coordinate, `next` of the lower one by 0 or 1: its place, and its weight. */
+/* The lower (`next` 0) or upper (1) neighbour of a coordinate: its index, and its weight. */
 static inline int32_t OF(neighbour)(REAL at, int next, int64_t size, REAL *weight)
 {
     REAL low = floor(at), place = low + (REAL)next;
@@ -48,7 +47,7 @@ static void OF(place_corners)(const struct OF(deformable) *a, int64_t group, int
         }
 }
 
-/* Interpolate channels `from` up to `to` of an image for the positions, as rows of a panel. */
+/* Interpolate channels `from` up to `to` of an image at the positions, into rows of a panel. */
 static void OF(see)(const struct OF(deformable) *a, int64_t image, int64_t from, int64_t to,
                     int64_t first, int64_t count, OF(corners) *c, REAL *panel)
 {

@@ -1,13 +1,14 @@
-/* Convolutions and transposed ones by all channels of images with their channels innermost.
+/* Convolutions and transposed convolutions over all channels of channels-last images.
 
-   One is the product of panels.c, whose rows are what positions of the result see. These are not copied: for each
-   tap of the kernel, or each row of taps where channels are few, a table has the address of what a position sees, or
-   of zeros outside of the image. What has gaps in memory, or a row of taps that is partly outside, is copied first.
+   Each is a product of panels.c whose rows are the inputs of the output positions (an implicit im2col). Inputs are
+   not copied: for each tap of the kernel, or each row of taps if channels are few, an indirection table has the input
+   address of each position, or that of zeros for padding. What has gaps in memory, or a row of taps partly in
+   padding, is copied.
 
-   What the positions of a line see is equally far apart, but for those at its ends that see nothing of the image, unless
-   a part is a row of taps that is partly outside; and in copies of the image's rows with zeros around them. The table
-   then has the first position of each line alone. Where rows of taps are so short that a part would have few elements,
-   each element of the first position has an address (elements.c).
+   The inputs of a line's positions are evenly spaced, except for positions at its ends that read only padding, and
+   unless a part is a row of taps that is partly in padding; they also are in copies of image rows padded with zeros.
+   Then the table has only the first position of each line. Where rows of taps are so short that a part would have few
+   elements, each element of the first position has an address (elements.c).
 
    Compiled with contraction to fused multiply-add. */
 
@@ -19,11 +20,11 @@
 #include "image_convolution.h"
 
 enum { LEAST_LINE = 24 };
-/* Elements of a position that may take longer to read than to multiply, and rows of a tile. */
+/* Elements of a position up to which loads may take longer than the products, and rows of a tile. */
 enum { MOST_FETCHED = 64, MOST_TILE = 16 };
-enum { LEAST_CHANNELS = 8 }; /* of taps that are parts of their own, if three are multiplied at once */
+enum { LEAST_CHANNELS = 8 }; /* of a tap that is a part of its own, where three taps are multiplied at once */
 
-/* Whether all positions of an image are equally far apart. */
+/* Whether all positions of an image are evenly spaced. */
 static int is_uniform(const struct image_convolution *a, const steps *x)
 {
     const int64_t row = a->axes[2]->count * x->column, slice = a->axes[1]->count * row;
@@ -31,7 +32,7 @@ static int is_uniform(const struct image_convolution *a, const steps *x)
     return phases_of(a) == 1 && x->row == row && x->slice == slice && x->image == image;
 }
 
-/* Whether each position sees its own element alone, all of them equally far apart. */
+/* Whether each position reads exactly one input element (a 1 x 1 kernel), evenly spaced. */
 static int is_product(const struct image_convolution *a, const phase *f)
 {
     int own = a->x_steps->channel == 1 && is_uniform(a, a->x_steps);
@@ -40,7 +41,7 @@ static int is_product(const struct image_convolution *a, const phase *f)
     return own;
 }
 
-/* The taps of a row that a product of a single vector of filters has at once, 3 or 1; 3 are parts of their own. */
+/* The taps of a row that a product with one vector of filters processes at once: 3, each a part of its own, or 1. */
 static int64_t taps_at_once(const struct image_convolution *a, const phase *f)
 {
     const int64_t *const taps = f->taps[2], all = f->n_taps[0] * f->n_taps[1] * f->n_taps[2];
@@ -49,13 +50,13 @@ static int64_t taps_at_once(const struct image_convolution *a, const phase *f)
     return is_row && is_narrow && all * a->block <= ADDRESSES ? 3 : 1;
 }
 
-/* The taps of a row that are one part. */
+/* The taps of a row that form one part. */
 static int64_t taps_of_part(const struct image_convolution *a, const phase *f)
 {
     return a->adjacent && taps_at_once(a, f) == 1 ? f->n_taps[2] : 1;
 }
 
-/* Find where each part of what `count` positions from `first` on see lies. */
+/* Find the address of each part of the input for `count` positions from `first` on. */
 static void find_rows(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen)
 {
     const int64_t wide = taps_of_part(a, f), parts = f->n_taps[2] / wide, stride = a->axes[2]->stride;
@@ -79,7 +80,7 @@ static void find_rows(const struct image_convolution *a, const phase *f, int64_t
     }
 }
 
-/* Copy a matrix between memories with these steps from one row, and from one column, to the next. */
+/* Copy a matrix, given the row and column steps of destination and source. */
 static void copy_matrix(float *to, const float *from, int64_t rows, int64_t columns, int64_t row_step,
                         int64_t column_step, int64_t from_row_step, int64_t from_column_step)
 {
@@ -90,15 +91,16 @@ static void copy_matrix(float *to, const float *from, int64_t rows, int64_t colu
     copy_elements(&plan, (const char *)from, (char *)to);
 }
 
-/* Copies of the image's rows from a column on, and the items that have used each of them last; and which one each row
-   of taps sees from the last line. */
+/* Copies of image rows from a start column on, the item that last used each of them, and which copy each row of taps
+   read for the last line. */
 typedef struct {
     const float *rows[MOST_ROWS];
     int64_t starts[MOST_ROWS], items[MOST_ROWS], last, seen[MOST_ROWS];
 } line_copies;
 
-/* Return the place of a copy of `row` from column `start` on, which is there if the row of taps `other` saw it from the
-   line before, unless that is -1; else `*is_new` is set. Those of `count` that the item uses stay. */
+/* Return the index of a copy of `row` from column `start` on. It is reused if the row of taps `other` (-1: none) read
+   it for the previous line; else `*is_new` is set, and it replaces one of the `count` copies that this item has not
+   used. */
 static int64_t place_of_copy(line_copies *copies, const float *row, int64_t start, int64_t other, int64_t item,
                              int64_t count, int *is_new)
 {
@@ -113,7 +115,7 @@ static int64_t place_of_copy(line_copies *copies, const float *row, int64_t star
     return i;
 }
 
-/* Copy some columns of a row from column `start` on, which may be outside. */
+/* Copy some columns of a row from column `start` on; columns outside of the image become zeros. */
 static void copy_line(const struct image_convolution *a, const float *row, int64_t start, int64_t channels, float *copy)
 {
     const int64_t columns = a->even->columns, column_step = a->x_steps->column, size = a->axes[2]->size;
@@ -129,8 +131,8 @@ static void copy_line(const struct image_convolution *a, const float *row, int64
         copy_matrix(to, from, count, channels, channels, 1, column_step, a->x_steps->channel);
 }
 
-/* Find where each part of what the first position of each line sees lies, or of the first of all if that is one line.
-   `copies` are those to make, or NULL. */
+/* Find the address of each part of the input of the first position of each line, or of the very first position if all
+   positions are one line. `copies`: the row copies to use, or NULL to read the image. */
 static void find_lines(const struct image_convolution *a, const phase *f, int64_t first, int64_t count, view seen,
                        line_copies *copies, int64_t item)
 {
@@ -160,8 +162,8 @@ static void find_lines(const struct image_convolution *a, const phase *f, int64_
     }
 }
 
-/* Find the address of each element that position `at` of a line sees, with the channels of a tap in order: `zeros` for
-   columns outside of the image, NULL for rows outside of it. */
+/* Find the address of each input element of position `at` of a line, with the channels of a tap in order: `zeros` for
+   columns in the padding, NULL for rows in the padding. */
 static void find_elements(const struct image_convolution *a, const phase *f, const line *l, const view *seen, int64_t at,
                           const float **elements)
 {
@@ -181,8 +183,8 @@ static void find_elements(const struct image_convolution *a, const phase *f, con
         }
 }
 
-/* Multiply what positions of a line see by a panel of weights, where elements have addresses, for which there is room in
-   `elements`. The few positions that see columns outside of the image are products of their own. */
+/* Multiply the inputs of a line's positions by a panel of weights through addresses of elements, for which `elements`
+   is scratch memory. The few positions that read columns of padding are products of their own. */
 static void multiply_line(const struct image_convolution *a, const phase *f, const line *l, const view *seen,
                           const float **elements, const float *w, int64_t width, const target *y, int64_t count)
 {
@@ -200,7 +202,7 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
     }
 }
 
-/* Find which positions of a line see an element of each part that is a tap; returns whether some of them do not. */
+/* Find for each part (a tap) which positions of a line read the image; return whether some read padding. */
 static int find_ends(const struct image_convolution *a, const phase *f, line_ends *ends)
 {
     const int64_t stride = a->axes[2]->stride, size = a->axes[2]->size, count = f->counts[2];
@@ -221,7 +223,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
     const int is_copied = a->even && a->even->copies, has_elements = a->even && a->even->elements;
     const int dense = a->x_steps->channel == 1 && !is_copied;
-    /* Results whose channels are apart are written to nearby memory, and copied. */
+    /* Planar results are written to scratch memory, and transposed from there. */
     const int direct = is_direct(a), is_turned = a->y_steps->channel != 1 && !a->addend;
     const activation none = NO_ACTIVATION;
     const int uniform = direct && is_uniform(a, a->y_steps) && (!a->addend || is_uniform(a, a->addend_steps));
@@ -232,7 +234,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     if (!copy)
         return 1;
     line_copies copies = {.rows = {0}};
-    int64_t known = -1, seen = 0; /* which rows have been found; filters before those to follow */
+    int64_t known = -1, seen = 0; /* block whose table is current; first filter that the program has not processed */
     int has_ends = 0;
     for (int64_t item = begin; item < end; item++) {
         const int64_t panel = item % panels, group = item / panels % a->groups;
@@ -246,7 +248,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const int64_t width = a->twos ? GRAIN / 2 : smaller(PANEL, padded - column);
         const int64_t some = smaller(width, filters - column), filter = group * filters + column;
         const float *w = f.weights + (a->twos ? group * width : group * padded + column) * k;
-        /* Copies are of one group, addresses are those of the first one. */
+        /* Copies hold one group; addresses are those of the first group. */
         const int64_t channel = group * a->channels, of = dense ? place : item / panels;
         const view images = {dense && !has_elements ? 0 : channel, a->channels, a->block, rows, copy};
         const int own = !a->pairs && !is_copied && !has_elements && is_product(a, &f), even = own || a->even;
@@ -266,7 +268,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         if (own && step == depth && depth <= MOST_FETCHED)
             x.ahead = rows[0] + x.begin + MOST_TILE * step, x.ahead_step = step;
         const float *next = k * padded * a->groups <= NEAR ? NULL : item + 1 < end ? w + width * k : a->weights;
-        /* Where the positions of several lines are not equally far apart, each line is a product. */
+        /* Where positions of several lines are not evenly spaced, each line is a product of its own. */
         const int by_line =
             has_elements || (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
         line l = line_of(&f, first, count);
@@ -287,7 +289,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
                 multiply_line(a, &f, &l, &images, rows, w, width, direct ? &to : &part, some);
             else if (by_line)
                 multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
-            /* Few channels at a time: it takes longer to write to many pages in turn. */
+            /* Few channels at a time: writing to many pages in turn takes longer. */
             for (int64_t e = 0; e < some && is_turned; e += GRAIN)
                 copy_matrix(to.y + e * a->y_steps->channel, part.y + e, l.some, smaller(GRAIN, some - e), to.step,
                             a->y_steps->channel, apart.step, 1);
@@ -308,7 +310,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     return 0;
 }
 
-/* Pack what is given for a panel of a phase. */
+/* Pack the given weights of one panel of a phase. */
 static void pack_panel(const struct image_convolution *a, int64_t number)
 {
     const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN, panels = (a->filters + PANEL - 1) / PANEL;
@@ -319,7 +321,7 @@ static void pack_panel(const struct image_convolution *a, int64_t number)
     const int64_t each = a->filters / a->source->merged, channels = a->channels / a->source->merged;
     const int64_t depth = a->channels * n_taps, end = smaller(column + width, a->filters);
     float *const w = (float *)a->weights + a->places[phase] + (group * padded + column) * depth;
-    /* Some rows of the panel at a time, in the order in which they are read. */
+    /* Some rows of the panel at a time, in the order of the source. */
     float rows[PANEL * PANEL];
     int64_t from[PANEL], to[PANEL];
     for (int64_t first = 0, count; first < depth; first += count) {

@@ -1,11 +1,11 @@
-/* Convolutions of images with their channels innermost, over one to three axes: what those by all channels
-   (image_convolution.c) and those by one each (image_depthwise.c) share. It is which elements of an image the
-   positions of a result see, and what follows the sums: a tensor that is added, a slope below 0, bounds, a program.
+/* Convolutions of channels-last images over one to three axes: what those over all channels (image_convolution.c) and
+   depthwise ones (image_depthwise.c) share, which is the addressing of the input of each output position, and the
+   epilogue: an addend, slopes for negative values, bounds, and a program.
 
-   The result of a transposed convolution is made of as many phases as it has strides, each of which is a
-   convolution of stride 1 by some of the taps:
+   The result of a transposed convolution is split into as many phases as the stride; each phase is a convolution of
+   stride 1 with a subset of the taps:
 
-       kernel 3, stride 2:    y0 = x0 w0    y1 = x0 w1    y2 = x1 w0 + x0 w2    y3 = x1 w1    ... */
+   kernel 3, stride 2: y0 = x0 w0 y1 = x0 w1 y2 = x1 w0 + x0 w2 y3 = x1 w1 ... */
 #ifndef PENSTOCK_IMAGE_CONVOLUTION_H
 #define PENSTOCK_IMAGE_CONVOLUTION_H
 
@@ -15,27 +15,28 @@
 
 enum { COPIED = 14336, MOST_CHANNELS = 8192, ADDRESSES = 4096, AXES = 3, MOST_ROWS = 64 };
 
-/* An axis: elements of the image and of the result; elements between what adjacent positions see; and for each
-   phase of the result the number of its taps, and where its first position sees each, in order. */
+/* An axis: the sizes of the image and of the result; the input stride between adjacent positions; and for each phase
+   of the result its number of taps, and the input offset of each tap for the first position, in order. */
 typedef struct {
     int64_t size, count, stride, phases;
     int64_t taps[];
 } span;
 
-/* Weights as a run gives them: their elements for each filter of a channel, and from one filter and one channel of a
-   group to the next; their groups that are one of the product's; where each tap of all phases is. */
+/* Weights given at run time: elements of a kernel (per filter and channel), strides between filters and between
+   channels of a group; how many of their groups make one group of the product; and the offset of each tap of all
+   phases. */
 typedef struct {
     int64_t kernel, filter_step, channel_step, merged;
     int64_t taps[];
 } source;
 
-/* Lines whose positions see of each part what is equally far apart: in the image, or if there are `copies`, in so many
-   copies of `columns` of the image's rows each. `elements`: each element of what a position sees has an address. */
+/* Lines whose inputs are evenly spaced in each part: in the image itself, or, with `copies`, in that many copies of
+   image rows of `columns` columns each. `elements`: each input element of a position has its own address. */
 typedef struct {
     int64_t copies, columns, elements;
 } even_lines;
 
-/* Of all kernels here. */
+/* Arguments of all kernels here. */
 struct image_convolution {
     const float *x, *weights, *bias;
     const float *slopes, *addend; /* or NULL */
@@ -45,24 +46,24 @@ struct image_convolution {
     double gate, offset, factor, term, low, high;
     int64_t images, groups, channels, filters; /* channels and filters of a group */
     int64_t block;                             /* positions of an item */
-    int64_t adjacent; /* taps of a row of the kernel see adjacent elements, and are one part of what is seen */
-    int64_t room;     /* elements of copies */
-    const even_lines *even; /* or NULL: what the positions of a line see is not equally far apart */
-    int64_t twos;     /* panels of filters have those of two channels in turn */
+    int64_t adjacent; /* the taps of a kernel row read adjacent elements, and form one part of the input */
+    int64_t room;     /* elements of the copies */
+    const even_lines *even; /* or NULL: the inputs of a line are not evenly spaced */
+    int64_t twos;     /* panels of filters interleave pairs of channels */
     int64_t items;    /* of the product */
-    float *pairs;     /* of bfloat16, that x is rounded to; or NULL */
-    /* Weights and bias that a run gives are packed first, to where `weights` are and behind them. */
+    float *pairs;     /* room to round x to bfloat16; or NULL */
+    /* Weights and bias given at run time are packed first, to `weights` and behind them. */
     const float *given, *given_bias;
     const source *source;
     const steps *x_steps, *addend_steps, *y_steps;
-    int64_t follows;            /* a program: 1, whose rows are filters; 2, positions of one; 0, none */
-    struct elementwise program; /* of y, in place */
+    int64_t follows;            /* a program: 1, on rows of filters; 2, on rows of positions; 0, none */
+    struct elementwise program; /* on y, in place */
 };
 
-/* What is outside of an image. */
+/* The padding outside of an image. */
 static float zeros[MOST_CHANNELS];
 
-/* A phase of the result: the taps of each axis; its first element along each, and positions from there on. */
+/* A phase of the result: the taps of each axis; its first element along each, and the number of positions. */
 typedef struct {
     const int64_t *taps[AXES];
     int64_t first[AXES], counts[AXES], n_taps[AXES], positions;
@@ -93,7 +94,7 @@ static inline int64_t phases_of(const struct image_convolution *a)
     return a->axes[0]->phases * a->axes[1]->phases * a->axes[2]->phases;
 }
 
-/* Positions of a phase that lie in a line of the result, `some` of them from here on. */
+/* Positions of a phase in one line (row) of the result, `some` of them from here on. */
 typedef struct {
     int64_t image, at[AXES], some;
 } line;
@@ -109,7 +110,7 @@ static inline line line_of(const phase *f, int64_t first, int64_t count)
     return l;
 }
 
-/* Go to the line behind, of which `count` positions are left. */
+/* Advance to the next line; `count` positions are left. */
 static inline void next_line(const phase *f, line *l, int64_t count)
 {
     l->at[AXES - 1] += l->some;
@@ -120,7 +121,7 @@ static inline void next_line(const phase *f, line *l, int64_t count)
     l->some = smaller(f->counts[AXES - 1] - l->at[AXES - 1], count);
 }
 
-/* Where the first position of a line is in the result, or in what is added to it. */
+/* The offset of a line's first position in the result, or in the addend. */
 static inline int64_t place_of(const struct image_convolution *a, const phase *f, const line *l, const steps *y)
 {
     const int64_t each[] = {y->slice, y->row, y->column};
@@ -130,14 +131,15 @@ static inline int64_t place_of(const struct image_convolution *a, const phase *f
     return place;
 }
 
-/* Some channels of what positions see: where each part of it lies, [part][apart]. */
+/* The input of some channels for a block of positions: the address of each part, [part][apart]. */
 typedef struct {
     int64_t first, channels, apart;
     const float **rows;
-    float *copy; /* where parts are copied to that have gaps, or are partly outside of the image */
+    float *copy; /* where parts are copied that have gaps, or are partly outside of the image */
 } view;
 
-/* What row `row` of the taps, of slice `slice` of them, sees of the first position's image: NULL if that is outside. */
+/* The image row that tap row `row` of tap slice `slice` reads for the line's first position: NULL if it is
+   padding. */
 static inline const float *seen_row(const struct image_convolution *a, const phase *f, const line *l,
                              const view *seen, int64_t slice, int64_t row)
 {
@@ -153,7 +155,7 @@ static inline const float *seen_row(const struct image_convolution *a, const pha
     return from;
 }
 
-/* Copy what is seen in an image's row of `count` columns from `column` on; returns where. */
+/* Copy `count` columns of an image row from `column` on, padded with zeros; return the address of the copy. */
 static inline const float *copy_part(const struct image_convolution *a, const float *row, int64_t column,
                               int64_t count, view *seen)
 {
@@ -172,26 +174,27 @@ static inline const float *copy_part(const struct image_convolution *a, const fl
     return part;
 }
 
-/* How many strides `elements` have room for; division takes as long as the sums of a position. */
+/* The number of whole strides in `elements`; a division takes as long as the sums of a position. */
 static inline int64_t strides_in(int64_t elements, int64_t stride)
 {
     return stride == 1 ? elements : stride == 2 ? elements >> 1 : elements / stride;
 }
 
-/* Find what `count` positions see of an image's row, or of none: `wide` columns, of the first from `start` on. */
+/* Find the addresses of `wide` columns of an image row (NULL: padding) for each of `count` positions, from `start`
+   on. */
 static inline void find_line(const struct image_convolution *a, const float *row, int64_t start, int64_t stride,
                       int64_t count, int64_t wide, view *seen, const float **to)
 {
     const int64_t size = a->axes[2]->size, step = a->x_steps->column;
     const int64_t room = size - wide - start, before = start < 0 ? -start : 0;
     const int flat = a->x_steps->channel == 1 && (wide == 1 || step == a->channels);
-    /* Those that see only columns that there are. */
+    /* Positions whose columns are all inside of the image. */
     const int64_t low = row ? smaller(strides_in(before + stride - 1, stride), count) : count;
     int64_t high = flat && room >= 0 ? smaller(strides_in(room, stride) + 1, count) : 0;
     high = high < low ? low : high;
     const float *inside = low < high ? row + (start + low * stride) * step : NULL;
     for (int64_t p = low; p < high; p++, inside += stride * step) {
-        __asm__("" : "+r"(inside)); /* lines are short: vectors of addresses take longer */
+        __asm__("" : "+r"(inside)); /* lines are short: vectorized address arithmetic takes longer */
         to[p] = inside;
     }
     for (int64_t p = low ? 0 : high; p < count; p = p + 1 == low ? high : p + 1) {
@@ -201,10 +204,10 @@ static inline void find_line(const struct image_convolution *a, const float *row
     }
 }
 
-/* Rows of the image that rows of taps see from `count` positions, a whole line or its begin, else 0; the next line
-   sees them from rows of taps that are `back` before. */
+/* Image rows that each row of taps reads for a line that starts at column 0 and has `count` positions, else 0; the
+   next line reads the same rows through rows of taps that are `back` earlier. */
 typedef struct {
-    const float *rows[MOST_ROWS]; /* of `known` rows of taps */
+    const float *rows[MOST_ROWS]; /* for `known` rows of taps */
     int64_t known, back, count;
 } seen_rows;
 
@@ -216,14 +219,14 @@ static inline int64_t rows_back(const struct image_convolution *a, const phase *
     return back < f->n_taps[1] ? back : MOST_ROWS;
 }
 
-/* Before the first line. Rows are not set, which takes time, and are not read before they are. */
+/* The state before the first line. Rows are left unset, to save time: they are not read before they are set. */
 static inline void no_rows(seen_rows *before, const struct image_convolution *a, const phase *f)
 {
     before->known = smaller(f->n_taps[0] * f->n_taps[1], MOST_ROWS);
     before->back = rows_back(a, f), before->count = 0;
 }
 
-/* Whether the line before saw what a row of taps sees of this one. */
+/* Whether the previous line already read what a row of taps reads for this one. */
 static inline int is_seen_again(seen_rows *before, const float *from, int64_t row, const line *l)
 {
     const int64_t other = row + before->back;
@@ -234,13 +237,13 @@ static inline int is_seen_again(seen_rows *before, const float *from, int64_t ro
     return again;
 }
 
-/* Whether sums are written to the result's channels where they are. */
+/* Whether sums are written directly to the channels of the result. */
 static inline int is_direct(const struct image_convolution *a)
 {
     return a->y_steps->channel == 1 && (!a->addend || a->addend_steps->channel == 1);
 }
 
-/* Where the positions of a line are, from `filter` on, whose bias and slopes are at `column`. */
+/* The target of a line's positions from `filter` on; `column` is where their bias and slopes are. */
 static inline target target_of(const struct image_convolution *a, const phase *f, const line *l, int64_t filter,
                         int64_t column)
 {
@@ -257,8 +260,8 @@ static inline target target_of(const struct image_convolution *a, const phase *f
     return to;
 }
 
-/* Write `count` sums of each of `rows` positions of a line, `apart` from one to the next, to images with gaps
-   between channels or positions. */
+/* Write `count` sums of each of `rows` positions of a line, `apart` elements apart, to images whose channels or
+   positions are not contiguous. */
 static inline void put_positions(const struct image_convolution *a, target to, int64_t rows, const float *sums,
                           int64_t count, int64_t apart)
 {
@@ -277,7 +280,7 @@ static inline void put_positions(const struct image_convolution *a, target to, i
     }
 }
 
-/* Run the program behind for some positions and filters of the result. */
+/* Run the fused program on some positions and filters of the result. */
 static inline void follow(const struct image_convolution *a, int64_t first, int64_t count, int64_t filter,
                    int64_t filters, int64_t all)
 {
@@ -292,8 +295,8 @@ static inline void follow(const struct image_convolution *a, int64_t first, int6
     }
 }
 
-/* Pack weights and bias that a run gives in the first stage, by `pack` in so many parts, and convolve in the second.
-   There is a bias for each of `padded` filters of `filters`, of each group. */
+/* Pack weights and bias given at run time in the first stage, in `packs` calls of `pack`, and convolve in the second.
+   The `filters` biases of each group are padded to `padded`. */
 static inline int given_stage(const void *arguments, int64_t stage, int64_t first, int64_t last, int64_t packs,
                               int64_t filters, int64_t padded,
                               void (*pack)(const struct image_convolution *, int64_t),

@@ -1,8 +1,8 @@
-/* Convolutions and transposed ones by one channel each of images with their channels innermost.
+/* Depthwise convolutions and transposed convolutions of channels-last images.
 
-   A vector of channels of a column is loaded once for all positions that see it with a row of taps. Where taps are
-   further apart than positions, positions that are as far apart are computed together, since they see the same
-   columns. Of few channels, a line is one run of elements, and weights repeat.
+   A vector of a column's channels is loaded once for all positions that read it with a row of taps. If the dilation
+   exceeds the stride, positions that are a dilation apart are computed together, since they read the same columns. If
+   there are few channels, a line is one run of elements, and the weights repeat.
 
    Compiled with contraction to fused multiply-add. */
 
@@ -11,9 +11,9 @@
 // GCC options: -fno-tree-loop-distribute-patterns
 #include "image_lines.h"
 
-/* The sums of any number of channels, of `positions` that see a line from `column` on. As many as `taps` are multiplied
-   at once, if positions are `stride` times as far apart; or else these are 0. The last four are constants. The last
-   vector may have channels of the one before again, unless there is less than one. */
+/* Compute all channels of `positions` positions of a line whose input begins at `column`. `taps` taps are multiplied
+   at once if positions are `stride` times as far apart as taps; otherwise both are 0. The last four arguments are
+   constants. The last vector may overlap the one before, unless there are fewer channels than lanes. */
 INLINED void add_channels(const sights *x, int64_t column, int64_t count, const target *to, int positions, int stride,
                           int taps, int what)
 {
@@ -40,7 +40,8 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
     }
 }
 
-/* As `add_channels`; returns for how many positions of `count`. `taps` is 0 for less than a vector of channels. */
+/* As `add_channels`; return how many of `count` positions were computed. `taps` is 0 for less than a vector of
+   channels. */
 static int64_t add_some(const sights *x, int64_t column, int64_t channels, const target *to, int64_t count, int taps)
 {
     const int64_t tiles = (count + TILE - 1) / TILE, positions = tiles < 2 ? count : (count + tiles - 1) / tiles;
@@ -60,7 +61,7 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
     }
 #undef OF
 #undef OF_TAPS
-/* Of short vectors, what is less than one is rare, and takes compilers long. */
+/* With short vectors, partial vectors are rare, and such forms take long to compile. */
 #define OF(number)                                                                                 \
     if (count >= number && channels >= LANES)                                                      \
         return add_channels(x, column, channels, to, number, 0, 0, CHANNELS), number;              \
@@ -73,15 +74,15 @@ static int64_t add_some(const sights *x, int64_t column, int64_t channels, const
     return 0;
 }
 
-/* Rows of taps that a line sees, NULL outside of the image, as elements one channel after the other; weights are
-   [row][tap][period], since they repeat. */
+/* The rows of taps of a line, NULL in the padding, as a flat run of elements; weights are repeated to
+   [row][tap][period]. */
 typedef struct {
     const float *rows[MOST_ROWS];
-    int64_t n_rows, n_taps, period, taps[MOST_ROWS]; /* elements from the first tap on */
+    int64_t n_rows, n_taps, period, taps[MOST_ROWS]; /* taps: in elements from the first tap on */
     const float *w;
 } flat_line;
 
-/* `vectors` vectors of sums a period apart, or the first `count` of one, from element `at` of a line on. */
+/* `vectors` vectors of sums a period apart, or the first `count` lanes of one, from element `at` of a line on. */
 INLINED void add_flat(const flat_line *x, int64_t at, int64_t place, int64_t count, const target *to, int vectors)
 {
     vector sums[TILE];
@@ -113,15 +114,15 @@ static void add_line(const flat_line *x, int64_t count, const target *to)
     }
 }
 
-/* As `image_depthwise`, of few channels, for which `filters` says the period of weights, bias and slopes. What is
-   seen of the image is copied, with zeros around it. */
+/* As `image_depthwise`, for few channels; `filters` is the period of weights, bias and slopes. The input is copied
+   and padded with zeros. */
 static int flat_depthwise(const struct image_convolution *a, int64_t begin, int64_t end)
 {
     const span *u = a->axes[1], *v = a->axes[2];
     const phase f = phase_of(a, 0);
     const int64_t channels = a->channels, n_taps = f.n_taps[2], n_rows = f.n_taps[1], low = f.taps[2][0];
     const int64_t wide = v->count + f.taps[2][n_taps - 1] - low, slots = f.taps[1][n_rows - 1] - f.taps[1][0] + 1;
-    /* Columns that there are, of those that are seen. */
+    /* The columns of the input that are inside of the image. */
     const int64_t first = smaller(low < 0 ? -low : 0, wide), last = smaller(v->size - low, wide);
     const int is_flat = is_direct(a) && a->y_steps->column == channels &&
                         (!a->addend || a->addend_steps->column == channels);
@@ -137,7 +138,7 @@ static int flat_depthwise(const struct image_convolution *a, int64_t begin, int6
         for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
             for (int64_t k = 0; k < n_rows; k++) {
                 const float *from = seen_row(a, &f, &l, &(view){0}, 0, k);
-                /* The next lines see the copy, too. */
+                /* The next lines read the same copy. */
                 const int64_t slot = from ? (l.at[1] * u->stride + f.taps[1][k]) % slots : 0;
                 float *const to = copy + slot * wide * channels;
                 if (from && held[slot] != from && first < last)
@@ -185,7 +186,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
         line l = line_of(&f, first, count);
         for (int64_t r = 0; r < count; r += l.some, next_line(&f, &l, count - r)) {
             see_line(&x, a, &f, &l, &seen, dense ? NULL : &before);
-            /* Positions as far apart as taps are computed together, if there are enough. */
+            /* Positions a dilation apart are computed together, if there are enough. */
             int64_t ways = x.apart > v->stride && x.apart % v->stride == 0 ? x.apart / v->stride : 1;
             ways = ways * (TILE / 2) > l.some ? 1 : ways;
             x.stride = ways * v->stride;
@@ -214,7 +215,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
     return 0;
 }
 
-/* Pack what is given for the channels of a phase. */
+/* Pack the given weights of the channels of a phase. */
 static void pack_channels(const struct image_convolution *a, int64_t phase)
 {
     const int64_t *seen = a->source->taps + a->places[phase] / a->channels;

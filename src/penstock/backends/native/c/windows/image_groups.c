@@ -1,10 +1,10 @@
-/* Convolutions and transposed ones by narrow groups of images with their channels innermost: the filters of a group are
-   a vector at most.
+/* Grouped convolutions and transposed convolutions of channels-last images with narrow groups: the filters of a group
+   fit in one vector.
 
-   The panels of products have too few columns for what each of their tiles begins and ends with. Here a tile of
-   positions is computed for several groups, which see the same columns. Each channel of a column is multiplied for all
-   positions that see it with a row of taps. Of at most 8 filters, vectors of 16 lanes have the products of two channels,
-   which are added up at last.
+   As products, their panels would have too few columns to repay the setup of each tile. Here a tile of positions is
+   computed for several groups, which read the same columns. Each channel of a column is multiplied for all positions
+   that read it with a row of taps. With at most 8 filters, vectors of 16 lanes hold the products of two channels,
+   which are added at the end.
 
    Compiled with contraction to fused multiply-add. */
 
@@ -16,17 +16,17 @@
 
 enum { TOGETHER = 128 }; /* channels of the groups of an item */
 enum { TALL = BY_WIDTH(14, 8, 8), LEAST = 7 }; /* positions that are computed together */
-/* Whether several taps are multiplied at once: of more filters than half of 16 lanes, products take less time. */
+/* Whether several taps are multiplied at once: with more filters than half of 16 lanes, products are faster. */
 #define HAS_TAPS(what) BY_WIDTH((what) == EACH_PAIR, 1, 1)
 
-/* Groups from `first` on: their number, the parts of a position that each sees, channels or pairs of them, and its
-   filters, with those behind them; elements of the weights of a group. */
+/* Groups from `first` on: their number, the input channels of each, the steps over these (channels or pairs), and its
+   filters, unpadded and padded; elements of the weights of a group. */
 typedef struct {
     int64_t first, count, channels, elements, filters, padded, size;
 } groups;
 
-/* The sums of all groups, of `positions` that see a line from `column` on. `taps` are multiplied at once, if positions
-   are `stride` times as far apart; or else these are 0. The last four are constants. */
+/* The sums of all groups for `positions` positions of a line from `column` on. `taps` taps are multiplied at once if
+   positions are `stride` times as far apart; otherwise both are 0. The last four arguments are constants. */
 INLINED void add_groups(const sights *x, const groups *g, int64_t column, const target *to, int positions, int stride,
                         int taps, int what)
 {
@@ -56,15 +56,15 @@ INLINED void add_groups(const sights *x, const groups *g, int64_t column, const 
     }
 }
 
-/* Positions of tiles of a line of `count`, by numbers of which each of few takes compilers long; the last of a line may
-   have some of those before again. */
+/* Positions of a tile for a line of `count`: one of a few sizes, as each takes long to compile; the last tile of a
+   line may overlap the one before. */
 static int64_t positions_of(int64_t count, int taps)
 {
     static const uint8_t forms[][5] = {{TALL, 7, 4, 1}, {TALL, BY_WIDTH(10, 7, 7), BY_WIDTH(8, 7, 7), 7, 1}};
     const uint8_t *form = forms[taps > 0];
     int64_t best = 1, least = 3 * count;
     for (; *form > 1; form++) {
-        /* Each tile begins and ends with what takes as long as two positions. */
+        /* The start and end of each tile take as long as two positions. */
         const int64_t work = ((uint32_t)count + *form - 1) / *form * (*form + 2);
         if (*form <= count && work < least)
             best = *form, least = work;
@@ -109,7 +109,7 @@ INLINED void add_tile(const sights *x, const groups *g, int64_t column, const ta
 #undef OF
 }
 
-/* Images are read and written where they are. */
+/* Images are read and written in place. */
 ITEMS_OF(image_groups, image_convolution)
 {
     const int64_t phases = phases_of(a), most = TOGETHER / a->channels;
@@ -156,6 +156,6 @@ KERNELS(image_groups, KERNEL(image_groups, image_convolution))
 #else
 #include "native.h"
 
-/* Shorter vectors do not hold the filters of a group. */
+/* Shorter vectors cannot hold the filters of a group. */
 KERNELS(image_groups, {NULL, NULL, 0, NULL})
 #endif

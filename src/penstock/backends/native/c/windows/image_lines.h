@@ -1,18 +1,18 @@
-/* Positions of a line by a vector of filters, or of channels by one each: what image_depthwise.c and image_groups.c
-   share. Rows of taps have the address of what a line sees, columns are steps from there, and which of them there are
-   is told by bits. */
+/* The positions of a line with a vector of filters, or of channels (depthwise): shared by image_depthwise.c and
+   image_groups.c. Each row of taps has a base address for the line, columns are strides from there, and a bit mask
+   tells which columns are inside of the image. */
 #ifndef PENSTOCK_IMAGE_LINES_H
 #define PENSTOCK_IMAGE_LINES_H
 
 #include "image_convolution.h"
 
 enum { TILE = 8 }; /* positions that are computed together */
-/* What a column shows to a vector of sums: a vector of channels, or some of them; or each of several channels, or pairs
-   of adjacent ones, in all lanes. */
+/* What is loaded from a column: a vector of channels, or a partial one; or each of several channels, or pairs of
+   adjacent ones, broadcast to all lanes. */
 enum { CHANNELS, SOME_CHANNELS, EACH_CHANNEL, EACH_PAIR };
 
-/* Compilers would load a vector again for each product that it is part of, and take bits apart before a loop, instead
-   of having either in a register. */
+/* Compilers would reload a vector for each of its products, and extract all bits before a loop, instead of keeping
+   either in a register. */
 #if defined(__x86_64__)
 #define IN_REGISTER(value) __asm__("" : "+v"(value))
 #elif defined(__aarch64__)
@@ -21,18 +21,18 @@ enum { CHANNELS, SOME_CHANNELS, EACH_CHANNEL, EACH_PAIR };
 #define IN_REGISTER(value)
 #endif
 
-/* What the positions of a line see of some channels: where each row of taps sees the first column, NULL outside of
-   the image, and from where to where there are columns. Weights are [row][tap][...], with so many `of_tap`. */
+/* The input of a line for some channels: where each row of taps reads the first column, NULL in the padding, and the
+   range of columns inside of the image. Weights are [row][tap][...], with `of_tap` elements per tap. */
 typedef struct {
     const float *rows[ADDRESSES];
-    int64_t step, from; /* elements from one column to the next, and to the first of the channels */
+    int64_t step, from; /* elements between columns, and up to the first of the channels */
     int64_t low, high;
-    int64_t n_rows, n_taps, apart, stride; /* columns from one tap to the next, and from one position to the next */
+    int64_t n_rows, n_taps, apart, stride; /* columns between taps, and between positions */
     const float *w;
     int64_t of_tap;
 } sights;
 
-/* Go to a line, or the part of one that an item has; `before` are rows of copies, or NULL if there are none. */
+/* Set the input of a line, or of an item's part of one; `before` are rows of copies, or NULL if there are none. */
 static void see_line(sights *x, const struct image_convolution *a, const phase *f, const line *l, view *seen,
                      seen_rows *before)
 {
@@ -54,15 +54,15 @@ static void see_line(sights *x, const struct image_convolution *a, const phase *
         before->count = l->at[2] ? 0 : l->some;
 }
 
-/* The taps that are multiplied at once: all of three, or five as long as there are; 0 if positions are not as far
-   apart as taps, or twice as far. */
+/* The taps that are multiplied at once: all of three, or five at a time; 0 unless positions are as far apart as taps,
+   or twice as far. */
 static int taps_at_once(const sights *x)
 {
     const int is_near = x->stride == x->apart || x->stride == 2 * x->apart;
     return is_near && x->n_taps >= 5 ? 5 : is_near && x->n_taps == 3 ? 3 : 0;
 }
 
-/* What a column shows; `what` is a constant. */
+/* Load a column; `what` is a constant. */
 INLINED vector column_of(const float *seen, int64_t count, int what)
 {
 #if defined(__AVX512F__)
@@ -77,8 +77,8 @@ INLINED vector column_of(const float *seen, int64_t count, int what)
     return load_some(seen, what == SOME_CHANNELS ? count : LANES);
 }
 
-/* Which of `count` columns there are, in bits, of those from `first` on that are so far apart.
-   Not inlined: compilers would take longer to read it in each form of a tile. */
+/* The bit mask of the columns inside of the image, of `count` columns from `first` on, `apart` from each other. Not
+   inlined: compilers would take longer to read it in each form of a tile. */
 __attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_t first, int64_t apart, int64_t count)
 {
     if (first >= x->low && first + (count - 1) * apart < x->high)
@@ -89,9 +89,10 @@ __attribute__((noinline)) static uint32_t columns_inside(const sights *x, int64_
     return inside;
 }
 
-/* Add what each row of taps sees from `at` on to the sums of some positions, by `taps` taps whose columns are `step`
-   apart, as are those of `positions` by `stride` times that. Each column is loaded once for all positions that see it.
-   `count`: of channels, or of pairs of them; `all`: all columns are inside. The last five are constants. */
+/* Accumulate one row of taps after the other from `at` on for some positions. The columns of the `taps` taps are
+   `step` apart, those of `positions` are `stride` times that apart. Each column is loaded once for all positions that
+   read it. `count`: channels, or pairs of them; `all`: all columns are inside. The last five arguments are
+   constants. */
 INLINED void add_rows_of(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
                          int64_t count, int positions, int stride, int taps, int what, int all)
 {
@@ -106,7 +107,7 @@ INLINED void add_rows_of(vector *sums, const sights *x, int64_t at, int64_t step
             vector weights[8];
             UNROLLED(t, taps)
                 weights[t] = load_some(of_element + t * of_tap, what == SOME_CHANNELS ? count : LANES);
-            ADVANCE(inside, 0); /* compilers would take bits apart before the loop */
+            ADVANCE(inside, 0); /* compilers would extract bits before the loop */
             UNROLLED(i, (positions - 1) * stride + taps)
             {
                 if (all || __builtin_expect(inside >> i & 1, 1)) {
@@ -123,7 +124,7 @@ INLINED void add_rows_of(vector *sums, const sights *x, int64_t at, int64_t step
     }
 }
 
-/* The same. A test for each column takes about as long as a product: single taps of narrow groups have none inside. */
+/* The same. A test for each column costs about a product: single taps of narrow groups skip it if all are inside. */
 INLINED void add_rows(vector *sums, const sights *x, int64_t at, int64_t step, const float *w, uint32_t inside,
                       int64_t count, int positions, int stride, int taps, int what)
 {

@@ -4,12 +4,12 @@
 
 #include <stdint.h>
 
-/* An axis: its elements and those of the result, and the windows along it. */
+/* An axis: the sizes of the image and of the result, and its windows. */
 typedef struct {
     int64_t size, count, kernel, stride, dilation, begin;
 } axis;
 
-/* Elements from one image, channel, row, column or slice to the next. */
+/* Elements between adjacent images, channels, rows, columns and slices. */
 typedef struct {
     int64_t image, channel, row, column, slice;
 } steps;

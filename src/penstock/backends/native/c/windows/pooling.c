@@ -1,9 +1,8 @@
-/* MaxPool, AveragePool and LpPool of images with their channels innermost. For images with their channels
-   before their rows, an item interleaves its inputs from several planes, as if they were channels, and
-   separates its results.
+/* MaxPool, AveragePool and LpPool of channels-last images. For channels-first images, an item interleaves its inputs
+   from several planes, as if they were channels, and de-interleaves its results.
 
-   Windows are combined at once, if that takes fewer operations (`direct`), or first by rows, into one row
-   of the columns under them. */
+   Windows are reduced at once, if that takes fewer operations (`direct`), or separably: first their rows, into one
+   row of the columns that they read, then along it. */
 // GCC options: -fno-loop-unroll-and-jam -fno-thread-jumps
 #include "wide.h"
 #include <math.h>
@@ -22,35 +21,35 @@ struct pooling {
     void *y;
     int64_t *indices;
     const window *axes;    /* AXES of them, the first ones of size 1 if there are fewer */
-    const double *counted; /* elements by which a mean is divided, of the windows of each axis */
+    const double *counted; /* divisors of means, for the windows of each axis */
     int64_t images;        /* or planes */
-    int64_t channels;      /* behind a position; of planes 1 */
-    int64_t lanes;         /* planes that an item brings side by side, 0 for none */
-    int64_t band, chunk;   /* rows and columns of the result that are an item */
-    int64_t group;         /* of which as many rows are combined by rows before any are by columns */
+    int64_t channels;      /* of a position; 1 for planes */
+    int64_t lanes;         /* planes that an item interleaves, 0 for none */
+    int64_t band, chunk;   /* rows and columns of the result in an item */
+    int64_t group;         /* rows of the result that are reduced by rows before any is by columns */
     int64_t direct;
 };
 
-/* A part of an image: its first element, and where this lies along each axis; its rows and columns. */
+/* A part of an image: its first element, and its index along each axis; its rows and columns. */
 typedef struct {
     const void *x;
     int64_t first[AXES], rows, columns, channels;
 } view;
 
-/* The number of taps of window o that are no padding, and the place of the first. */
+/* The number of taps of window o inside of the image, and the index of the first. */
 static inline int64_t inside(const window *w, int64_t o, int64_t *place)
 {
     const int64_t at = o * w->stride - w->begin, step = w->dilation, left = w->size - at;
     *place = at;
     if (at >= 0 && left > (w->kernel - 1) * step)
-        return w->kernel; /* divisions take long beside short rows */
+        return w->kernel; /* divisions take long relative to short rows */
     const int64_t first = at < 0 ? (-at + step - 1) / step : 0, last = left > 0 ? (left + step - 1) / step : 0;
     *place = at + first * step;
     return first < smaller(last, w->kernel) ? smaller(last, w->kernel) - first : 0;
 }
 
-/* The places of an axis under the windows from `first` to `last`, without padding: set the first, and
-   return their number. */
+/* The indices of an axis that windows `first` to `last` read, without padding: set the first, and return their
+   number. */
 static inline int64_t seen(const window *w, int64_t first, int64_t last, int64_t *place)
 {
     const int64_t low = first * w->stride - w->begin;
@@ -59,7 +58,7 @@ static inline int64_t seen(const window *w, int64_t first, int64_t last, int64_t
     return *place < smaller(high, w->size) ? smaller(high, w->size) - *place : 0;
 }
 
-/* Copies between planes and places where these lie side by side; steps are in elements. */
+/* Transpose between planes and interleaved elements; steps are in elements. */
 static void turn(const void *from, void *to, int64_t size, const int64_t dims[4], const int64_t steps[4],
                  const int64_t to_steps[4])
 {
@@ -72,7 +71,7 @@ static void turn(const void *from, void *to, int64_t size, const int64_t dims[4]
     copy_elements(&plan, from, to);
 }
 
-/* The remainder of `rest` by n, and its quotient in its place. */
+/* The remainder of `rest` by n; `rest` becomes the quotient. */
 static inline int64_t digit(int64_t *rest, int64_t n)
 {
     if (n == 1)
@@ -82,7 +81,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     return remainder;
 }
 
-/* NaN beats all numbers, and nothing beats NaN. */
+/* NaN wins against all numbers. */
 #define SUM(a, b) ((a) + (b))
 #define HIGHER(a, b)                                                                              \
     ({ const __typeof__(b) one = (a), two = (b), most = two > one ? two : one; two != two ? two : most; })
@@ -96,9 +95,9 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 /* A loop over element j of each of `many` vectors v, which stay in registers. */
 #define VECTORS(many, length)                                                                     \
     UNROLLED(v, many) IVDEP NOT_UNROLLED for (int64_t j = 0; j < (length); j++)
-/* Combine x with the elements `up` and `down` of it. */
+/* Combine x with the elements at offsets `up` and `down`. */
 #define THREE(x, HOW, MAP) HOW(HOW(MAP((x)[0], 1), MAP((x)[up], 1)), MAP((x)[down], 1))
-/* The rest in pieces of n elements, if there are as many; the last begins earlier than the one before ends. */
+/* The remainder in pieces of n elements, if there are as many; the last piece may overlap the one before. */
 #define PIECES(piece, n)                                                                          \
     for (int64_t j; i < length && length >= (n); i += (n)) {                                      \
         j = smaller(i, length - (n));                                                             \

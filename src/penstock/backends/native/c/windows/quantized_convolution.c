@@ -1,22 +1,21 @@
-/* Convolutions of 8-bit codes, as bounded codes; those of all channels also as sums or real numbers, and of
-   weights of any zero point. Products with a matrix are those of an image of one row; those of computed
-   matrices are packed first. Zero points a of x and b of weights are taken off the sums:
+/* Convolutions of 8-bit codes to clamped codes; those over all channels also to int32 sums or real numbers, and with
+   any zero point of the weights. Matrix products are convolutions of an image of one row; computed right-hand
+   matrices are packed first. The zero points a of x and b of the weights are subtracted from the sums:
 
-       sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
+   sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
 
-   Images may have any strides. The rows that are seen are copied with the zero point around them, so that
-   what a position sees are parts, one for each row of the kernel, at places that are the same for all.
-   Rows a stride apart become adjacent: positions then are equally far from one another also at the end
-   of a row, with a few between that are computed for nothing (not by `tiles_of_codes`). Where nothing is
-   seen outside of an image whose channels are innermost, it is read as it lies. An item is a block of rows
-   and columns of the result and some of the filters; products are those of integers.h. Groups have weights
-   and filters of their own, and channels of an image or, in batches of products, images.
+   Images may have any strides. Input rows are copied and padded with the zero point, so that the input of a position
+   consists of parts, one for each row of the kernel, at the same offsets for all positions. Rows a stride apart
+   become adjacent: positions are then evenly spaced even across the ends of rows, with a few in between that are
+   computed and discarded (not by `tiles_of_codes`). Channels-last images without padding are read in place. An item
+   is a block of rows and columns of the result and some of the filters; products are those of integers.h. Groups have
+   their own weights and filters, and channels of an image or, in batches of products, images.
 
-   Depthwise ones copy rows so, too; with strides, their columns a stride apart become adjacent. Channels of
-   adjacent positions are adjacent then, and are computed CHUNK at a time, whatever their number: weights,
-   factors and offsets repeat themselves after `period` of them, a multiple of CHUNK. Four taps of a
-   kernel's row are brought side by side for each channel as vectors interleave bytes, which orders
-   channels of a CHUNK, and with them all that repeats, by vector (0 to 3), lane of 16 bytes and number. */
+   Depthwise convolutions copy rows likewise; with strides, columns a stride apart become adjacent. Then the channels
+   of adjacent positions are contiguous, and are computed CHUNK at a time, whatever their number: weights, factors and
+   offsets repeat with a `period`, a multiple of CHUNK. Four taps of a kernel row are brought together for each
+   channel by interleaving bytes of vectors, which permutes the channels of a CHUNK, and with them all that repeats:
+   by vector (0 to 3), 16-byte lane and index. */
 #include "images.h"
 #include "integers.h"
 #include "native.h"
@@ -24,40 +23,40 @@
 enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, LINES = 4 };
 enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12 };
 
-/* How sums become codes: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; all as
-   for uint8, and ^ change for int8. If they are `fixed`, factors and offsets give the product in parts of ONE,
-   rounded once; in offsets is half a ONE and SLACK, unless results below zero are seen, where they have the
-   sign of the sum. Within SLACK, errors of float32 may matter: multipliers and shifts to the right, which tell
-   exactly (ops/common/fixed_point.py), are so many behind factors and offsets. If `fixed` is negative, they
-   alone are used. */
+/* Requantization of sums: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; as for uint8, with
+   ^ change for int8. If `fixed`, factors and offsets give the result as fixed-point multiples of 1 / ONE, rounded
+   once; offsets include half a ONE and SLACK, unless results below zero are possible (low is not zero), where they
+   take the sign of the sum. Within SLACK of a tie, float32 errors may matter: the exact multipliers and right shifts
+   (ops/common/fixed_point.py) are `fixed` elements behind factors and offsets. If `fixed` is negative, only these are
+   used. */
 enum { ONE = 1 << 15, SLACK = 2 };
 typedef struct {
     double high;
     int64_t zero, low, change, fixed;
 } bounds;
 
-/* Where a group begins: its channels, those of its filters, in elements of channels; its weights. */
+/* Offsets of a group: its channels, and those of its filters, in channels; its weights. */
 typedef struct {
     int64_t x, y, weights;
 } group;
 
 struct quantized_convolution {
     const uint8_t *x;
-    const int8_t *weights; /* panels; a row of the matrix is of parts */
-    const uint8_t *x_zero; /* null for `zero` */
-    const int32_t *sums, *terms, *zeros; /* by filter: of weights, what is added, zero points; or null */
-    const float *factors, *offsets;      /* null for sums; offsets may be so for real numbers */
+    const int8_t *weights; /* panels; rows of the matrix are in order of parts */
+    const uint8_t *x_zero; /* NULL to use `zero` */
+    const int32_t *sums, *terms, *zeros; /* per filter: sums of weights, addends, zero points; or NULL */
+    const float *factors, *offsets;      /* NULL to store sums; offsets may be NULL for real numbers */
     void *y;
     const axis *planes, *rows, *columns;
-    const bounds *bounds; /* null unless sums become codes */
+    const bounds *bounds; /* NULL unless sums become codes */
     double low, high;     /* of real numbers */
     const group *groups;
     int64_t count;                     /* of groups */
-    int64_t weights_step, filter_step; /* bytes, and elements of sums, of weights of one group */
-    int64_t factor_step, factors_step; /* from one filter's factor to the next: 1 or 0; of weights of one group */
-    int64_t images, channels, filters; /* the latter of a group */
+    int64_t weights_step, filter_step; /* between groups of weights: in bytes, and in elements of sums */
+    int64_t factor_step, factors_step; /* between factors of filters: 1 or 0; and of weight groups */
+    int64_t images, channels, filters; /* filters of a group */
     int64_t quads, deep;               /* of a part; of a tile */
-    int64_t block, chunk, reach, some; /* of an item: rows, columns, more that are seen; panels */
+    int64_t block, chunk, reach, some; /* of an item: rows, columns, more that are read; panels */
     int64_t change, zero;              /* codes are uint8 after ^ change */
     const steps *x_steps, *y_steps;
 };
@@ -76,7 +75,7 @@ struct code_depthwise {
 
 typedef int32_t words __attribute__((vector_size(BYTES)));
 
-/* Sums rescaled in integers. */
+/* Sums rescaled in integer arithmetic. */
 static inline words rescaled(words x, words multipliers, words shifts)
 {
     const words right = shifts & (shifts > 0);
@@ -96,7 +95,7 @@ static inline words rescaled(words x, words multipliers, words shifts)
     return (high + (((words){0} + 1) << right >> 1) + ((high >> 31) & (right > 0))) >> right;
 }
 
-/* Rescale vectors of sums in integers, in their place. */
+/* Rescale vectors of sums in integer arithmetic, in place. */
 static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *factors, const float *offsets,
                                                       int step, int own, const bounds *b, int count)
 {
@@ -115,8 +114,8 @@ static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *
 #define IS_ANY_BELOW(x, limit) V(movemask_epi8)((bytes)((x) < (limit)))
 #endif
 
-/* The codes of four vectors of sums, or of the first `count`. Their factors and offsets are `step` apart, and
-   begin again after `own` of them. In the order of the sums, or as these vectors interleave. */
+/* The codes of four vectors of sums, or of the first `count`. Their factors and offsets are `step` apart, and repeat
+   after `own` of them. In the order of the sums, or as these vectors interleave. */
 INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step, int own,
                                const bounds *b, int count, int ordered)
 {
@@ -129,7 +128,7 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
             offset = V(set1_ps)(ONE / 2 + SLACK) + V(or_ps)(offset, V(and_ps)(number, V(set1_ps)(-0.0f)));
         number = V(mul_ps)(number, V(loadu_ps)(factors + v % own * step)) + offset;
         whole[v] = V(cvtps_epi32)(b->fixed ? number : V(min_ps)(number, V(set1_ps)((float)b->high)));
-        if (b->fixed) { /* of numbers that are too large, all bits but the sign are 0 */
+        if (b->fixed) { /* for numbers that are too large, all bits but the sign are 0 */
             least = (words)V(min_epu32)((bytes)least, whole[v] & (bytes)((words){0} + ONE - 1));
             whole[v] = V(srai_epi32)(whole[v], 15);
         }
@@ -172,7 +171,7 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
 #endif
 }
 
-/* Copy codes ^ change, `size` at a time; the last ones once more where that fills vectors. */
+/* Copy codes ^ change, `size` at a time; the remainder is an overlapping copy where vectors can be filled. */
 INLINED void copy_by(uint8_t *restrict to, const uint8_t *restrict from, int64_t count, uint8_t change, int size)
 {
     for (int64_t i = 0; i < count; i += size) {
@@ -189,15 +188,15 @@ static inline void copy_changed(uint8_t *restrict to, const uint8_t *restrict fr
                   : copy_by(to, from, count, change, count >= 8 ? 8 : 1);
 }
 
-/* Rows of images, whose columns that are `phases` apart are to become adjacent, and each channel
-   `multiplier` of them. */
+/* Rows of images, whose columns `phases` apart are made adjacent, and whose channels are each repeated `multiplier`
+   times. */
 typedef struct {
     const steps *steps;
     int64_t size, channels, multiplier, phases;
-    uint8_t change, zero; /* codes ^ change are copied, and zero around them */
+    uint8_t change, zero; /* codes ^ change are copied, and padded with zero */
 } source;
 
-/* Copy what is seen of a row, null for one outside: columns from `first` on, `length` of each phase. */
+/* Copy the input of a row, NULL for padding: columns from `first` on, `length` of each phase. */
 static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_t length, uint8_t *restrict to)
 {
     const int64_t channels = s->channels * s->multiplier, step = s->steps->channel;
@@ -219,9 +218,9 @@ static void copy_row(const source *s, const uint8_t *line, int64_t first, int64_
         }
 }
 
-/* What an item computes, and how its positions, `apart` of them in a row, see the image; `far`: the bytes
-   from one row to the next. Where some of its positions see it, and where results of some filters go: NULL
-   for positions between rows. */
+/* The positions that an item computes, `apart` of them per row, and their input; `far`: the bytes between rows. Then
+   the addresses of the input of some positions, and of the results of some filters: NULL for positions between
+   rows. */
 typedef struct {
     group group;
     int64_t image, plane, row, rows, column, columns;
@@ -232,8 +231,8 @@ typedef struct {
     const float *factors, *offsets; /* of the first of the filters */
 } view;
 
-/* The last digit of a number of this base, which loses it. Of small images most bases are 1, and divisions
-   take as long as some products. */
+/* Remove the last digit of a number in this base and return it. For small images most bases are 1, and divisions take
+   as long as some products. */
 static inline int64_t digit_of(int64_t *number, int64_t base)
 {
     if (base == 1)
@@ -248,8 +247,8 @@ static inline int64_t parts_of(int64_t count, int64_t each)
     return count <= each ? 1 : (count + each - 1) / each;
 }
 
-/* Set the places of parts in rows of `wide` bytes, of planes `far` from one another; those that are
-   `phases` apart are adjacent, `tall` bytes from one phase to the next. */
+/* Set the offsets of parts in rows of `wide` bytes, with `far` bytes between planes; rows that are `phases` apart are
+   adjacent, with `tall` bytes between phases. */
 static void set_places(const struct quantized_convolution *a, view *s, int64_t far, int64_t wide,
                        int64_t phases, int64_t tall)
 {
@@ -271,21 +270,21 @@ static int is_within(const axis *a)
     return !a->begin && (a->count - 1) * a->stride + (a->kernel - 1) * a->dilation < a->size;
 }
 
-/* The first channel of the group of the image in a plane, in the one that tap 0 sees. */
+/* The address of the group's first channel of the image, in the plane that tap 0 reads. */
 static const uint8_t *plane_of(const struct quantized_convolution *a, const view *s)
 {
     const int64_t plane = s->plane * a->planes->stride - a->planes->begin;
     return a->x + s->group.x * a->x_steps->channel + s->image * a->x_steps->image + plane * a->x_steps->slice;
 }
 
-/* Whether products are `tiles_of_codes`. */
+/* Whether products are computed by `tiles_of_codes`. */
 static int are_codes(const struct quantized_convolution *a)
 {
     return BYTES == 64 && features & AVX512_VNNI && product_for(TILE) == WIDEST() && a->bounds && !a->zeros &&
            a->y_steps->channel == 1;
 }
 
-/* Look at the image itself, if nothing but it is seen. Return whether that is so. */
+/* Read the image in place, if no padding is read. Return whether that is so. */
 static int look_at_image(const struct quantized_convolution *a, view *s)
 {
     const axis *u = a->rows, *v = a->columns;
@@ -295,7 +294,7 @@ static int look_at_image(const struct quantized_convolution *a, view *s)
         return 0;
     s->step = v->stride * x->column;
     s->far = u->stride * x->row;
-    const int equally = s->rows > 1 && !are_codes(a); /* positions must be as far from one another in all rows */
+    const int equally = s->rows > 1 && !are_codes(a); /* positions must be evenly spaced across rows */
     s->apart = equally ? s->far / s->step : s->columns;
     if (s->apart >= 2 * s->columns || s->apart < s->columns || (equally && s->far % s->step))
         return 0;
@@ -341,7 +340,7 @@ static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int
             y[i * step] = ((const uint8_t *)&codes)[i];
 }
 
-/* Take zero points of weights off the sums. */
+/* Subtract the zero points of weights from the sums. */
 static void take_off(const struct quantized_convolution *a, const view *s, const multiplication *m, int64_t filter)
 {
     for (int64_t p = 0; p < m->rows; p++) {
@@ -353,7 +352,7 @@ static void take_off(const struct quantized_convolution *a, const view *s, const
     }
 }
 
-/* Make real numbers of the sums of a position, in their place; `step` is a constant. */
+/* Convert the sums of a position to real numbers, in place; `step` is a constant. */
 INLINED void scale_sums(const struct quantized_convolution *a, int32_t *restrict sums,
                         const float *restrict factors, const float *restrict offsets, int64_t count, int step)
 {
@@ -361,13 +360,13 @@ INLINED void scale_sums(const struct quantized_convolution *a, int32_t *restrict
     for (int64_t f = 0; f < count; f++) {
         float number = (float)sums[f] * factors[f * step];
         number = offsets ? number + offsets[f] : number;
-        number = number < low ? low : number; /* NaN stays */
+        number = number < low ? low : number; /* NaN is preserved */
         number = number > high ? high : number;
         memcpy(sums + f, &number, sizeof number);
     }
 }
 
-/* Set the places of `count` positions, from `first` on, and what there is of filters from `filter` on. */
+/* Set the addresses of `count` positions, from `first` on, and the terms of the filters from `filter` on. */
 static void set_positions(const struct quantized_convolution *a, view *s, int64_t first, int64_t count,
                           int64_t filter)
 {
@@ -388,11 +387,11 @@ static void set_positions(const struct quantized_convolution *a, view *s, int64_
     }
 }
 
-/* Write what the sums m are. */
+/* Convert the sums m and write the results. */
 static void finish(const struct quantized_convolution *a, const view *s, const multiplication *m)
 {
     const int64_t step = a->y_steps->channel, filters = m->columns;
-    const bounds own = a->bounds ? *a->bounds : (bounds){0}; /* which results cannot overlap */
+    const bounds own = a->bounds ? *a->bounds : (bounds){0}; /* a local copy, which cannot alias the results */
     for (int64_t p = 0; p < m->rows; p++) {
         int32_t *sums = m->c + p * m->c_step, *y = (int32_t *)s->y[p];
         if (!y)
@@ -418,8 +417,8 @@ static void finish(const struct quantized_convolution *a, const view *s, const m
 }
 
 #if defined(__AVX512BW__)
-/* The codes of a tile: of some positions, from `row` on, and of some vectors of filters, from `vector` on, an even
-   one. Sums stay in registers, as in panels.c. */
+/* The codes of a tile: of some positions, from `row` on, and of some vectors of filters, from `vector` on, which is
+   even. Accumulators stay in registers, as in panels.c. */
 INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds *b, int64_t row, int64_t vector,
                            int rows, int vectors)
 {
@@ -442,7 +441,7 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
                     __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[i * vectors + j]) : "v"(four), "v"(columns[j]));
             }
         }
-    /* Those of as many positions as four vectors have. */
+    /* Codes of as many positions as fill four vectors. */
     const int each = vectors < 3 ? 4 / vectors : 1;
     UNROLLED(i, (rows + each - 1) / each)
     {
@@ -462,7 +461,7 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
 }
 #endif
 
-/* As the product and `finish`, in tiles that have about as many rows. */
+/* As the product and `finish`, in tiles of about equally many rows. */
 static void tiles_of_codes(const view *s, const multiplication *m, const bounds *b)
 {
 #if defined(__AVX512BW__)
@@ -493,7 +492,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const steps *to = a->y_steps;
     const int64_t blocks = parts_of(u->count, a->block), chunks = parts_of(v->count, a->chunk);
     const int64_t panels = (a->filters + PANEL - 1) / PANEL;
-    _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tiles and vectors read half as fast from two lines of the cache */
+    _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tile and vector loads that cross cache lines are half as fast */
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
     _Alignas(64) int32_t c[SUMS + CHUNK];
     _Alignas(64) int32_t start[GROUP * PANEL];
@@ -522,7 +521,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
             for (int64_t f = 0; f < some * PANEL; f++)
                 start[f] = (a->terms ? a->terms[begun + filter + f] : 0) - zero * a->sums[begun + filter + f];
             const int64_t most = are_codes(a) ? POSITIONS : smaller(POSITIONS, SUMS / m.c_step);
-            /* Sums and real numbers need no room of their own if nothing else is written with them. */
+            /* Sums and real numbers are computed in place if nothing else lies between them. */
             const int in_place = !a->bounds && s.rows == 1 && to->channel == 1 && columns % TILE == 0;
             m.c_step = in_place ? to->column : m.c_step;
             for (int64_t p = 0; p < positions; p += most) {
@@ -540,12 +539,11 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     end_tiles(shape);
 }
 
-/* Products of two matrices that are both computed, in two stages: panels of the second are packed, then
-   used as weights. */
+/* Products of two computed matrices, in two stages: panels of the second are packed, then used as weights. */
 struct code_matrices {
     struct quantized_convolution product; /* without weights, sums and zeros */
     int8_t *work;                         /* panels of all matrices, their sums and zeros */
-    const uint8_t *b, *b_zero;            /* null for `zero` */
+    const uint8_t *b, *b_zero;            /* NULL to use `zero` */
     int64_t matrices, inner, b_matrix, b_inner, b_column; /* steps in elements */
     int64_t change, zero;
     int64_t items; /* of the product */
@@ -567,7 +565,7 @@ static struct quantized_convolution packed_product(const struct code_matrices *a
     return product;
 }
 
-/* Pack a panel of 32 columns of b, of which there are `count`. */
+/* Pack a panel of 32 columns of b, of which `count` are valid. */
 static void pack_panel(const struct code_matrices *a, const uint8_t *b, int64_t count, int8_t *restrict to,
                        int32_t *restrict sums)
 {
@@ -608,13 +606,13 @@ static int code_matrices_stage(const void *arguments, int64_t stage, int64_t fir
     return 0;
 }
 
-/* What each tap of a row of the kernel sees, from what the first one does; taps that fill up four see
-   as the last. `above`: the bytes of a row of the copy. */
+/* The input offset of each tap of a kernel row from that of the first tap; taps that pad a group of four repeat the
+   last. `above`: the bytes of a row of the copy. */
 typedef struct {
     int64_t above, quads, taps[MOST_TAPS];
 } sight;
 
-/* The row of the kernel with which row `row` of the result sees row t of the copy; -1 for none. */
+/* The kernel row that reads row t of the copy for row `row` of the result; -1 for none. */
 INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
 {
     const int64_t at = t - row * u->stride;
@@ -623,8 +621,8 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
     return u->dilation == 1 ? at : at % u->dilation ? -1 : at / u->dilation;
 }
 
-/* The codes of a CHUNK of channels, whose weights begin with the one `at`, of `rows` rows, which are
-   CHUNK apart. x: the copy of what they see. */
+/* The codes of a CHUNK of channels, whose weights begin at `at`, for `rows` rows, which are CHUNK apart. x: the copy
+   of their input. */
 #define DEPTHWISE(name, attribute)                                                                \
     attribute INLINED void name##_channels(const struct code_depthwise *a, const sight *seen,     \
                                            const uint8_t *x, int64_t at, uint8_t *codes,          \
@@ -705,7 +703,7 @@ ITEMS_OF(code_depthwise, code_depthwise)
     const axis *u = a->rows, *v = a->columns;
     const int64_t chunks = parts_of(v->count, a->chunk), blocks = parts_of(u->count, a->block), filters = a->filters;
     uint8_t copy[COPIED + CHUNK], codes[LINES * CHUNK];
-    sight seen; /* taps behind the last are not read */
+    sight seen; /* taps past the last are not read */
     seen.quads = (a->columns_read + QUAD - 1) / QUAD;
     const uint8_t change = (uint8_t)a->change;
     const source source = {a->x_steps, v->size, filters / a->multiplier, a->multiplier, v->stride,
@@ -746,7 +744,7 @@ ITEMS_OF(code_depthwise, code_depthwise)
     }
 }
 
-/* Codes of real numbers over their own range, 0 included: one item. */
+/* Quantization of real numbers over their own range, 0 included: one item. */
 struct dynamically_quantized {
     const float *x;
     uint8_t *y;
@@ -760,8 +758,8 @@ ITEMS_OF(dynamically_quantized, dynamically_quantized)
     *a->zero = (uint8_t)to_codes(a->y, a->x, a->count, a->scale);
 }
 
-/* Operations that products of many rows make in a nanosecond, about: a multiplication and an addition
-   are two. Those of aarch64 are by the width of its instructions. */
+/* Approximate operations per nanosecond of products of many rows: a multiplication and an addition are two. On
+   aarch64, these follow from the width of the instructions. */
 int integer_speed(const char **instructions)
 {
     *instructions = "";

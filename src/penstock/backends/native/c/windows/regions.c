@@ -14,20 +14,20 @@ enum { SAMPLES = 128, MOST_SAMPLES = 1 << 20, SPAN = 256, ROWS = 32 };
 #define OF(name) name##_float64
 #include "roi_align_of.h"
 
-enum { WORDS = 4, BESIDE = 32 }; /* a key, and in halves of 8 bytes what was seen and five numbers of each box */
+enum { WORDS = 4, BESIDE = 32 }; /* 8-byte words of a box: key; as halves, comparison count and five floats */
 
 struct suppress {
     const float *boxes, *scores;
-    const int64_t *most;                    /* boxes to keep of a class, or null: the capacity */
-    const float *threshold, *least, *sigma; /* or null */
+    const int64_t *most;                    /* boxes to keep of a class, or NULL: the capacity */
+    const float *threshold, *least, *sigma; /* or NULL */
     int64_t *kept;                          /* [batch * classes, capacity] */
     int64_t *counts;
-    float *kept_scores; /* as kept, or null */
-    void *workspace;    /* WORDS numbers of 8 bytes for each box, and BESIDE more, of an item */
-    int64_t classes, n_boxes, capacity, centred, inclusive; /* whether a share of the threshold is too much */
+    float *kept_scores; /* as kept, or NULL */
+    void *workspace;    /* WORDS 8-byte words for each box, and BESIDE more, per item */
+    int64_t classes, n_boxes, capacity, centred, inclusive; /* whether an overlap equal to the threshold is too much */
 };
 
-/* A score as 32 bits that are the lower, the better it is, and the number of the box below them. */
+/* A sort key: the score as 32 bits that decrease as it improves, above the index of the box. */
 static inline uint64_t key_of(float score, int64_t box)
 {
     uint32_t bits;
@@ -46,7 +46,7 @@ static inline float score_of(uint64_t key)
     return score;
 }
 
-/* Let key `i` of a heap sink below those that are lower. */
+/* Sift key `i` of a heap down below smaller keys. */
 static void sink(uint64_t *heap, int64_t count, int64_t i)
 {
     uint64_t key = heap[i];
@@ -59,7 +59,7 @@ static void sink(uint64_t *heap, int64_t count, int64_t i)
     heap[i] = key;
 }
 
-/* Least and greatest coordinate along either axis, and the area. */
+/* The least and greatest coordinate along either axis, and the area. */
 static inline void corners_of(const float *box, int64_t centred, float *corners)
 {
     float a = box[0], b = box[1], c = box[2], d = box[3];
@@ -83,7 +83,7 @@ static inline float share_of(const float *restrict other, int64_t pitch, const f
     return (area > 0) & (own[4] > 0) ? share : 0;
 }
 
-/* Whether any of BESIDE boxes shares more than the threshold. */
+/* Whether the overlap with any of BESIDE boxes exceeds the threshold. */
 static inline int overlaps(const float *restrict others, int64_t pitch, const float *own, float threshold)
 {
     int any = 0;
@@ -92,7 +92,7 @@ static inline int overlaps(const float *restrict others, int64_t pitch, const fl
     return any;
 }
 
-/* The score that is left to a box beside those that were kept since it was looked at; -inf if it is beaten. */
+/* The score of a box after decay by the boxes kept since its last comparison; -inf if it is suppressed. */
 static float softened(const struct suppress *a, float threshold, const float *corners, int64_t from, int64_t count,
                       const float *own, float score)
 {
@@ -106,9 +106,9 @@ static float softened(const struct suppress *a, float threshold, const float *co
     return score;
 }
 
-/* An item is a class of an image: its boxes, best first, but for those that overlap with better ones. With a sigma
-   overlap lowers scores up to the threshold (Bodla et al., Soft-NMS, 2017): the best candidate is compared with what
-   was kept since it was looked at, and goes back to the others if that lowered its score. */
+/* An item is a class of an image: its boxes, best first, except those that overlap with better ones. With a sigma,
+   overlap decays scores up to the threshold (Bodla et al., Soft-NMS, 2017): the best candidate is compared with what
+   was kept since its last comparison, and returns to the heap if that lowered its score. */
 CHECKED_ITEMS_OF(suppress, suppress)
 {
     int64_t n = a->n_boxes, pitch = n + BESIDE, most = a->most ? smaller(*a->most, a->capacity) : a->capacity;
@@ -121,7 +121,7 @@ CHECKED_ITEMS_OF(suppress, suppress)
         int64_t candidates = 0, count = 0;
         uint64_t *heap = (uint64_t *)a->workspace + item * WORDS * pitch;
         float *corners = (float *)(heap + pitch);
-        int32_t *seen = (int32_t *)(corners + 5 * pitch); /* kept boxes that a box was compared with */
+        int32_t *seen = (int32_t *)(corners + 5 * pitch); /* number of kept boxes that a box was compared with */
         for (int64_t i = 0; most > 0 && i < n; i++) {
             seen[i] = 0, heap[candidates] = key_of(scores[i], i);
             candidates += !a->least || scores[i] > *a->least;
@@ -156,7 +156,7 @@ CHECKED_ITEMS_OF(suppress, suppress)
     return 0;
 }
 
-/* The highest pixel of each bin of a region; 0 in one without pixels. An item is a row of bins. */
+/* The maximum of each bin of a region; 0 for empty bins. An item is a row of bins. */
 struct max_roi_pool {
     const float *x, *regions; /* of a region: its image, and two corners */
     float *y;
@@ -166,7 +166,7 @@ struct max_roi_pool {
 
 enum { MOST_BINS = 512, MOST_WIDTH = 4096 };
 
-/* The pixels of bin `i`; returns 0 if the region has no finite extent. */
+/* The pixels of bin `i`; return 0 if the region has no finite extent. */
 static int bin_of(float start, float end, int64_t bins, int64_t i, int64_t size, int64_t *low, int64_t *high)
 {
     double length = (double)end - start + 1;
@@ -219,19 +219,19 @@ CHECKED_ITEMS_OF(max_roi_pool, max_roi_pool)
     return 0;
 }
 
-/* Samples of boxes, (top, left, bottom, right) in parts of an image; an item is a row of samples of a box.
-   Steps are from one channel, row and column to the next, of images and of results. */
+/* Samples of boxes, (top, left, bottom, right) relative to the image size; an item is a row of samples of a box.
+   Steps are between adjacent channels, rows and columns, of images and of results. */
 struct crop_and_resize {
     const float *x, *boxes;
     const int32_t *images; /* of each box */
     float *y;
     int64_t batch, channels, height, width, rows, columns;
     const int64_t *x_steps, *y_steps;
-    int64_t nearest, exact_ends; /* whether the last sample lies on the end of a box, however others are rounded */
-    double outside;              /* what samples beyond the image are */
+    int64_t nearest, exact_ends; /* whether the last sample is exactly the end of a box, however others are rounded */
+    double outside;              /* value of samples outside of the image */
 };
 
-/* The pixels before and behind sample `i`, and how near it is to the second; returns 0 beyond the image. */
+/* The pixels on both sides of sample `i`, and the weight of the second; return 0 outside of the image. */
 static int pixels_of(const struct crop_and_resize *a, const float *box, int64_t size, int64_t count, int64_t i,
                      int64_t pixels[2], float *part)
 {

@@ -1,6 +1,6 @@
-/* Resize by tables: what each axis reads for each element of the result. An item is a row of the
-   result, along the last axis that is resized. An element of a row is `inner` numbers that lie
-   together, such as the channels of a pixel. */
+/* Resize by tables of the indices and weights that each axis reads for each element of the result. An item is a row
+   of the result, along the last resized axis. An element of a row is `inner` contiguous numbers, such as the channels
+   of a pixel. */
 #include <math.h>
 #include <string.h>
 #include "families.h"
@@ -10,7 +10,7 @@ enum { MOST_ROWS = 256, SPAN = 4096, BLOCK = 256 };
 
 typedef struct {
     int64_t count, x_stride, y_stride, taps;
-    int64_t first; /* of its indices and weights [taps, count] */
+    int64_t first; /* offset of its indices and weights, [taps, count] */
 } axis;
 
 struct resize {
@@ -21,12 +21,12 @@ struct resize {
     const void *weights;
     const int32_t *spans; /* [chunks, 2]: the elements of a row that each chunk of a result reads */
     int64_t n_axes, inner, chunk;
-    int64_t run, run_length; /* elements of a row of copies that lie side by side in the input */
-    int64_t bits;            /* of sums of codes behind the point */
+    int64_t run, run_length; /* elements of a nearest row that are contiguous in the input */
+    int64_t bits;            /* fractional bits of sums of codes */
 };
 
-/* Where the row of an item lies: returns its place in the result, and in `offsets` and `shares` the
-   rows of the input that it is a sum of. */
+/* Locate the row of an item: return its offset in the result, and set `offsets` and `shares` to the input rows and
+   weights that it is a sum of. */
 #define PLACES(name, type)                                                                        \
     static inline int64_t name(const struct resize *a, int64_t item, int64_t *n_rows,             \
                                int64_t *offsets, type *shares)                                    \
@@ -60,7 +60,7 @@ PLACES(places_float, float)
 PLACES(places_double, double)
 PLACES(places_int32_t, int32_t)
 
-/* Whether rows are sums of two, and each vector of a result is of two elements of a vector of these sums. */
+/* Whether rows are sums of two, and each vector of a result permutes two vectors' elements of these sums. */
 static int is_permuted(const struct resize *a, int64_t n_rows)
 {
     const axis *along = &a->axes[a->n_axes - 1];
@@ -89,8 +89,8 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
     }
 }
 
-/* Sums of weighted rows: of single numbers, first all rows of the input to one, then along it; of
-   longer elements, in one step. They are computed in the type `real`, and become elements by STORED. */
+/* Sums of weighted rows: for single numbers, first all input rows to one, then along it; for longer elements, in one
+   step. They are computed in the type `real`, and converted by STORED. */
 #define RESIZE(name, type, real, STORED)                                                          \
     static void name##_row(const struct resize *a, const type *x, type *restrict y,               \
                            int64_t n_rows, const int64_t *offsets, const real *shares)            \
@@ -199,10 +199,10 @@ static void permuted_row(const struct resize *a, const float *x, float *y, const
 #define ITSELF(type, sum) (sum)
 enum { IS_ITSELF = 1, IS_ROUNDED = 0, IS_AWAY = 0 };
 
-/* Codes are rounded away from zero. */
+/* Codes are rounded half away from zero. */
 #define AWAY(type, sum) (type)(int32_t)((sum) + ((sum) < 0 ? -0.5f : 0.5f))
 
-/* Integers are rounded, halves to even, and bounded. */
+/* Integers are rounded half to even, and clamped. */
 #define DEFINE_ROUNDED(type, real, rint, lowest, highest)                                         \
     static inline type rounded_##type(real sum)                                                   \
     {                                                                                             \
@@ -231,7 +231,8 @@ static inline int32_t rounded_away(int32_t sum, int64_t bits)
     return (size ^ sign) - sign;
 }
 
-/* Numbers of a line: sums of two elements for each place from `from` to `to`, `width` of their numbers. */
+/* Interpolate along a line: for each element from `from` to `to`, the weighted sum of two, `width` numbers of
+   each. */
 static inline void blend_elements(const struct resize *a, const int8_t *restrict x, int32_t *restrict line,
                                   int64_t from, int64_t to, int64_t width)
 {
@@ -250,8 +251,8 @@ static inline void blend_elements(const struct resize *a, const int8_t *restrict
     }
 }
 
-/* Codes of int8 in integers: weights have bits behind the point, all together `bits`. Two lines are kept, as the
-   next row of the result is often of the same ones. */
+/* int8 codes in integer arithmetic: weights are fixed-point, with `bits` fractional bits in all. Two lines are kept,
+   as the next row of the result often reads the same ones. */
 ITEMS_OF(resize_codes_int8, resize)
 {
     enum { MOST = 4096 };
@@ -285,7 +286,7 @@ ITEMS_OF(resize_codes_int8, resize)
         }
 }
 
-/* Copies of elements. A row that reads what the last one did is a copy of it. */
+/* Copies of elements. A row with the same input as the last one is a copy of it. */
 #define NEAREST(size, type)                                                                       \
     static inline void resize_nearest_##size##_row(const struct resize *a, const type *restrict x, \
                                   type *restrict y, const int32_t *indices, int64_t count)        \
@@ -338,13 +339,13 @@ ITEMS_OF(resize_codes_int8, resize)
 
 OF_SIZES(NEAREST)
 
-/* A constant tensor with the elements of another in it, `step` apart along each axis. An item is a row of the
-   result: `width` elements, of which `length` are copied behind `before` others. */
+/* A constant tensor with another inserted, its elements `step` apart along each axis. An item is a row of the result:
+   `width` elements, of which `length` are copied behind `before` others. */
 typedef struct {
     int64_t count, before, length, step, x_stride, y_stride;
 } padded_axis;
 
-/* What of the other stands at a place of an axis; -1 for nothing. */
+/* The index of the inserted element at a place of an axis; -1 for none. */
 static inline int64_t padded_place(const padded_axis *axis, int64_t at)
 {
     at -= axis->before;

@@ -1,5 +1,4 @@
-/* RoiAlign in the type REAL, with functions named OF(name): regions.c includes this once for each
-   type. */
+/* RoiAlign in the type REAL, with functions named OF(name): regions.c includes this once for each type. */
 #include <tgmath.h>
 
 struct OF(roi_align) {
@@ -15,10 +14,10 @@ struct OF(roi_align) {
 typedef struct {
     REAL start, step;
     int64_t grid;        /* samples of a bin */
-    int64_t first, last; /* the samples but for those that are far outside of the image */
+    int64_t first, last; /* the range of samples that are not far outside of the image */
 } OF(samples);
 
-/* Returns 0 if there are too many. */
+/* Return 0 if there are too many. */
 static int OF(samples_of)(OF(samples) *s, REAL start, REAL end, int64_t bins, int64_t ratio, int shifted)
 {
     REAL extent = end - start;
@@ -33,7 +32,7 @@ static int OF(samples_of)(OF(samples) *s, REAL start, REAL end, int64_t bins, in
     return s->grid <= MOST_SAMPLES / bins;
 }
 
-/* Bound the samples that have a weight, of an image of `size` elements. */
+/* Find the range of samples with nonzero weights, for an image of `size` elements. */
 static void OF(bound_samples)(OF(samples) *s, int64_t bins, int64_t size)
 {
     double pitch = (double)s->step / s->grid, total = s->grid * bins, start = s->start;
@@ -44,7 +43,7 @@ static void OF(bound_samples)(OF(samples) *s, int64_t bins, int64_t size)
     s->last = pitch > 0 && last < total ? (int64_t)(last > s->first ? last : s->first) : total;
 }
 
-/* Of sample `i` of all bins: the element before it, and the weights of that and of the next. */
+/* For sample `i` of all bins: the element before it, and the weights of that and the next. */
 static inline int64_t OF(neighbour)(const OF(samples) *s, int64_t i, int64_t size, double *weights)
 {
     REAL at = s->start + (REAL)(i / s->grid) * s->step;
@@ -63,7 +62,7 @@ static inline REAL OF(larger)(REAL a, REAL b)
     return a > b || a != a ? a : b; /* NaN if either is */
 }
 
-/* The columns that some samples of a row read: their neighbours, with weights, and bins. */
+/* The columns that some samples of a row read: both neighbours, with weights, and bins. */
 typedef struct {
     int64_t count, low, high; /* the first column, and the last + 1 */
     int32_t lefts[SAMPLES], rights[SAMPLES], places[SAMPLES];
@@ -91,7 +90,7 @@ static void OF(look_across)(OF(column_reads) *to, const struct OF(roi_align) *a,
     to->count = i;
 }
 
-/* Add the samples of one row of bins to the means of all channels: rows of pixels become one first. */
+/* Add the samples of one row of bins to the means of all channels: pixel rows are interpolated to one first. */
 static void OF(add_means)(const struct OF(roi_align) *a, const REAL *x, REAL *y, const OF(samples) *down,
                           int64_t from, int64_t to, const OF(samples) *across, int64_t samples)
 {
@@ -142,7 +141,7 @@ static void OF(add_means)(const struct OF(roi_align) *a, const REAL *x, REAL *y,
     }
 }
 
-/* Raise the bins of all channels to the greatest weighted neighbour of the samples of one row. */
+/* Raise the bins of all channels to the maximum of the weighted neighbours of the samples of one row. */
 static void OF(raise_bins)(const struct OF(roi_align) *a, const REAL *x, REAL *y,
                            const OF(samples) *across, int64_t low, const double *shares)
 {

@@ -1,5 +1,5 @@
-/* GridSample and AffineGrid. An item is a block of the points at which an image is sampled: their indices
-   and weights are computed once for all channels. */
+/* GridSample and AffineGrid. An item is a block of the points at which an image is sampled: their indices and weights
+   are computed once for all channels. */
 #include <math.h>
 #include <string.h>
 #ifdef __AVX512F__
@@ -10,14 +10,14 @@
 struct grid_sample {
     const void *x, *grid;
     void *y;
-    const int64_t *sizes;              /* of the axes that are sampled */
+    const int64_t *sizes;              /* of the sampled axes */
     int64_t rank, channels, points;    /* points of an image */
     int64_t taps, padding, corners;    /* taps along an axis: 1 nearest, 2 linear, 4 cubic */
 };
 
 struct affine_grid {
     const void *theta;   /* [images, rank, rank + 1] */
-    const void *centres; /* of each axis, one after the other */
+    const void *centres; /* concatenated over axes */
     void *y;
     const int64_t *sizes;
     int64_t rank, rows; /* rows of an image along its last axis */
@@ -28,7 +28,7 @@ enum { ZEROS, BORDER, REFLECTION };
 
 #define CUBIC_A (-0.75)
 
-/* Elements at POINTS places, 0 at those below 0. */
+/* Gather the elements at POINTS indices, 0 for negative ones. */
 #define PICK(type)                                                                                \
     static inline void picked_##type(const type *x, const int32_t *places, type *values)          \
     {                                                                                             \
@@ -37,7 +37,7 @@ enum { ZEROS, BORDER, REFLECTION };
     }
 
 PICK(double)
-#ifdef __AVX512F__ /* compilers think that loads one by one are faster */
+#ifdef __AVX512F__ /* compilers prefer scalar loads by mistake */
 static inline void picked_float(const float *x, const int32_t *places, float *values)
 {
     for (int64_t p = 0; p < POINTS; p += 16) {

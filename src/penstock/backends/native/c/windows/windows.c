@@ -1,4 +1,4 @@
-/* Col2Im, where an item is a plane, one channel of one image; and reductions over windows. */
+/* Col2Im, where an item is a plane (one channel of one image), and reductions over windows. */
 #include <string.h>
 #include "images.h"
 #include "families.h"
@@ -11,7 +11,7 @@ struct windows {
     const axis *axes; /* AXES of them, the first ones of size 1 if there are fewer */
 };
 
-/* The windows, from low to high, whose k-th element is no padding; that of window 0. */
+/* The windows, `low` to `high`, whose k-th element is not padding; return the index of that element in window 0. */
 static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *high)
 {
     int64_t first = k * w->dilation - w->begin, last = w->size - 1 - first;
@@ -54,13 +54,13 @@ static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *hi
 WINDOWS(float)
 WINDOWS(double)
 
-/* Elements of windows over any axes, combined with a first one: an item is a row of the result. */
+/* Reductions of windows over any axes, with an initial value: an item is a row of the result. */
 struct windowed {
     const void *x, *first;
     void *y;
-    const int64_t *dims, *steps; /* of the result but for its rows; from window to window, in elements of x */
-    const int64_t *taps;         /* the elements of a window, from its first one */
-    int64_t rank, count, length, step; /* of dims, of taps, of a row, and from window to window in it */
+    const int64_t *dims, *steps; /* of the result without its rows; between windows, in elements of x */
+    const int64_t *taps;         /* offsets of the elements of a window */
+    int64_t rank, count, length, step; /* of dims, of taps, of a row, and between windows in a row */
 };
 
 #define WINDOWED(name, type, COMBINE)                                                             \
