@@ -1,4 +1,4 @@
-/* Functions of Python that copy arrays, whatever their shapes and strides are, and variables. */
+/* Python functions that copy arrays of any shapes and strides, and variables. */
 #include "numpy_api.h"
 #include "copies.h"
 #include "growable.h"
@@ -8,7 +8,7 @@
 /* Bytes from which on the global interpreter lock is released. */
 enum { WORTH_RELEASE = 1 << 16 };
 
-/* Whether elements of an array are plain bytes of a size that there are copies of. */
+/* Whether elements of an array are plain bytes of a size that can be copied. */
 static int is_plain(PyArrayObject *x)
 {
     int64_t size = PyArray_ITEMSIZE(x);
@@ -24,7 +24,7 @@ static void copy(copy_plan *plan, const char *from, char *to, int64_t nbytes)
         PyEval_RestoreThread(state);
 }
 
-/* Copy `x` to rows of `y` that lie as it does. */
+/* Copy `x` to rows of `y` that have the same layout. */
 static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
 {
     copy_plan plan = {PyArray_NDIM(x), PyArray_ITEMSIZE(x), {0}, {0}, {0}};
@@ -36,9 +36,9 @@ static void copy_rows(PyArrayObject *x, PyArrayObject *y, char *to)
     copy(&plan, PyArray_BYTES(x), to, PyArray_NBYTES(x));
 }
 
-/* Memory that begins with a line of the cache: vectors that are written to two lines take half as long again.
-   What malloc gave, and the bytes, are noted ahead of it. */
-enum { LINE = 64, WORTH_LINES = 1 << 15, WORTH_LARGE_PAGES = 4 << 20 }; /* of which NumPy asks for by itself */
+/* Memory aligned to cache lines: vector stores that cross a cache line take half as long again. The pointer from
+   malloc and the size are stored before it. */
+enum { LINE = 64, WORTH_LINES = 1 << 15, WORTH_LARGE_PAGES = 4 << 20 }; /* NumPy requests large pages by itself */
 
 typedef struct {
     void *block;
@@ -152,7 +152,7 @@ PyObject *array_contiguous(PyObject *module, PyObject *given)
     return Py_NewRef(given);
 }
 
-/* The first byte of an array, and the one behind its last. */
+/* The first byte of an array, and the one after its last. */
 static void bounds(PyArrayObject *x, const char *ends[2])
 {
     ends[0] = ends[1] = PyArray_BYTES(x);
@@ -260,7 +260,7 @@ static PyObject *array_appended(PyObject *module, PyObject *const *arguments, Py
     return (PyObject *)y;
 }
 
-/* Each dim becomes two: repetitions, with a stride of 0, and what is repeated. */
+/* Each dim becomes two: repetitions, with a stride of 0, and the dim itself. */
 static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     npy_intp dims[MOST_DIMS];
@@ -292,7 +292,7 @@ static PyObject *array_tiled(PyObject *module, PyObject *const *arguments, Py_ss
     return (PyObject *)y;
 }
 
-/* Views of parts that follow each other along an axis, or, without sizes, of its single elements, without the axis. */
+/* Views of consecutive parts along an axis, or, without sizes, of its single elements, without the axis. */
 static PyObject *array_views(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     npy_intp dims[NPY_MAXDIMS], strides[NPY_MAXDIMS];
@@ -327,9 +327,8 @@ static PyObject *array_views(PyObject *module, PyObject *const *arguments, Py_ss
     return parts;
 }
 
-/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed while
-   anything else holds it, and the methods `read` and `assign`, which check what is not the same as
-   the time before. */
+/* Variables (ops/tensorflow/state.py): objects with a `value`, an array that is never changed while anything else
+   holds it, and the methods `read` and `assign`, which check only what differs from the previous call. */
 
 #define VALUE(module) (((module_state *)PyModule_GetState(module))->value)
 
@@ -343,12 +342,12 @@ static inline int has_shape_of(PyArrayObject *x, PyArrayObject *like)
     return 1;
 }
 
-/* The value of a variable if it is an array in C order of the type and shape of `like`; NULL without
-   an error if it is something else. */
+/* The value of a variable if it is a C-contiguous array with the type and shape of `like`; NULL without an error
+   otherwise. */
 static PyArrayObject *value_like(PyObject *module, PyObject *variable, PyArrayObject *like)
 {
     PyArrayObject *x = (PyArrayObject *)PyObject_GetAttr(variable, VALUE(module));
-    /* In most reads the type is the same object, which takes less time to see. */
+    /* In most reads the type is the same object, which is a faster test. */
     if (x && PyArray_Check((PyObject *)x) && PyArray_IS_C_CONTIGUOUS(x) && is_plain(x) && has_shape_of(x, like) &&
         (PyArray_DESCR(x) == PyArray_DESCR(like) || PyArray_EquivTypes(PyArray_DESCR(x), PyArray_DESCR(like))))
         return x;
@@ -387,8 +386,8 @@ static PyObject *variable_assign(PyObject *module, PyObject *const *arguments, P
     PyArrayObject *given = (PyArrayObject *)arguments[2], *old = value_like(module, arguments[0], given);
     if (!old)
         return PyErr_Occurred() ? NULL : PyObject_CallMethod(arguments[0], "assign", "O", given);
-    /* Without readers, who would hold it too, its memory is used again. Without the global interpreter
-       lock a reader may come at any time, and its memory never is. */
+    /* If no reader holds it too, its memory is reused. Without the global interpreter lock a reader may appear at any
+       time, so memory is never reused. */
 #ifdef Py_GIL_DISABLED
     int own = 0;
 #else

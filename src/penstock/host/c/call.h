@@ -1,4 +1,4 @@
-/* Bound calls of kernels, as module.c makes them and sequence.c runs them. */
+/* Bound calls of kernels, as module.c creates them and sequence.c runs them. */
 #ifndef PENSTOCK_CALL_H
 #define PENSTOCK_CALL_H
 
@@ -7,9 +7,9 @@
 
 enum { MOST_WORDS = 64, MOST_RUNTIME = MOST_WORDS, MOST_RESULTS = 4, MOST_RANK = 16 };
 
-/* Nanoseconds of work that are worth a thread of their own, the release of the global interpreter
-   lock, and the time between two looks at whether the run must stop; and of a stage that several threads
-   share, since each takes the next when all have finished it. */
+/* Nanoseconds of work that are worth a thread, and the release of the global interpreter lock; between two checks
+   whether the run must stop; and of a stage that is worth sharing among threads, since each begins the next stage
+   only when all have finished it. */
 static const double WORTH_THREAD = 5e3, WORTH_RELEASE = 3e3, BETWEEN_CHECKS = 4e6, WORTH_STAGE = 1500;
 
 typedef union {
@@ -19,9 +19,9 @@ typedef union {
 } word;
 
 typedef struct {
-    uint64_t words; /* those that it is: a bit of each, none if the kernel does not look at it */
+    uint64_t words; /* bit mask of the words that are this array; 0 if the kernel does not read it */
     uint64_t nbytes : 63, written : 1;
-    uint64_t order; /* the dims in memory, the outermost in the lowest 4 bits; their number in the highest; 0: their own */
+    uint64_t order; /* dims in memory order, the outermost in the lowest 4 bits, their number in the highest; 0: their own */
 } runtime_array;
 
 typedef struct {
@@ -31,40 +31,40 @@ typedef struct {
 } result_type;
 
 typedef struct {
-    PyObject_VAR_HEAD /* a network has a call for each step: each is as large as its arrays need */
+    PyObject_VAR_HEAD /* a network has a call for each step: each is only as large as its arrays need */
     const kernel_entry *kernel;
     int64_t items;
     double item_ns;
     int64_t stages, pieces; /* of an item, and of a stage; no stages: threads share no item */
     int64_t n_runtime;
     int64_t n_results; /* the last of the arrays given at run time, which `make` allocates */
-    word *words;       /* as all arrays of a call, in the memory behind it */
+    word *words;       /* stored after the call, like all its arrays */
     result_type *results;
     PyObject *arrays;     /* keeps those in `words` alive */
-    PyObject *kept;       /* what these are shared by */
+    PyObject *kept;       /* the objects that own them */
     PyObject *failed;     /* called with the status and these arrays; raises */
     PyObject *checkpoint; /* called between parts of long work; raises if the run must stop */
     runtime_array runtime[];
 } Call;
 
 #pragma GCC visibility push(hidden)
-/* Whether a call may be part of one that holds no global interpreter lock and never pauses. */
+/* Whether a call may run in a group without the global interpreter lock and without pauses. */
 int call_is_plain(const Call *call);
 
-/* Compute a plain call; returns the kernel's status. */
+/* Compute a plain call; return the kernel's status. */
 int call_run_plain(const Call *call);
 
-/* Compute all items of a call with these words in place of its own. Returns -1 with an error where the
-   run must stop, else 0 and the kernel's status. */
+/* Compute all items of a call with these words instead of its own. Return -1 with an error if the run must stop, else
+   0 and the kernel's status. */
 int call_run_words(const Call *call, const word *words, int *status);
 
-/* A kernel by its name; NULL with an error if there is none. */
+/* Find a kernel by name; NULL with an error if it does not exist. */
 const kernel_entry *kernel_of(const char *name);
 
-/* As the method `run` of a call. */
+/* The method `run` of a call. */
 PyObject *call_run(Call *self, PyObject *const *arguments, Py_ssize_t count);
 
-/* Raise the error of a status, given the arrays that the call was given at run time; returns NULL. */
+/* Raise the error of a status, given the arrays that the call was given at run time; return NULL. */
 PyObject *call_report(const Call *call, int status, PyObject *const *arguments, Py_ssize_t count);
 
 extern PyType_Spec Sequence_spec;

@@ -1,16 +1,16 @@
-/* Objects that Python's collector of cycles need not walk: see host/collector.py. Deallocators of lists,
-   tuples, dicts and instances of Python's classes look whether their object is tracked: if they nest, they
-   come to it twice. Those of functions, cells and bound methods do not, which crashes if it is not. */
+/* Objects that Python's cycle collector need not traverse: see host/collector.py. Deallocators of lists, tuples,
+   dicts and instances of Python classes check whether their object is tracked: if they nest, they run twice for it.
+   Those of functions, cells and bound methods do not check, and crash if it is untracked. */
 #include "numpy_api.h"
 
 typedef struct {
-    PyObject *types; /* by type, whether objects are untracked; None if they never are tracked */
-    PyObject *found; /* objects to be walked */
-    uintptr_t *young; /* addresses that may be untracked, by their hash; those that were met end in a bit 1 */
+    PyObject *types; /* by type, whether to untrack objects; None if they are never tracked */
+    PyObject *found; /* objects to be traversed */
+    uintptr_t *young; /* hash table of addresses that may be untracked; bit 0 is set once visited */
     size_t mask;
 } walk;
 
-/* The place of an address in the table, or the free one where it would be. */
+/* The slot of an address in the table, or the free slot where it would be. */
 static uintptr_t *place_of(const walk *state, uintptr_t address)
 {
     size_t i = (uint64_t)address * 0x9E3779B97F4A7C15 >> 32 & state->mask;
@@ -19,12 +19,12 @@ static uintptr_t *place_of(const walk *state, uintptr_t address)
     return state->young + i;
 }
 
-/* Called while a container is walked: no code of Python may run here, which might change it. */
+/* Called while a container is traversed: no Python code may run here, as it might change the container. */
 static int visit(PyObject *object, void *data)
 {
     walk *state = data;
     int is_new;
-    /* The collector lists tracked objects alone. */
+    /* The collector lists only tracked objects. */
     if (PyObject_GC_IsTracked(object)) {
         uintptr_t address = (uintptr_t)object, *place = place_of(state, address);
         is_new = *place == address;
@@ -35,7 +35,8 @@ static int visit(PyObject *object, void *data)
     return is_new ? PyList_Append(state->found, object) : 0;
 }
 
-/* The list of objects stays here, where no other thread runs: one that makes a tuple must have it alone. */
+/* The list of objects stays in this function, where no other thread runs: a thread that makes a tuple must own it
+   alone. */
 static int note_young(walk *state, PyObject *gc)
 {
     PyObject *objects = PyObject_CallMethod(gc, "get_objects", "i", 0);
@@ -65,7 +66,7 @@ static PyObject *collector_untrack(PyObject *module, PyObject *const *arguments,
     for (Py_ssize_t i = 0; !failed && i < PyList_Size(state.found); i++) {
         PyObject *object = PyList_GetItem(state.found, i), *type = (PyObject *)Py_TYPE(object);
         PyObject *untracks = PyObject_GetItem(state.types, type);
-        /* What functions have as globals may be a module, and not the arrays and calls of a program. */
+        /* The globals of a function may be a module, rather than the arrays and calls of a program. */
         int is_module = PyDict_CheckExact(object) && PyDict_GetItemString(object, "__name__");
         int left = is_module || untracks == Py_Ellipsis;
         if (untracks == Py_True && !left)

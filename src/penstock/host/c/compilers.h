@@ -2,22 +2,22 @@
 #ifndef PENSTOCK_COMPILERS_H
 #define PENSTOCK_COMPILERS_H
 
-/* Functions of constants, of which each caller gets a copy of its own. */
+/* For functions of constants: each call is specialized. */
 #define INLINED static inline __attribute__((always_inline))
 
-/* A loop over i from 0 on to a constant, without a jump: elements of arrays at i may be in registers. */
+/* An unrolled loop over i from 0 up to a constant: array elements at i may be kept in registers. */
 #define UNROLLED(i, count) _Pragma("GCC unroll 64") for (int i = 0; i < (count); i++)
 
-/* pointer += step, in this register: compilers would have a register for each address that is a sum of it
-   and of numbers that stay the same. */
+/* pointer += step, in this register: compilers would otherwise keep a register for each sum of the pointer and a loop
+   invariant. */
 #define ADVANCE(pointer, step) \
     pointer += step;           \
     __asm__("" : "+r"(pointer))
 
-/* SHUFFLE: the elements of two vectors at these places, constants; `lanes` is a type of vectors of integers
-   as wide. PERMUTED: those of one vector at the places that another has, modulo their number. TO_INT: a
-   float as the nearest int. IVDEP: iterations of the loop that follows do not depend on one another.
-   NOT_UNROLLED: GCC makes vectors of the loop that follows as it is; clang does of the unrolled one. */
+/* SHUFFLE: the elements of two vectors at constant indices; `lanes` is an integer vector type of the same width.
+   PERMUTED: the elements of one vector at the indices in another, modulo their number. TO_INT: a float rounded to the
+   nearest int. IVDEP: iterations of the following loop are independent. NOT_UNROLLED: GCC vectorizes the following
+   loop as it is; clang vectorizes the unrolled one. */
 #if defined(__clang__)
 #define SHUFFLE(lanes, a, b, ...) ((void)sizeof(lanes), __builtin_shufflevector(a, b, __VA_ARGS__))
 #define PERMUTED(x, places) __builtin_shufflevector(x, places)

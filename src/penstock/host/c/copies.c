@@ -1,5 +1,5 @@
-/* Copies in three ways: runs of elements that are adjacent on both sides, blocks that are transposed
-   where two dims change places, and single elements. */
+/* Copies by one of three methods: contiguous runs, transposed blocks if two dims are exchanged, and single
+   elements. */
 #include <string.h>
 #if defined(__AVX512BW__)
 #include <immintrin.h>
@@ -7,10 +7,10 @@
 #include "compilers.h"
 #include "copies.h"
 
-/* FEW: rows that are too few for a loop of their own, unless they are of LONG_RUN bytes. */
+/* FEW: rows that are too few for a loop of their own, unless they have LONG_RUN bytes */
 enum { TILE = 32, FEW = 8, LONG_RUN = 1024 };
 
-/* Elements may lie at any address: a run of two is one of twice the size. */
+/* Elements may be unaligned: a run of two is one of twice the size. */
 #define AT_ANY_ADDRESS __attribute__((aligned(1), may_alias))
 typedef uint16_t AT_ANY_ADDRESS bytes_2;
 typedef uint32_t AT_ANY_ADDRESS bytes_4;
@@ -29,7 +29,7 @@ static void move(copy_plan *p, int at, int place)
     }
 }
 
-/* Sort dims by their strides in the memory that is written, the longest first. */
+/* Sort dims by their strides in the destination, the longest first. */
 static void sort_dims(copy_plan *p)
 {
     for (int end = p->rank; end > 1; end--) {
@@ -41,7 +41,7 @@ static void sort_dims(copy_plan *p)
     }
 }
 
-/* Drop dims of one element, and join those that follow each other in both memories. */
+/* Drop dims of one element, and merge dims that are contiguous on both sides. */
 static void join_dims(copy_plan *p)
 {
     int rank = 0;
@@ -85,7 +85,8 @@ ELEMENTS(elements_4, bytes_4)
 ELEMENTS(elements_8, bytes_8)
 ELEMENTS(elements_16, bytes_16)
 
-/* Runs of bytes; `length` is that of a run. Calls of memcpy take longer than to copy a few parts, and the last one. */
+/* Runs of `length` bytes. A call of memcpy takes longer than a few copies of `part` bytes, the last one
+   overlapping. */
 INLINED void runs_in_parts(const char *from, char *to, int64_t from_step, int64_t to_step, int64_t rows, int64_t length,
                            const int64_t part)
 {
@@ -107,8 +108,8 @@ static OF_BLOCK(runs)
             memcpy(to + i * to_step, from + i * from_step, length);
 }
 
-/* A block of SIDE vectors of SIDE elements, transposed: to interleave row i with row i + SIDE / 2 rotates the
-   bits of an element's place by one. */
+/* Transpose a block of SIDE vectors of SIDE elements: interleaving row i with row i + SIDE / 2 rotates the bits of an
+   element's index by one. */
 #define BLOCK(name, type, SIDE, LOW, HIGH)                                                         \
     typedef type name##_lanes __attribute__((vector_size(SIDE * sizeof(type))));                   \
     INLINED void name##_round(const name##_lanes *rows, name##_lanes *next)                        \
@@ -142,8 +143,8 @@ BLOCK(block_2, uint16_t, 8, SET(0, 8, 1, 9, 2, 10, 3, 11), SET(4, 12, 5, 13, 6, 
 BLOCK(block_4, uint32_t, 4, SET(0, 4, 1, 5), SET(2, 6, 3, 7))
 BLOCK(block_8, uint64_t, 2, SET(0, 2), SET(1, 3))
 
-/* As a BLOCK of bytes, of 64 rows of 16 elements: vectors interleave within lanes of 16 bytes, so that each
-   transposes four blocks, and writes whole lines of the cache. */
+/* As a BLOCK of bytes, of 64 rows of 16 elements: vectors interleave within 16-byte lanes, so that each transposes
+   four blocks, and whole cache lines are written. */
 #ifdef __AVX512BW__
 static inline void block_1_wide(const char *from, int64_t from_step, char *to, int64_t to_step)
 {
@@ -170,7 +171,7 @@ static inline void block_1_wide(const char *from, int64_t from_step, char *to, i
 }
 #endif
 
-/* Elements of n planes that lie side by side in one of the memories, such as the colors of an image. */
+/* Elements of n planes that are interleaved on one side, such as the colors of an image. */
 #define FEW_PLANES(type, n)                                                                        \
     if (length == n && to_step == n * (int64_t)sizeof(type)) {                                     \
         IVDEP for (int64_t i = 0; i < rows; i++)                                                   \
@@ -183,9 +184,8 @@ static inline void block_1_wide(const char *from, int64_t from_step, char *to, i
         return;                                                                                    \
     }
 
-/* Rows of which element j lies at j * from_stride, and the next row `sizeof(type)` behind. The last block
-   of a side begins earlier than others end, where there is not enough left. A BLOCK has SIDE rows of LONG
-   elements. */
+/* Rows whose element j is at j * from_stride, with `sizeof(type)` between rows. The last block of a side overlaps
+   others if too little is left. A BLOCK has SIDE rows of LONG elements. */
 #define TRANSPOSED(name, type, SIDE, LONG, BLOCK, ELEMENTS)                                            \
     static OF_BLOCK(name)                                                                          \
     {                                                                                              \
@@ -226,7 +226,7 @@ static block_function by_size(int64_t size, block_function const functions[5])
     return size == 16 ? functions[4] : functions[size == 8 ? 3 : size == 4 ? 2 : size - 1];
 }
 
-/* How to copy the last two dims; moves another dim to the last but one where it is to be transposed. */
+/* Choose how to copy the last two dims; if two dims are transposed, the other one is moved before the last. */
 static block_function chosen(copy_plan *p)
 {
     static block_function const single[] = {elements_1, elements_2, elements_4, elements_8, elements_16};
@@ -235,7 +235,7 @@ static block_function chosen(copy_plan *p)
     if (p->from[last] == p->size && p->to[last] == p->size) {
         int most = other;
         for (int i = 0; i < other; i++)
-            most = p->dims[i] >= p->dims[most] ? i : most; /* of equals the one that writes closer together */
+            most = p->dims[i] >= p->dims[most] ? i : most; /* among equals, the one with the smallest output stride */
         p->dims[last] *= p->size;
         if (last && p->dims[other] < FEW && p->dims[last] < LONG_RUN)
             move(p, most, other);
@@ -243,7 +243,7 @@ static block_function chosen(copy_plan *p)
     }
     while (other >= 0 && p->from[other] != p->size)
         other--;
-    /* Long rows are filled with the element that each repeats. */
+    /* Long rows of a repeated element are filled with it. */
     if (other < 0 || p->to[last] != p->size || (!p->from[last] && p->dims[last] >= TILE))
         return by_size(p->size, single);
     move(p, other, last - 1);
@@ -254,7 +254,7 @@ static block_function chosen(copy_plan *p)
     return by_size(p->size, transposing);
 }
 
-/* Make a short run of adjacent elements one element. */
+/* Merge a short contiguous run into one larger element. */
 static void widen_elements(copy_plan *p)
 {
     int last = p->rank - 1;

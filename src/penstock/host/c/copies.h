@@ -1,4 +1,4 @@
-/* Copies of tensors whose elements lie apart, or in another order of dims. */
+/* Copies of tensors that are strided, or have another order of dims. */
 #ifndef PENSTOCK_COPIES_H
 #define PENSTOCK_COPIES_H
 
@@ -14,7 +14,7 @@ typedef struct {
 } copy_plan;
 
 #pragma GCC visibility push(hidden)
-/* Copy each element; the memories do not overlap. Changes the plan. */
+/* Copy each element; source and destination must not overlap. Modifies the plan. */
 void copy_elements(copy_plan *plan, const char *from, char *to);
 #pragma GCC visibility pop
 

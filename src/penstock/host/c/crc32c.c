@@ -11,7 +11,7 @@
 #define OF_BYTE __crc32cb
 #define OF_WORD __crc32cd
 #else
-/* The remainders of four bits, of which the lowest has the highest power. */
+/* The remainders of four bits, the lowest of which has the highest power. */
 static const uint32_t table[16] = {
     0x00000000, 0x105EC76F, 0x20BD8EDE, 0x30E349B1, 0x417B1DBC, 0x5125DAD3, 0x61C69362, 0x7198540D,
     0x82F63B78, 0x92A8FC17, 0xA24BB5A6, 0xB21572C9, 0xC38D26C4, 0xD3D3E1AB, 0xE330A81A, 0xF36E6F75};

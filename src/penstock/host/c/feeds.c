@@ -1,7 +1,7 @@
-/* Functions of Python around a run: most calls feed arrays of the same types as the call before. */
+/* Python functions around a run: most calls feed arrays of the same types as the call before. */
 #include "numpy_api.h"
 
-/* Whether `given` is an array of just this element type and shape. */
+/* Whether `given` is an array of exactly this element type and shape. */
 static int is_expected(PyObject *given, PyObject *dtype, PyObject *shape)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -23,7 +23,7 @@ static PyObject *feeds_taken(PyObject *module, PyObject *const *arguments, Py_ss
     PyObject *values = PyDict_Size(feeds) == size ? PyTuple_New(size) : Py_NewRef(Py_None);
     for (Py_ssize_t i = 0; values && values != Py_None && i < size; i++) {
         PyObject *input = PyTuple_GetItem(expected, i);
-        /* A reference of its own: another thread may change the dict. */
+        /* An owned reference: another thread may change the dict. */
         PyObject *value = PyObject_GetItem(feeds, PyTuple_GetItem(input, 0));
         if (!value && PyErr_ExceptionMatches(PyExc_KeyError))
             PyErr_Clear();

@@ -1,16 +1,16 @@
-/* Arrays that grow along an axis where they lie, as the caches of decoders do.
+/* Arrays that grow in place along an axis, as the caches of decoders do.
 
-   A room is memory for more rows than any array shows yet:
+   A room is memory with capacity for more rows than any array shows yet:
 
        past     rows 0 1 2          room:  0 1 2 . . .
        present  rows 0 1 2 3        room:  0 1 2 3 . .     nothing copied but row 3
        a second present of past     a room of its own, with copies of rows 0 1 2
 
-   Rows that an array shows are never written again: a room hands out each of its rows once, so that
-   only the array with all rows handed out can grow in place, and only once. Its arrays are read-only,
-   since they share rows; so are the arrays of users who keep an old one. A room that is full is
-   replaced by one of twice the size, so that each row is copied about once in all. Threads may append to
-   the same array at the same time: one gets the rows behind it, the others rooms of their own. */
+   Rows that an array shows are never written again: a room hands out each row once, so that only the array with all
+   rows handed out so far can grow in place, and only once. Its arrays are read-only, since they share rows; so are
+   older arrays that users keep. A full room is replaced by one of twice the size, so that each row is copied about
+   once in all. Threads may append to the same array at the same time: one gets the rows after it, the others rooms of
+   their own. */
 #include "growable.h"
 #include <stdatomic.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static PyType_Spec Room_spec = {
     .slots = room_slots,
 };
 
-/* The first rows of a room, which have been handed out. */
+/* The rows of a room that have been handed out. */
 static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
 {
     PyArrayObject *memory = room->memory;
@@ -55,7 +55,7 @@ static PyArrayObject *rows_of(Room *room, int axis, npy_intp used)
                                        PyArray_STRIDES(memory), PyArray_DATA(memory));
 }
 
-/* The room of `past`, which now has `added` rows more; NULL if it cannot grow there. */
+/* The room of `past`, with `added` more rows handed out; NULL if it cannot grow there. */
 static Room *own_room(PyTypeObject *type, PyArrayObject *past, int axis, npy_intp added)
 {
     PyObject *base = PyArray_BASE(past);
@@ -75,7 +75,7 @@ static Room *own_room(PyTypeObject *type, PyArrayObject *past, int axis, npy_int
     return atomic_compare_exchange_strong(&room->used, &shown, shown + added) ? room : NULL;
 }
 
-/* All rows of a new room: those used, and as many again if `allocate` can give them. */
+/* All rows of a new room: those in use, and as many again if `allocate` can provide them. */
 static PyArrayObject *new_memory(PyObject *allocate, PyArrayObject *past, int axis, npy_intp used,
                                  npy_intp capacity)
 {
@@ -113,7 +113,7 @@ PyArrayObject *grown(PyObject *module, PyArrayObject *past, int axis, npy_intp a
     return y;
 }
 
-/* Budgets (host/current_run.py) ask memory that is no array whether it was counted when allocated. */
+/* Budgets (host/current_run.py) ask memory that is not an array whether it was counted when allocated. */
 PyTypeObject *new_room_type(void)
 {
     PyObject *type = PyType_FromSpec(&Room_spec);

@@ -1,7 +1,7 @@
 /* The extension module: bound calls of kernels.
 
-   This file is compiled for the baseline of the architecture, so that a module for instructions that
-   the processor lacks can say so: its import fails. LEVEL is the name of the instruction set. */
+   This file is compiled for the baseline of the architecture, so that importing a module for an instruction set that
+   the processor lacks fails with an error. LEVEL is the name of the instruction set. */
 #define IMPORTS_NUMPY
 #include "call.h"
 #include "generated_tables.h"
@@ -24,11 +24,11 @@
 static const kernel_entry *const families[] = {KERNEL_TABLES(ADDRESS)};
 static PyMethodDef *const function_tables[] = {FUNCTION_TABLES(ADDRESS)};
 
-/* The most threads that a kernel of this thread uses. */
+/* The most threads that a kernel called by this thread uses. */
 static _Thread_local int most_threads = 1;
 
-/* Items of a call, in chunks. Each part has a share of them, since what lies side by side is often read
-   by the same thread before and after; then it takes chunks of the others. */
+/* Items of a call, in chunks. Each part has a share of adjacent chunks, since adjacent data is often used by the same
+   thread before and after; then it takes chunks of other shares. */
 typedef struct {
     const Call *call;
     const word *words;
@@ -98,7 +98,7 @@ static int run_items(const Call *call, const word *words, int64_t begin, int64_t
 {
     double worth = (end - begin) * call->item_ns / WORTH_THREAD;
     int64_t chunks = worth < 2 ? 1 : worth < 1e6 ? (int64_t)worth : 1000000;
-    /* Items that cannot be divided evenly are shared. */
+    /* Threads share items that cannot be divided evenly. */
     if (chunks > 1 && call->stages && (end - begin) % most_threads)
         return run_stages(call, words, begin * call->stages, (end - begin) * call->stages);
     chunks = smaller(chunks, end - begin);
@@ -167,7 +167,7 @@ int call_run_plain(const Call *call)
     return call->items ? run_items(call, call->words, 0, call->items) : 0;
 }
 
-/* Whether the elements of an array are next to one another, its dims in this order. */
+/* Whether an array is contiguous with its dims in this order. */
 static int is_dense(PyArrayObject *x, uint64_t order)
 {
     npy_intp stride = PyArray_ITEMSIZE(x);
@@ -480,14 +480,14 @@ static int all(unsigned word, unsigned bits)
     return (word & bits) == bits;
 }
 
-/* Of the registers that CPUID fills, and of those whose contents the system keeps. */
+/* Detected from CPUID, and from the register state that the system saves. */
 static int features_found(void)
 {
 #define BIT(n) (1u << n)
     unsigned a = 0, b = 0, c = 0, d = 0, basic = 0, more = 0, kept = 0, unused, width = 0;
-    __get_cpuid(0x8000001a, &width, &b, &c, &d); /* of AMD's processors: FP256, FP512 */
+    __get_cpuid(0x8000001a, &width, &b, &c, &d); /* on AMD's processors: FP256, FP512 */
     __get_cpuid(1, &a, &b, &basic, &d);
-    if (basic & BIT(27)) /* or there is no xgetbv */
+    if (basic & BIT(27)) /* else xgetbv is not available */
         __asm__("xgetbv" : "=a"(kept), "=d"(unused) : "c"(0));
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
         b = c = d = 0;
@@ -536,7 +536,7 @@ static int set_up(PyObject *module)
         PyErr_SetString(PyExc_ImportError, "the processor lacks instructions of " TEXT(LEVEL));
         return -1;
     }
-    /* Teams and the table of NumPy's functions are the process's; NumPy takes one interpreter, too. */
+    /* Teams and the table of NumPy's functions are per process; NumPy supports a single interpreter, too. */
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(PyExc_ImportError, "compiled kernels are for the main interpreter alone");
         return -1;

@@ -1,16 +1,15 @@
 /* Kernels, as the call object of module.c sees them.
 
-   A kernel computes the items from `begin` up to `end` of its work: rows, windows, trees. Items are
-   independent of one another, so that the caller can divide them among threads, and pause between
-   them to see whether a run must stop. The arguments are a struct with fields of 8 bytes only:
-   pointers, int64_t and double. Returns 0, or another number if the inputs are at fault: the NumPy
-   kernel of the same node then says how.
+   A kernel computes the items `begin` up to `end` of its work: rows, windows, trees. Items are independent, so that
+   the caller can divide them among threads, and check between them whether a run must stop. The arguments are a
+   struct with fields of 8 bytes only: pointers, int64_t and double. Returns 0, or another number if the inputs are
+   invalid: the NumPy kernel of the same node then raises the precise error.
 
-   Where items are few and long, threads can share each: a kernel may have a function for a piece of a
-   stage. The stages of an item follow one another, and all pieces of one need all of the one before.
+   If items are few and long, threads can share each item: a kernel may have a function for a piece of a stage. The
+   stages of an item are sequential: all pieces of a stage depend on all pieces of the one before.
 
-   Results must not depend on the number of threads or the division into items and pieces. Files are compiled
-   once for each instruction set, without contraction to fused multiply-add. */
+   Results must not depend on the number of threads or the division into items and pieces. Files are compiled once for
+   each instruction set, without contraction to fused multiply-add unless they say so. */
 #ifndef PENSTOCK_NATIVE_H
 #define PENSTOCK_NATIVE_H
 
@@ -20,19 +19,19 @@
 
 typedef int (*kernel_function)(const void *arguments, int64_t begin, int64_t end);
 
-/* The pieces of a stage from `first` up to `last`; stages are counted over all items. In odd stages the
-   last pieces come first, since caches still hold what they read in the stage before. */
+/* The pieces of a stage from `first` up to `last`; stages are counted over all items. In odd stages the last pieces
+   come first, since caches still hold what they read in the stage before. */
 typedef int (*stage_function)(const void *arguments, int64_t stage, int64_t first, int64_t last);
 
 typedef struct {
     const char *name;
-    kernel_function run;  /* NULL where the stages are all that there is */
+    kernel_function run;  /* NULL if the kernel has only stages */
     int64_t words;        /* fields of the arguments */
-    stage_function stage; /* NULL if there is none */
+    stage_function stage; /* NULL if the kernel has no stages */
 } kernel_entry;
 
-/* Begin the function of a kernel; `a` are its arguments, a struct of that name. That of CHECKED_ITEMS_OF returns
-   whether the inputs are at fault, that of ITEMS_OF nothing. */
+/* Begin the function of a kernel; `a` points to its arguments, a struct of that name. CHECKED_ITEMS_OF returns
+   whether the inputs are invalid, ITEMS_OF nothing. */
 #define ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, void, , return 0;)
 #define CHECKED_ITEMS_OF(name, arguments) KERNEL_OF(name, arguments, int, return, )
 #define KERNEL_OF(name, arguments, result, before, behind)                                        \
@@ -55,21 +54,21 @@ static inline int64_t smaller(int64_t a, int64_t b)
     for (int64_t place_of = 0; place_of < (count); place_of++)                                    \
         (to)[place_of] = (value)
 
-/* x within these bounds; the lower one if it is NaN. In this order, compilers have an instruction for each. */
+/* x clamped to these bounds; the lower one if x is NaN. In this order, compilers use one instruction for each. */
 #define WITHIN(x, low, high)                                                                      \
     ({                                                                                            \
         const __typeof__(x) any_x = (x), high_x = any_x > (low) ? any_x : (low);                  \
         high_x < (high) ? high_x : (high);                                                        \
     })
 
-/* Names that are the same in the modules of several instruction sets stay within each. */
+/* Names that occur in the modules of several instruction sets are local to each. */
 #pragma GCC visibility push(hidden)
 
 int integer_speed(const char **instructions); /* of quantized_convolution.c */
 int multiplies_bfloat16(void);                /* of panels.c: whether the processor does */
 
-/* Features of the processor and the system, which module.c detects once: instructions of x86-64 that zig's library
-   does not report; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: vectors of 512 bits are computed by halves. */
+/* Features of the processor and the system, which module.c detects once: x86-64 instructions that zig's library does
+   not report; AMX: tiles of int8 and of bfloat16; HALF_VECTORS: 512-bit vectors are computed in two halves. */
 enum { LEVEL_2 = 1, LEVEL_3 = 2, LEVEL_4 = 4, AVX_VNNI = 8, AVX512_VNNI = 16 };
 enum { AVX512_VBMI = 32, AVX512_BF16 = 64, AMX = 128, HALF_VECTORS = 256 };
 extern int features;

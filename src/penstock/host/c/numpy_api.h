@@ -1,19 +1,19 @@
-/* NumPy's C interface, and the functions of the extension module that take any arrays or strings. */
+/* NumPy's C interface, and functions of the extension module for any arrays or strings. */
 #ifndef PENSTOCK_NUMPY_API_H
 #define PENSTOCK_NUMPY_API_H
 
 #define PY_SSIZE_T_CLEAN
-#include <stdio.h> /* whose FILE the headers of NumPy need */
+#include <stdio.h> /* NumPy's headers need its FILE */
 #include <Python.h>
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #define PY_ARRAY_UNIQUE_SYMBOL penstock_numpy_api
-#ifndef IMPORTS_NUMPY /* as module.c alone does */
+#ifndef IMPORTS_NUMPY /* only module.c does */
 #define NO_IMPORT_ARRAY
 #endif
 #include <numpy/arrayobject.h>
 
-/* The entry of a function of the module that takes its arguments as an array. */
+/* The entry of a module function with the fast calling convention. */
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
 
 /* State of a module. */
@@ -26,10 +26,10 @@ typedef struct {
 PyObject *array_contiguous(PyObject *module, PyObject *given);
 PyObject *array_copied(PyObject *module, PyObject *given);
 
-/* An array without contents. */
+/* An uninitialized array. */
 PyObject *array_empty(int rank, const npy_intp *dims, PyArray_Descr *dtype);
 
-/* An array of the type of x in memory of the owner that is not to be written. */
+/* A read-only array of the type of x in memory of the owner. */
 PyObject *array_view(PyArrayObject *x, PyObject *owner, int rank, const npy_intp *dims, const npy_intp *strides,
                      void *data);
 #pragma GCC visibility pop

@@ -1,18 +1,17 @@
-/* Sequences: bound calls that follow one another, made by one call of Python.
+/* Sequences: consecutive bound calls, executed by one call from Python.
 
-   A step is a call of a kernel, or a function of Python. The steps that need no Python run without the
-   global interpreter lock, as long as they follow one another; no step takes so long that it would have
-   to look whether the run must stop. */
+   A step is a call of a kernel, or a Python function. Adjacent steps that do not need Python run without the global
+   interpreter lock; none of them takes so long that it would have to check whether the run must stop. */
 #include "call.h"
 
 typedef struct {
-    PyObject *function, *arguments; /* as Python calls it; None for arrays of the sequence's */
+    PyObject *function, *arguments; /* as Python calls it; None for arrays of the sequence */
     Py_ssize_t count;
-    int16_t places[MOST_RUNTIME]; /* of each argument among those of the sequence, or -1 */
+    int16_t places[MOST_RUNTIME]; /* index of each argument among those of the sequence, or -1 */
     int is_fixed;              /* all are known */
     Call *call;                /* if the function is a method of one */
-    Py_ssize_t end; /* of the steps from here on that need no Python */
-    int is_long;    /* whether it is worth the release of the lock for these */
+    Py_ssize_t end; /* of the steps from here on that do not need Python */
+    int is_long;    /* whether these are worth releasing the lock */
 } sequence_step;
 
 typedef struct {
@@ -49,7 +48,7 @@ static PyObject *run_in_python(const sequence_step *step, PyObject *const *given
     return result;
 }
 
-/* Let the error say which step has raised it, as `place_in_sequence`. */
+/* Add to the error which step raised it, as `place_in_sequence`. */
 static PyObject *placed(Py_ssize_t place)
 {
     PyObject *type, *value, *trace, *number = PyLong_FromSsize_t(place);
@@ -117,7 +116,7 @@ static int set_step(sequence_step *step, PyObject *given, Py_ssize_t n_arrays, P
         step->is_fixed &= place < 0;
     }
     if (PyObject_TypeCheck(native, calls))
-        step->call = (Call *)native; /* which the function keeps */
+        step->call = (Call *)native; /* the function keeps it alive */
     return 0;
 }
 

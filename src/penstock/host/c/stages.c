@@ -1,12 +1,12 @@
-/* Work in stages, such as the steps of a recurrent layer, of which each needs all of the one before.
+/* Work in sequential stages, such as the steps of a recurrent layer, each of which depends on all of the one before.
 
-   The pieces of a stage are divided into shares of neighbours, one for each thread: a thread begins with
-   its own in every stage, so that what its pieces read, such as weights, stays in its caches. Then it
-   takes those of threads that are late. So nobody waits for a thread that has not come, or has lost its
-   core between two pieces; what cannot be helped is one that loses it within a piece.
+   The pieces of a stage are divided into shares of adjacent pieces, one for each thread: a thread begins with its own
+   share in every stage, so that what its pieces read, such as weights, stays in its caches. Then it steals pieces of
+   threads that are late. So no thread waits for one that has not arrived, or was preempted between two pieces; one
+   that is preempted within a piece cannot be helped.
 
-   A share is taken half by half:  |.......|  pieces 0-3, 4-5, 6, 7; in the next stage from the other
-   end, since the pieces that were last are those that caches still hold. */
+   A share is taken by halves:  |.......|  pieces 0-3, 4-5, 6, 7; in the next stage from the other end, since caches
+   still hold the last pieces. */
 #include "stages.h"
 #include <limits.h>
 #include "waiting.h"
@@ -31,7 +31,7 @@ void stages_prepare(staged_work *work, stage_function function, const void *argu
     }
 }
 
-/* Take pieces of a share of `size`, from `*begun` on; returns how many, 0 if all are taken. */
+/* Take pieces of a share of `size`, from `*begun` on; return their number, 0 if all are taken. */
 static int64_t take(share *from, int stage, int64_t size, int64_t *begun)
 {
     unsigned long long seen = atomic_load(&from->taken);
@@ -48,7 +48,7 @@ static int64_t take(share *from, int stage, int64_t size, int64_t *begun)
     }
 }
 
-/* Run the pieces of a stage that no one has taken; returns how many, or -1 where the work has failed. */
+/* Run the pieces of a stage that are not taken; return their number, or -1 if the work has failed. */
 static int64_t run_pieces(staged_work *work, int own, int stage)
 {
     int64_t count = 0, some, begun;
@@ -72,7 +72,7 @@ static int64_t run_pieces(staged_work *work, int own, int stage)
     return count;
 }
 
-/* Whether a thread of another share was last seen on this core, and keeps from work who waits there. */
+/* Whether a thread of another share was last seen on this core, which a waiting thread would keep from working. */
 static int is_shared(const staged_work *work, int own, int core)
 {
     for (int i = 0; i < work->shares; i++)

@@ -1,4 +1,4 @@
-/* Work in stages that follow one another, each of pieces that several threads share. */
+/* Work in sequential stages, each of pieces that several threads share. */
 #ifndef PENSTOCK_STAGES_H
 #define PENSTOCK_STAGES_H
 
@@ -6,10 +6,10 @@
 #include "native.h"
 #include "team.h"
 
-enum { MOST_SHARES = 64 }; /* of several threads in the same work */
+enum { MOST_SHARES = 64 }; /* for several threads in the same work */
 
-/* State of a thread's share that others read: the stage and how many of its pieces have been taken, and
-   the core of the thread. */
+/* State of a thread's share that others read: the stage, how many of its pieces have been taken, and the core of the
+   thread. */
 typedef struct {
     _Alignas(64) atomic_ullong taken;
     atomic_int core;
@@ -18,9 +18,9 @@ typedef struct {
 typedef struct {
     stage_function function;
     const void *arguments;
-    int64_t first, stages, pieces; /* from which stage on, and how many */
+    int64_t first, stages, pieces; /* first stage, number of stages, pieces of a stage */
     int shares;
-    atomic_int threads, status;    /* that have come, and of the function */
+    atomic_int threads, status;    /* that have arrived, and of the function */
     _Alignas(64) atomic_int stage; /* counted from 1 */
     atomic_int waiting;
     atomic_llong finished; /* pieces of all stages */

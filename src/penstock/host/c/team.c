@@ -1,18 +1,18 @@
-/* Teams: threads of the process that run parts of a region beside the thread that has begun it.
+/* Teams: threads of the process that run parts of a region beside the thread that began it.
 
-   A region has as many parts as there are threads, and a thread may come late: another process has its
-   core. So a part belongs to no thread: each takes the next one that has not been started, and so does
-   the thread that began the region when it is done with its own. A thread that is late finds nothing to
-   do, and delays no one; what cannot be helped is a thread that loses its core in the middle of a part.
+   A region has as many parts as threads, and a thread may be late if another process has its core. So no part belongs
+   to a thread: each takes the next part that has not been started, and so does the thread that began the region when
+   it is done with its own. A late thread finds nothing to do, and delays no one; a thread that is preempted within a
+   part cannot be helped.
 
-   A thread has a team while its region lasts. Others that begin regions in the meantime take further
-   teams, each its own again if that is free: its threads are the ones that have its data in caches. */
+   A thread owns a team while its region lasts. Threads that begin regions meanwhile take other teams, each its
+   previous one if that is free: the caches of its threads still hold their data. */
 #include "team.h"
 #include <pthread.h>
 #include <signal.h>
 #include "waiting.h"
 
-#if defined(_WIN32) /* processes neither fork nor get signals */
+#if defined(_WIN32) /* there is no fork, and no signals for processes */
 #undef pthread_sigmask
 #undef pthread_atfork
 typedef int sigset_t;
@@ -21,40 +21,40 @@ typedef int sigset_t;
 #define pthread_atfork(before, in_parent, in_child) ((void)(in_child), 0)
 #endif
 
-enum { MOST_PARTS = 1024, MOST_TEAMS = 64, STACK = 1 << 20 }; /* of musl a thread has 128 KiB otherwise */
+enum { MOST_PARTS = 1024, MOST_TEAMS = 64, STACK = 1 << 20 }; /* STACK: musl's default is 128 KiB */
 
-/* Nanoseconds for which a thread that comes too late stays away: doubled up to the last, which is longer
-   where there are more threads than parts. */
+/* Nanoseconds for which a thread that was late sleeps: doubled up to LAST_NAP, or SURPLUS_NAP if there are more
+   threads than parts. */
 static const int64_t FIRST_NAP = 50000, LAST_NAP = 800000, SURPLUS_NAP = 6400000;
 
-/* Nanoseconds for which a thread that is done with its part waits for the others of a region without a
-   nap: parts are not equally long, and one that naps comes late to the next region. No longer, since a
-   thread that has lost its core may be brought to that of one that naps. */
+/* Nanoseconds for which a thread that is done waits for the other parts of a region without sleeping: parts are of
+   unequal length, and a thread that sleeps is late for the next region. No longer, since the scheduler may move a
+   thread that was preempted to the core of a sleeping one. */
 static const int64_t UNEQUAL = 400000;
 
 typedef struct {
-    _Alignas(64) atomic_int taken;    /* whether a thread has the team */
-    _Alignas(64) atomic_ullong open;  /* the region's number, its parts, and those that are started */
+    _Alignas(64) atomic_int taken;    /* whether a thread owns the team */
+    _Alignas(64) atomic_ullong open;  /* the region's number, its parts, and how many are started */
     _Alignas(64) atomic_int unfinished;
     atomic_int waiting;               /* whether the beginner sleeps */
-    atomic_int core, other_core;      /* on which the beginner runs, and another thread of the region */
-    _Alignas(64) atomic_int asleep;   /* threads that sleep */
-    atomic_int calls;                 /* changes when they are to wake up */
+    atomic_int core, other_core;      /* the cores of the beginner, and of another thread of the region */
+    _Alignas(64) atomic_int asleep;   /* number of sleeping threads */
+    atomic_int calls;                 /* changes to wake them up */
     team_function function;
     void *data;
-    atomic_int threads;               /* that have been started */
-    atomic_llong by_others;           /* parts that were run by others than the beginner */
-    atomic_llong by_beginner, woken;  /* parts that the beginner took over, and calls of others */
+    atomic_int threads;               /* number of started threads */
+    atomic_llong by_others;           /* parts that were run by threads other than the beginner */
+    atomic_llong by_beginner, woken;  /* parts that the beginner took over, and wake-ups of others */
 } team;
 
 static team teams[MOST_TEAMS];
 
-/* The part that the calling thread runs, and the team that it has, or had last. */
+/* The part that the calling thread runs, and the team that it owns, or owned last. */
 static _Thread_local struct {
     int part, parts, team;
 } mine;
 
-/* Start the next part that has not been started; returns its number, or -1. */
+/* Take the next part that has not been started; return its number, or -1. */
 static int next_part(team *own)
 {
     unsigned long long open = atomic_load(&own->open);
@@ -87,15 +87,15 @@ static unsigned number(team *own)
     return (unsigned)(atomic_load(&own->open) >> 32);
 }
 
-/* Whether the calling thread is on the core of the beginner, whom it would keep from its work. */
+/* Whether the calling thread is on the core of the beginner, which it would keep from working. */
 static int is_in_the_way(team *own)
 {
     int core = own_core();
     return core >= 0 && core == atomic_load_explicit(&own->core, memory_order_relaxed);
 }
 
-/* Wait until there are parts that have not been started, up to SPIN behind the end of a region, and not
-   if that is in the way. */
+/* Wait until there are parts to start, for up to SPIN after the end of a region, and not if that keeps the beginner
+   from working. */
 static int await_parts(team *own)
 {
     int64_t end = 0, latest = 0;
@@ -113,7 +113,7 @@ static int await_parts(team *own)
     return 1;
 }
 
-/* Run the parts that have not been started; returns how many. */
+/* Run the parts that have not been started; return their number. */
 static int run_parts(team *own)
 {
     int count = 0;
@@ -127,10 +127,9 @@ static int run_parts(team *own)
     return count;
 }
 
-/* A thread spins after its last part, and then sleeps until it is woken. If regions have passed in the
-   meantime of which it got no part, another process has its core, and it stays away, longer each time.
-   On the core of the beginner it takes no parts, but goes to another one: the scheduler may leave both
-   on one while another is idle. */
+/* A thread spins after its last part, and then sleeps until it is woken. If it got no part of the regions since,
+   another process has its core, and it stays away, longer each time. On the core of the beginner it takes no parts,
+   but moves to another core: the scheduler may leave both on one core while another is idle. */
 static void *serve(void *of)
 {
     team *own = of;
@@ -162,7 +161,7 @@ static void *serve(void *of)
     return NULL;
 }
 
-/* The threads are the parent's. */
+/* After a fork: the threads belong to the parent. */
 static void forget_parent(void)
 {
     mine.parts = 0;
@@ -176,7 +175,7 @@ static void forget_parent(void)
     forget_sleepers();
 }
 
-/* Have one thread less than there are parts; returns whether there are. */
+/* Start one thread fewer than there are parts; return whether that succeeded. */
 static int have_threads(team *own, int parts)
 {
     static atomic_int registered;
@@ -200,7 +199,7 @@ static int have_threads(team *own, int parts)
     return own->threads >= parts - 1;
 }
 
-/* A team that no thread has, from then on the calling thread's; NULL if there is none. */
+/* Acquire a free team for the calling thread; NULL if there is none. */
 static team *free_team(void)
 {
     for (int i = 0; i < MOST_TEAMS; i++) {

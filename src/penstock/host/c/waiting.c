@@ -1,6 +1,5 @@
-/* Sleeping and cores by the system's own calls: on Linux by futexes. Where these are missing, or with
-   PENSTOCK_PORTABLE, as tests are compiled, by one condition variable for all sleepers, which is slower
-   and never wrong: each looks at its own word again. */
+/* Sleeping and cores by system calls: on Linux by futexes. On other systems, or with PENSTOCK_PORTABLE, which tests
+   define, by one condition variable for all sleepers, which is slower but correct: each checks its own word again. */
 #define _GNU_SOURCE
 #include "waiting.h"
 #if defined(__linux__) && !defined(PENSTOCK_PORTABLE)
@@ -56,7 +55,7 @@ void sleep_while(atomic_int *word, int value, int64_t nanoseconds)
     end.tv_sec += end.tv_nsec / 1000000000;
     end.tv_nsec %= 1000000000;
     pthread_mutex_lock(&lock);
-    /* Whoever changes the word wakes all behind this lock: none is missed in between. */
+    /* A thread that changes the word wakes all under this lock: no wake-up is lost. */
     if (atomic_load(word) == value) {
         if (nanoseconds)
             pthread_cond_timedwait(&woken, &lock, &end);

@@ -6,9 +6,9 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Nanoseconds. To wake a thread takes 40 us on a virtual machine, and kernels come after 1 to 20 us: so
-   long a thread spins before it sleeps. A thread that waits for a part sleeps for PAUSE at a time: each
-   time its core is idle, the scheduler may bring the thread that lacks one there. */
+/* Nanoseconds. Waking a thread takes 40 us on a virtual machine, and kernels follow after 1 to 20 us: a thread spins
+   that long before it sleeps. A thread that waits for a part sleeps for PAUSE at a time: whenever its core is idle,
+   the scheduler may move a thread there that has none. */
 static const int64_t SPIN = 50000, PAUSE = 200000;
 
 static inline int64_t now(void)
@@ -28,17 +28,16 @@ static inline void pause_turn(void)
 }
 
 #pragma GCC visibility push(hidden)
-/* Sleep while *word is `value`, until it is woken, for so many nanoseconds at most if that is not 0. It
-   may wake up for no reason. */
+/* Sleep while *word is `value`, until woken, for at most `nanoseconds` if that is not 0. Wake-ups may be spurious. */
 void sleep_while(atomic_int *word, int value, int64_t nanoseconds);
 
-/* Wake so many of the threads that sleep by this word, or more. */
+/* Wake at least `count` of the threads that sleep on this word. */
 void wake(atomic_int *word, int count);
 
-/* The core that the calling thread runs on, -1 where the system does not tell. */
+/* The core that the calling thread runs on, -1 if unknown. */
 int own_core(void);
 
-/* Go to any core but this one, if there is another; returns whether the thread has gone. */
+/* Move to any other core than this one, if there is one; return whether the thread has moved. */
 int leave_core(int core);
 
 /* In a forked child: no thread sleeps. */

@@ -1,6 +1,6 @@
-/* Attention: softmax(scale q k + terms) v for each head, in blocks of keys, so that scores stay in the
-   first-level cache. An item is a part of the queries of a head. Queries, keys and values may be packed, some rows
-   for each sample; terms are then those of the padded batch. Compiled with contraction to fused multiply-add. */
+/* Attention: softmax(scale q k + terms) v for each head, in blocks of keys, so that scores stay in the L1 cache. An
+   item is a part of a head's queries. Queries, keys and values may be packed, some rows for each sample; terms are
+   then those of the padded batch. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include <float.h>
@@ -10,19 +10,19 @@
 #include "floats.h"
 #include "math32.h"
 
-enum { ROWS = 6 }; /* of queries that are computed together, at most */
+enum { ROWS = 6 }; /* most queries that are computed together */
 
-enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, and those that see no key */
+enum { NONE, NANS, UNSEEN }; /* rows that become 0: those that are NaN, or those that attend to no key */
 
-/* Vectors of a row that are computed together: with those of six rows, and what they are made of, they fill
-   the registers. */
+/* Vectors of a row that are computed together: the accumulators of six rows, and their operands, fill the
+   registers. */
 enum { VECTORS = BY_WIDTH(4, 2, 2) };
 
 #define ALIGNED __attribute__((aligned(64)))
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The first element of a head of the tensor with these steps. */
+/* The offset of a head's first element in the tensor with these strides. */
 static int64_t first_of(const struct attention *h, const int64_t *steps, int64_t head)
 {
     int64_t at = 0;
@@ -38,7 +38,7 @@ static inline int64_t whole_vectors(int64_t n)
     return (n + LANES - 1) / LANES * LANES;
 }
 
-/* A matrix to one whose rows go on to whole vectors, which must have zeros there. */
+/* Copy a matrix to rows of whole vectors, whose padding must be zeros already. */
 static void copy(float *to, const float *from, int64_t rows, int64_t columns, const int64_t *steps)
 {
     copy_plan plan = {2, sizeof *to, {rows, columns}, {0}, {whole_vectors(columns) * sizeof *to, sizeof *to}};
@@ -47,8 +47,8 @@ static void copy(float *to, const float *from, int64_t rows, int64_t columns, co
     copy_elements(&plan, (const char *)from, (char *)to);
 }
 
-/* c = a b factor + c keep for some rows, each with its factors, and some vectors of columns, constant numbers
-   of both; without `keep`, c is not read. */
+/* c = factor * a b + keep * c for some rows, each with its factors, and some vectors of columns, both constant;
+   without `keep`, c is not read. */
 INLINED void block(const float *a, int64_t a_row, int64_t a_column, const float *b, int64_t b_row,
                    int64_t n, float *c, int64_t c_row, const float *factors, const float *keep,
                    const int rows, const int vectors)
@@ -65,7 +65,7 @@ INLINED void block(const float *a, int64_t a_row, int64_t a_column, const float 
                 sums[i * vectors + j] += factor * x[j];
         }
     }
-    __asm__("" : "+m"(*(float(*)[ROWS])factors) : : ); /* or the compiler reads factors before the loop */
+    __asm__("" : "+m"(*(float(*)[ROWS])factors) : : ); /* or the compiler loads factors before the loop */
     UNROLLED(i, rows * vectors)
         sums[i] *= factors[i / vectors];
     if (keep)
@@ -93,7 +93,7 @@ INLINED void product(const float *a, int64_t a_row, int64_t a_column, const floa
         block(a, a_row, a_column, b, b_row, n, c, c_row, factors, keep, rows, 1);
 }
 
-/* The vector whose lanes are those of x that differ in one bit of their number. */
+/* SWAPPED(x, bit): x with the lanes swapped whose indices differ in one bit. */
 #define OTHER(n, l, bit) (l) ^ (bit)
 #define SWAPPED(x, bit) SHUFFLE(lanes, x, x, LANES_32(OTHER, bit))
 #define FOLDED(x, join) (x = join(x, SWAPPED(x, 1)), x = join(x, SWAPPED(x, 2)), FOLDED_WIDE(x, join))
@@ -111,9 +111,9 @@ static inline vector chosen_of(lanes mask, vector a, vector b)
     return (vector)(((lanes)a & mask) | ((lanes)b & ~mask));
 }
 
-/* e^x / 256 for what is not above 0, within a relative error of 4e-7: sums of up to 256 are at most 1. The
-   polynomial approximates e^r for |r| up to log(2) / 2 within 8e-8. Results below 2^-126 are 0, so that
-   weights are never subnormal, which processors are slow with. */
+/* e^x / 256 for x <= 0, with a relative error of 4e-7: sums of up to 256 weights are at most 1. The polynomial
+   approximates e^r for |r| up to log(2) / 2 within 8e-8. Results below 2^-126 are 0, so that weights are never
+   subnormal, which would be slow. */
 static inline vector weight_of(vector x)
 {
     vector rounded = x * 1.44269504f + ROUNDER, n = rounded - ROUNDER, r = n * -0.693147181f + x;
@@ -125,7 +125,7 @@ static inline vector weight_of(vector x)
     return chosen_of(x < -81.79f, (vector){0}, (vector)((lanes)p + ((lanes)rounded << 23)));
 }
 
-/* The last elements of a row of a term, from j on; what lies behind the row is not read. */
+/* The last elements of a row of a term, from j on; nothing beyond the row is read. */
 static __attribute__((noinline)) vector read_last(const float *row, int64_t step, int64_t j, int64_t n)
 {
     vector x;
@@ -135,14 +135,14 @@ static __attribute__((noinline)) vector read_last(const float *row, int64_t step
             x[l] = row[(j + l < n ? j + l : n - 1) * step];
         return x;
     }
-    /* Those before come along, and are rotated behind the others. */
+    /* Load the last whole vector of the row, and rotate earlier elements behind. */
     for (int l = 0; l < LANES; l++)
         places[l] = (l + (int)(j + LANES - n)) % LANES;
     return PERMUTED(loaded(row + n - LANES), places);
 }
 
-/* A head and a block of its keys: the arrays of its first elements, of the terms for the first of these keys.
-   Keys and values are without gaps, and go on with zeros to whole vectors. */
+/* A head and a block of its keys: pointers to its first elements, and to the terms of the first of these keys. Keys
+   and values are contiguous, and padded with zeros to whole vectors. */
 struct head {
     const float *q, *keys, *values, *terms[TERMS];
     float *y;
@@ -150,23 +150,22 @@ struct head {
     int first, last; /* whether it is the first block, and the last */
 };
 
-/* Of a query and the blocks so far: the highest score, and the sum of weights without a common factor. */
+/* The running state of a query over blocks: the highest score, and the sum of weights without a common factor. */
 struct row {
     float top, total;
 };
 
-/* Scores to those within the bounds of `cap`. */
+/* Soft-cap scores to (-cap, cap). */
 static __attribute__((noinline)) void bound(float *scores, int64_t n, float cap)
 {
     for (int64_t j = 0; j < n; j++)
         scores[j] = cap * tanh32(scores[j] / cap);
 }
 
-/* Products of some queries, a constant number, with the keys of a block to weights, with which the weights
-   of the blocks before are to be multiplied by `keep`. So the weights of all blocks so far always add up to
-   1, and large values do not overflow. Where a score is NaN, or the highest is infinite, the sum is NaN, and
-   so are all weights from then on. Scores that are all negative infinity have no sum that they could be
-   divided by; other blocks may have one. */
+/* Turn the scores of some queries (a constant number) for a block of keys into weights (online softmax); `keep` is
+   the factor for the weights of earlier blocks. So the weights of all blocks so far always sum to 1, and large values
+   do not overflow. If a score is NaN, or the highest is infinite, the sum is NaN, and so are all later weights. If
+   all scores are negative infinity, there is no sum to divide by, but other blocks may have one. */
 INLINED void weigh(const struct attention *h, const struct head *of, float *scores,
                    const float *const *terms, struct row *states, float *factors, float *keep,
                    const int rows)
@@ -269,7 +268,7 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     const int64_t rank = h->rank, each = rank + 2, *steps = h->steps;
     const int64_t *k_steps = steps + each + rank, *v_steps = k_steps + each;
     int64_t out = whole_vectors(h->out), copied = -1;
-    /* Rows that end in the middle of a vector are copied: what is behind the last one is not ours to read. */
+    /* Rows that end within a vector are copied: memory beyond the last one must not be read. */
     int dense = v_steps[1] == 1 && v_steps[0] == out && out == h->out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
     struct row states[PART];
@@ -280,7 +279,7 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     memset(values, 0, dense ? 0 : most * out * sizeof *values);
     for (int64_t item = begin; item < end; item++) {
         int64_t i = item / h->parts, part = item % h->parts;
-        /* The rows of a sample in the padded batch, and where they begin in the packed one. */
+        /* The rows of a sample in the padded batch, and its first row in the packed one. */
         const int64_t whole[] = {0, h->keys, 0}, *const range = h->ranges ? h->ranges + i / heads * 3 : whole;
         const int64_t n_keys = range[1], packed = range[2];
         const int64_t n_queries = h->ranges ? n_keys : h->queries;

@@ -1,19 +1,19 @@
-/* Attention over a cache of keys and values, to which new ones are appended. An item is a
-   key head of one sample, with all query heads that share it. Returns 1 where a query sees no
-   key with a finite score. Compiled with contraction to fused multiply-add. */
+/* Attention over a cache of keys and values, to which new ones are appended. An item is a key/value head of one
+   sample, with all query heads that share it. Returns 1 if a query sees no key with a finite score. Compiled with
+   contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "attention_cache.h"
 #include "floats.h"
 #include "math32.h"
 
-/* Scores of a block of keys, queries that are computed together, and vectors of values for each of them: sums
-   of four queries fill half of the registers. */
+/* Scores of a block of keys, queries that are computed together, and vectors of values for each of them: the
+   accumulators of four queries fill half of the registers. */
 enum { SCORES = KEYS_AT_ONCE + LANES, TOGETHER = 4, VECTORS = LANES / 4 };
 
 typedef int32_t lanes __attribute__((vector_size(VECTOR_BYTES)));
 
-/* Turn a head by the angles of its position. */
+/* Rotate a head by the angles of its position (rotary embedding). */
 static void rotate(const struct attention_cache *a, const float *x, int64_t position, float *to)
 {
     const float *cos = a->cos + position * a->half, *sin = a->sin + position * a->half;
@@ -26,7 +26,7 @@ static void rotate(const struct attention_cache *a, const float *x, int64_t posi
     memcpy(to + 2 * a->half, x + 2 * a->half, (a->size - 2 * a->half) * sizeof *to);
 }
 
-/* The present of one head: the past, unless it is there, new rows, and zeros or the rest of the past. */
+/* Store the present of one head: the past, unless it is in place, new rows, and zeros or the rest of the past. */
 static void store(const struct attention_cache *a, const float *new, int64_t row, const float *past,
                   float *to, int64_t size, int64_t cached, int turned)
 {
@@ -46,9 +46,8 @@ static void store(const struct attention_cache *a, const float *new, int64_t row
         memset(to + end * size, 0, rest);
 }
 
-/* The sums of as many vectors as each has lanes, one in each lane. A step joins two vectors: of lanes
-   that differ in one bit of their number, the first is a sum of the first vector, the other of the
-   second. */
+/* Sum up each of LANES vectors; lane i of the result is the sum of vector i. Each step joins two vectors: of the
+   lanes whose indices differ in one bit, one gets a partial sum of the first vector, the other of the second. */
 INLINED vector sums_of(vector *x)
 {
 #define JOIN(bit)                                                                                      \
@@ -66,7 +65,7 @@ INLINED vector sums_of(vector *x)
     return x[0];
 }
 
-/* Products of `count` queries with some keys, of fewer features than a vector has lanes. */
+/* Products of `count` queries with some keys that have fewer features than a vector has lanes. */
 static __attribute__((noinline)) void add_short(vector *products, const float *const *q,
                                                 const float *const *rows, int64_t size, int count)
 {
@@ -76,9 +75,8 @@ static __attribute__((noinline)) void add_short(vector *products, const float *c
             (*products)[l] += q[l / keys_at_once][k] * rows[l % keys_at_once][k];
 }
 
-/* Scores of `n` keys for `count` queries, a constant number of them: as many products as a vector has
-   lanes are under way together, of all queries with the next keys. A row of scores may be written
-   beyond its end, up to a whole vector. */
+/* Scores of `n` keys for `count` queries, a constant: as many products as a vector has lanes are computed together,
+   of all queries with the next keys. A row of scores may be written past its end, up to a whole vector. */
 INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys, int64_t n, int64_t size,
                   float scale, const int count)
 {
@@ -96,7 +94,7 @@ INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys,
         UNROLLED(k, keys_at_once)
             rows[k] = keys + (j + k < n ? j + k : n - 1) * size;
         for (; i < whole; i += LANES) {
-            /* The last vector may begin before `i`: of what was added already, q has zeros there. */
+            /* The last vector may begin before `i`: q has zeros for elements that were added already. */
             int64_t place = i + LANES <= size ? i : size - LANES;
             UNROLLED(c, count)
                 memcpy(&x[c], i + LANES <= size ? q[c] + i : last[c], sizeof y);
@@ -115,14 +113,14 @@ INLINED void dots(float (*to)[SCORES], const float *const *q, const float *keys,
     }
 }
 
-/* Scores of keys of a page, each feature of which lies side by side for all `positions`, for `count` queries, a constant
-   number of them. Sums of a key go through its features in order, however many queries there are. A row of scores may be
-   written beyond its end, up to a whole page. */
+/* Scores of the keys of a page, [feature][position], for `count` queries, a constant. The sum for a key adds its
+   features in order, whatever the number of queries. A row of scores may be written past its end, up to a whole
+   page. */
 INLINED void dots_of_page(float (*to)[SCORES], const float *const *q, const float *keys, int64_t n,
                           int64_t positions, int64_t size, float scale, const int count)
 {
     enum { MOST = 4 };
-    const int vectors = count == TOGETHER || LANES > 8 ? 2 : MOST; /* so many that registers hold the sums */
+    const int vectors = count == TOGETHER || LANES > 8 ? 2 : MOST; /* as many as there are registers for accumulators */
     for (int64_t j = 0; j < n; j += vectors * LANES) {
         vector sums[TOGETHER * MOST], x[MOST];
         UNROLLED(i, count * vectors)
@@ -142,7 +140,7 @@ INLINED void dots_of_page(float (*to)[SCORES], const float *const *q, const floa
     }
 }
 
-/* Some vectors of features, a constant number: `from` and the sum of `n` rows, each times its weight. */
+/* Some vectors of features, a constant number: `from` plus the weighted sum of `n` rows. */
 INLINED void add_vectors(float *to, int64_t to_step, const float *from, const float *rows,
                          float (*weights)[SCORES], int64_t n, int64_t size, const int count,
                          const int vectors)
@@ -160,8 +158,8 @@ INLINED void add_vectors(float *to, int64_t to_step, const float *from, const fl
         memcpy(to + c * to_step, &sums[c * vectors], vectors * sizeof x);
 }
 
-/* to += the sum of `n` rows, each times its weight. The last vector may overlap the one before: it is
-   computed first, and written last. */
+/* to += the weighted sum of `n` rows. The last vector may overlap the one before: it is computed first, and written
+   last. */
 INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights)[SCORES], int64_t n,
                       int64_t size, const int count)
 {
@@ -181,14 +179,13 @@ INLINED void add_rows(float (*to)[MOST_HEAD], const float *rows, float (*weights
                 to[c][k] += weights[c][j] * rows[j * size + k];
 }
 
-/* Scores to weights: powers of e, in relation to the highest score so far, `top`. The sum of all weights
-   is added to `total`, and what was summed up with the former `top` is to be multiplied by `shrink`. Of the
-   keys, those from `hidden` on are seen, and before `seen`.
-   Returns 1 where a score is neither finite nor -infinity. */
+/* Turn scores into weights: exponentials relative to the highest score so far, `top`. The sum of all weights is added
+   to `total`, and sums with the former `top` are to be multiplied by `shrink`. Only keys from `hidden` up to `seen`
+   are visible. Return 1 if a score is neither finite nor -infinity. */
 static int weigh(const struct attention_cache *a, float *scores, const float *bias, int64_t n, int64_t hidden,
                  int64_t seen, float *top, float *total, float *shrink)
 {
-    /* In whole vectors, so that sums do not depend on how many keys are hidden at the end. */
+    /* In whole vectors, so that sums do not depend on how many keys are masked at the end. */
     const int64_t whole = (n + LANES - 1) / LANES * LANES;
     float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
     for (int64_t j = 0; cap && j < n; j++)
@@ -207,7 +204,7 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     HALVE(most, LANES, LARGEST_OF);
     const float highest = most[0];
     *shrink = 1;
-    if (highest == -INFINITY) { /* none of these keys is seen */
+    if (highest == -INFINITY) { /* none of these keys is visible */
         int64_t j = 0;
         for (; j < n && scores[j] == -INFINITY; j++)
             scores[j] = 0;
@@ -228,19 +225,19 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
     return 0;
 }
 
-/* Queries that are computed together, of heads that share keys or of one head: from one to the next, elements of
-   results and of what is added to scores; how many keys less each sees than the one after it. */
+/* Queries that are computed together, of heads that share keys or of one head: strides of results and of biases
+   between queries; and how many fewer keys each sees than the next one. */
 typedef struct {
     int64_t y, bias, fewer;
-    const int32_t *blocks; /* of keys that all of them see, `count`; NULL: all */
+    const int32_t *blocks; /* `count` blocks of keys that all of them see; NULL: all */
     int64_t count;
     const int64_t *pages; /* of their request, or NULL */
-    const float *by_distance; /* of the first query's head, or NULL; elements from one query's to the next */
+    const float *by_distance; /* of the first query's head, or NULL; of_query: stride between queries */
     int64_t of_query;
 } apart;
 
-/* Write the bias of the scores of `n` keys, the first of which is `distance` positions before the query; some of the
-   last ones may be behind it. */
+/* Write the bias of the scores of `n` keys, the first of which is `distance` positions before the query; the last
+   ones may be after it. */
 static void numbers_by_distance(float *to, const float *table, int64_t distances, int64_t distance, int64_t n)
 {
     const int64_t most = distances - 1, far = distance > most ? smaller(n, distance - most) : 0;
@@ -254,8 +251,8 @@ static void numbers_by_distance(float *to, const float *table, int64_t distances
         to[j] = 0;
 }
 
-/* Where the values, or keys that are not in pages, from one on are, of a head whose first ones are at `base`; and how
-   many of `left` lie there one behind another. */
+/* The address of row `from` of values, or of keys that are not in pages, of a head that begins at `base`; and how
+   many of `left` rows are contiguous there. */
 INLINED const float *rows_from(const struct attention_cache *a, const apart *next, const float *base, int64_t size,
                                int64_t from, int64_t left, int64_t *together)
 {
@@ -267,7 +264,7 @@ INLINED const float *rows_from(const struct attention_cache *a, const apart *nex
     return base + next->pages[from / a->positions] * a->page + within * size;
 }
 
-/* Move `*from` to the next key that is seen, and return how many adjacent ones before `end` are. */
+/* Advance `*from` to the next visible key, and return the number of adjacent visible ones before `end`. */
 static int64_t next_keys(const struct attention_cache *a, const apart *next, int64_t *from, int64_t end)
 {
     int64_t at = 0, stop = end;
@@ -284,7 +281,7 @@ static int64_t next_keys(const struct attention_cache *a, const apart *next, int
     return *from < stop ? smaller(KEYS_AT_ONCE, stop - *from) : 0;
 }
 
-/* Some queries, a constant number, over the keys from `first` up to `end`, a block of them at a time. */
+/* Some queries, a constant number, over the keys `first` up to `end`, a block at a time. */
 INLINED int attend(const struct attention_cache *a, const float *const *q, const float *keys,
                    const float *values, const float *bias, int64_t first, int64_t end, float *y,
                    const apart *next, const int count)
@@ -295,7 +292,7 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
         top[c] = -INFINITY;
         memset(sums[c], 0, a->value_size * sizeof *sums[c]);
     }
-    /* Whole pages of keys, of which the first ones may be too far away to be seen. */
+    /* Whole pages of keys; the first keys may be outside of the window. */
     for (int64_t from = next->pages ? first - first % a->positions : first, n;
          (n = next_keys(a, next, &from, end)) > 0; from += n) {
         const int64_t hidden = first > from ? first - from : 0;
@@ -330,7 +327,7 @@ INLINED int attend(const struct attention_cache *a, const float *const *q, const
     return 0;
 }
 
-/* Each number of queries that are computed together is code of its own. */
+/* The code is specialized for each number of queries that are computed together. */
 #define ATTEND(count)                                                                             \
     static int attend_##count(const struct attention_cache *a, const float *const *q, const float *keys,\
                               const float *values, const float *bias, int64_t first, int64_t end, float *y,\
@@ -361,7 +358,7 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
             store(a, a->v + b * a->v_batch + head * a->v_head, a->v_row,
                   a->holds_v ? NULL : old_values, values, a->value_size, cached, 0);
         }
-        /* Where few heads share keys, queries of a head that see all that is before them are computed together. */
+        /* If few heads share keys, queries of one head that see all earlier positions are computed together. */
         const int by_rows = (group < TOGETHER || a->block) && !a->window;
         for (int64_t i = 0, rows; i < a->queries; i += rows) {
             const int64_t position = cached + i;
@@ -408,7 +405,7 @@ static int attention_cache(const void *arguments, int64_t begin, int64_t end)
     return 0;
 }
 
-/* Attention over pages, which have the new keys and values already. Unless it is causal, each row sees all positions
+/* Attention over pages, which hold the new keys and values already. Unless it is causal, each row sees all positions
    of its request. */
 static int paged_attention(const void *arguments, int64_t begin, int64_t end)
 {

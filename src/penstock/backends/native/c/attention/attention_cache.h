@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 enum { MOST_HEAD = 512, MOST_QUERIES = 4096 }; /* features of a head, queries of a sample */
-/* A block of keys whose scores are computed before weights, and what positions of a page are a multiple of. */
+/* Keys of a block whose scores are computed before their weights; positions of a page are a multiple of
+   KEYS_OF_PAGE. */
 enum { KEYS_AT_ONCE = 256, KEYS_OF_PAGE = 32 };
 
 struct attention_cache {
@@ -21,28 +22,28 @@ struct attention_cache {
     int64_t past_k_batch, past_k_head, past_v_batch, past_v_head;
     int64_t present_k_batch, present_k_head, present_v_batch, present_v_head;
     int64_t holds_k, holds_v; /* whether the present holds the past already */
-    int64_t keeps;            /* whether it has what lies behind new rows in the past, in place of zeros */
+    int64_t keeps;            /* whether it keeps the rows of the past after the new ones, instead of zeros */
     int64_t causal, window, half, interleaved;
-    /* Of block i of queries, in the layout of a head, the blocks of keys columns[starts[i]] to
-       columns[starts[i + 1] - 1] are seen, of as many positions; block 0: all are. */
+    /* Block sparsity: block i of queries, in the layout of a head, sees the blocks of keys columns[starts[i]] to
+       columns[starts[i + 1] - 1], with `block` positions each; block 0: dense. */
     const int32_t *starts, *columns;              /* [layouts, blocks + 1], [layouts, most] */
     int64_t block, blocks, layouts, most;
-    /* Attention over pages: an item is some rows of a request, with all heads of queries. Else parts is NULL. */
+    /* Paged attention: an item is some rows of a request, with all heads of queries. Otherwise, parts is NULL. */
     const struct paged_rows *parts;
-    const int64_t *pages;      /* of all requests, the numbers of theirs one behind another */
+    const int64_t *pages;      /* page numbers of all requests, concatenated */
     const float *pool;         /* pages of `page` elements */
     int64_t page, positions;   /* of a page: elements, and positions */
     int64_t keys_at, values_at; /* where keys [kv_heads, size, positions] and values [kv_heads, positions, size]
                                    begin in a page */
-    /* The bias of the scores of a head by distance, [heads, distances + 1]: for each distance, and the slope beyond,
-       for each further position; or NULL. */
+    /* The bias of the scores by distance, [heads, distances + 1]: one for each distance, then the slope for each
+       position beyond them; or NULL. */
     const float *by_distance;
     int64_t distances;
     double scale, softcap;
 };
 
-/* Some rows of a request: the first of them, their number, how many positions are before them, and where the
-   request's pages begin. */
+/* Some rows of a request: the first row, their number, the number of positions before them, and the index of the
+   request's first page. */
 struct paged_rows {
     int64_t first, rows, past, pages;
 };

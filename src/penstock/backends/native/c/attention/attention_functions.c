@@ -10,7 +10,7 @@
 
 typedef struct {
     int64_t heads, kv_heads, causal, window, rotary, interleaved, form, stacked, grows, block;
-    double scale, softcap; /* scale 0: by the size of a head */
+    double scale, softcap; /* scale 0: from the size of a head */
 } attention_settings;
 
 enum { Q, K, V, PAST_K, PAST_V, MOST_SAMPLES = 64, ITEM = sizeof(float) };
@@ -26,8 +26,8 @@ static int is_real(PyObject *x, int rank)
            PyArray_NDIM((PyArrayObject *)x) == rank;
 }
 
-/* The sizes and strides of [batch, rows, heads * size] or [batch, heads, rows, size]; 0 if features
-   of a head are not side by side. */
+/* The sizes and strides of [batch, rows, heads * size] or [batch, heads, rows, size]; 0 if the features of a head are
+   not contiguous. */
 static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *batch, int64_t *head, int64_t *row)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -43,12 +43,12 @@ static int heads_of(PyObject *given, int64_t heads, int64_t *sizes, int64_t *bat
     return wide ? PyArray_DIM(x, 2) % heads == 0 : PyArray_DIM(x, 1) == heads;
 }
 
-/* Keys, or values, of a cache, as [batch, heads, positions, size]; one that is `stacked` has both, along another dim
-   in front. */
+/* Keys, or values, of a cache, as [batch, heads, positions, size]; a `stacked` cache has both, along another leading
+   dim. */
 typedef struct {
     const npy_intp *dims, *strides;
     float *data;
-    int64_t batch, head; /* elements from one to the next */
+    int64_t batch, head; /* strides in elements */
 } cached;
 
 static cached half_of(PyObject *cache, int stacked, int values)
@@ -61,7 +61,7 @@ static cached half_of(PyObject *cache, int stacked, int values)
     return half;
 }
 
-/* Keys, or values, of the past, each head without gaps; there may be no positions, or no past. */
+/* Keys, or values, of the past, each head contiguous; there may be no positions, or no past. */
 static int is_past(PyObject *given, int stacked, int values, int64_t batch, int64_t heads, int64_t size, cached *past)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -80,7 +80,7 @@ static int is_past(PyObject *given, int stacked, int values, int64_t batch, int6
     return (dense || !dims[2]) && dims[0] == batch && dims[1] == heads && dims[3] == size;
 }
 
-/* The present of a past, which may be where that is, or in memory from `allocate` if it grows. */
+/* The present for a past: in place, or in memory from `allocate` if it grows. */
 static PyObject *present_of(PyObject *module, const struct attention_cache *a, PyObject *past, int stacked,
                             PyObject *allocate, int grows, int64_t batch, int64_t size, int64_t *holds)
 {
@@ -92,7 +92,7 @@ static PyObject *present_of(PyObject *module, const struct attention_cache *a, P
     return (PyObject *)y;
 }
 
-/* `size` elements of int32 without gaps; NULL for others. */
+/* The `size` contiguous int32 elements of an array; NULL for other arrays. */
 static const int32_t *integers_of(PyObject *given, int64_t size)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -100,8 +100,8 @@ static const int32_t *integers_of(PyObject *given, int64_t size)
     return fits && PyArray_SIZE(x) == size ? PyArray_DATA(x) : NULL;
 }
 
-/* The positions of the samples of GroupQueryAttention, or of SparseAttention; 0 for those that NumPy explains
-   or computes. The last ones are copied: the caller may change his. */
+/* Set the positions of the samples of GroupQueryAttention, or of SparseAttention; 0 for cases that NumPy computes or
+   rejects. `last` is copied, as the caller may change it. */
 static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t batch, int sparse, int32_t *last_of)
 {
     const int32_t *last = integers_of(x[sparse ? SPARSE_LENGTHS : LENGTHS], batch);
@@ -136,7 +136,7 @@ static int set_groups(struct attention_cache *a, PyObject *const *x, int64_t bat
     return 1;
 }
 
-/* The blocks of keys that each block of queries sees, in order; 0 for those that are none, or not in order. */
+/* Set the key blocks that each block of queries sees, in order; 0 if indices are invalid, or not in order. */
 static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t block)
 {
     PyArrayObject *starts = (PyArrayObject *)x[STARTS], *columns = (PyArrayObject *)x[COLUMNS];
@@ -167,7 +167,7 @@ static int set_blocks(struct attention_cache *a, PyObject *const *x, int64_t blo
     return 1;
 }
 
-/* The positions of a buffer that stays as it is but for the new rows; 0 for what NumPy computes or explains. */
+/* Set the positions of a buffer that is unchanged except for the new rows; 0 for what NumPy computes or rejects. */
 static int set_buffers(struct attention_cache *a, PyObject *const *x)
 {
     const int32_t *used = integers_of(x[USED], 1);
@@ -179,7 +179,7 @@ static int set_buffers(struct attention_cache *a, PyObject *const *x)
     return *used >= 0 && a->total <= a->room;
 }
 
-/* The mask of ONNX's Attention, which is added to scores. */
+/* Set the mask of ONNX's Attention, which is added to scores. */
 static int set_mask(struct attention_cache *a, PyObject *given, int64_t batch)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -198,8 +198,7 @@ static int set_mask(struct attention_cache *a, PyObject *given, int64_t batch)
     return 1;
 }
 
-/* Memory for the result, [batch, queries, heads * size] where it is `wide`, else [batch, heads, queries,
-   size]. */
+/* Allocate the result, [batch, queries, heads * size] if `wide`, else [batch, heads, queries, size]. */
 static PyObject *result_of(struct attention_cache *a, int64_t batch, int wide)
 {
     npy_intp narrow[] = {batch, a->heads, a->queries, a->value_size};
@@ -212,20 +211,20 @@ static PyObject *result_of(struct attention_cache *a, int64_t batch, int wide)
     return y;
 }
 
-/* Run the kernel; -1 with an error where the run must stop, else 0 and the kernel's status. */
+/* Run the kernel; -1 with an error if the run must stop, else 0 and the kernel's status. */
 static int compute(const struct attention_cache *a, int64_t batch, PyObject *checkpoint, int *status)
 {
     Call call = {0};
     int64_t sharing = a->heads / a->kv_heads * a->queries;
     call.kernel = kernel_of("attention_cache");
     call.items = batch * a->kv_heads;
-    double read_ns = a->k && !a->holds_k ? 0.3 : 0.1; /* of a feature of a key, or of a value */
+    double read_ns = a->k && !a->holds_k ? 0.3 : 0.1; /* per feature of a key, or of a value */
     call.item_ns = 50 + a->kept * (a->size + a->value_size) * (read_ns + 0.02 * sharing);
     call.checkpoint = checkpoint;
     return call.kernel ? call_run_words(&call, (const word *)a, status) : -1;
 }
 
-/* Where the past, and the present, of keys and of values lie. */
+/* Set the addresses and strides of past and present keys and values. */
 static void set_caches(struct attention_cache *a, const cached *old, const cached *new)
 {
     a->past_k = old[0].data, a->past_k_batch = old[0].batch, a->past_k_head = old[0].head;
@@ -296,7 +295,7 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
                             : set_mask(&a, x[MASK], q[0])) ||
         (form == SPARSE && !set_blocks(&a, x, settings.block)))
         return any_shape_otherwise(arguments, count);
-    /* New rows come behind all of the past, in each sample. */
+    /* New rows are appended to the whole past, in each sample. */
     int grows = settings.grows && a.kept == a.room + a.queries && a.kept == a.total;
     for (int64_t b = 0; a.last && b < q[0]; b++)
         grows = grows && last[b] + 1 == a.total;
@@ -328,7 +327,7 @@ static PyObject *cached_attention(PyObject *module, PyObject *const *arguments, 
     return result;
 }
 
-/* Of [batch, heads, rows, size], with keys and values for groups of heads. */
+/* For [batch, heads, rows, size], with keys and values for groups of heads. */
 static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     PyObject *const *x = arguments + ARRAYS, *result = NULL;
@@ -366,7 +365,7 @@ static PyObject *over_any_keys(PyObject *module, PyObject *const *arguments, Py_
     return result;
 }
 
-/* Of packed rows [1, heads, T, size], as ops/internal/packed.py says. */
+/* For packed rows [1, heads, T, size], as ops/internal/packed.py defines. */
 
 typedef struct {
     double scale, softcap;
@@ -375,8 +374,8 @@ typedef struct {
 
 enum { RANGES = 3, BIASES, LEAD = 3, STEPS = LEAD + 2 };
 
-/* Ranges of rows, one behind another, of `total` in all and at most `rows`; the rows of a sample that they end
-   before; 0 for others. */
+/* Check contiguous ranges of rows, at most `rows`: set their `total` and the `longest`. Return the row at which the
+   last one ends in its padded sample; 0 if invalid. */
 static int64_t end_of(PyObject *given, int64_t rows, int64_t *total, int64_t *longest)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -396,7 +395,7 @@ static int64_t end_of(PyObject *given, int64_t rows, int64_t *total, int64_t *lo
     return end;
 }
 
-/* The steps of a bias that broadcasts to [batch, heads, rows, rows]; 0 for another. */
+/* Set the strides of a bias that broadcasts to [batch, heads, rows, rows]; 0 for other shapes. */
 static int set_bias(struct attention *a, int number, PyObject *given, int64_t *steps, int64_t end)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -460,7 +459,7 @@ static PyObject *packed_attention(PyObject *module, PyObject *const *arguments, 
     const int64_t own_q = any_shape_step(q, 1), own_y = a.out, row_y = heads * a.out;
     const int64_t all[][STEPS] = {
         {0, own_q * group, own_q, any_shape_step(q, 2), any_shape_step(q, 3)},
-        {0, any_shape_step(k, 1), 0, any_shape_step(k, of_size), any_shape_step(k, of_key)}, /* as columns */
+        {0, any_shape_step(k, 1), 0, any_shape_step(k, of_size), any_shape_step(k, of_key)}, /* transposed */
         {0, any_shape_step(v, 1), 0, any_shape_step(v, 2), any_shape_step(v, 3)},
     };
     const int64_t result[] = {0, own_y * group, own_y, row_y, 1};
@@ -468,7 +467,7 @@ static PyObject *packed_attention(PyObject *module, PyObject *const *arguments, 
     memcpy(steps[3 + TERMS], result, sizeof result);
     a.y = PyArray_DATA(y);
     a.ranges = PyArray_DATA((PyArrayObject *)x[RANGES]);
-    /* Rows behind the last range are read by nobody, but must not be subnormal or NaN, which take long. */
+    /* Rows after the last range are not used, but must not be subnormal or NaN, which are slow. */
     memset(a.y + total * row_y, 0, (rows - total) * row_y * sizeof *a.y);
     const double each = (double)total / batch / a.parts;
     PyObject *done = any_shape_computed("attention", &a, batch * heads * a.parts,
@@ -489,7 +488,7 @@ typedef struct {
     double scale, softcap;
 } paged_settings;
 
-/* `rank` dims of int64 without gaps; NULL for others. */
+/* The data of a contiguous int64 array with `rank` dims; NULL for other arrays. */
 static const int64_t *numbers_of(PyObject *given, int rank)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -518,7 +517,7 @@ static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows,
     return parts;
 }
 
-/* Write new keys, whose features lie apart, or values into the pages of a request. */
+/* Write new keys (transposed), or values, into the pages of a request. */
 static void store_rows(const struct attention_cache *a, const int64_t *run, const float *new, int64_t head,
                        int64_t row, int64_t size, int64_t begins, int keys)
 {
@@ -535,7 +534,7 @@ static void store_rows(const struct attention_cache *a, const int64_t *run, cons
     }
 }
 
-/* New keys and values, or none: then the numbers of groups and of features are settings. 0 for those of other sizes. */
+/* Set new keys and values, if any: otherwise the numbers of groups and features are settings. 0 for other sizes. */
 static int set_new_rows(struct attention_cache *a, PyObject *const *x, const paged_settings *settings)
 {
     int64_t of_k[3], of_v[3], batch;
@@ -553,7 +552,7 @@ static int set_new_rows(struct attention_cache *a, PyObject *const *x, const pag
     return of_k[0] == 1 && of_v[0] == 1 && of_k[1] == a->queries && of_v[1] == a->queries && of_k[2] == a->size;
 }
 
-/* Numbers by distance, [heads, distances + 1]; 0 for others. */
+/* Set the biases by distance, [heads, distances + 1]; 0 for other shapes. */
 static int set_distances(struct attention_cache *a, PyObject *given)
 {
     PyArrayObject *x = (PyArrayObject *)given;

@@ -1,6 +1,6 @@
-/* LinearAttention: each step scales the rows of a matrix by a decay, adds a row of keys times what values differ
-   from what the matrix already says of these, and queries read it. Its columns do not depend on one another: an item
-   is some of a head. Compiled with contraction to fused multiply-add. */
+/* LinearAttention: each step scales the rows of a state matrix by a decay, adds the outer product of keys with the
+   difference between values and the matrix's prediction of them, and multiplies it by queries. Columns are
+   independent: an item is some columns of a head. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include "floats.h"
@@ -10,7 +10,7 @@ enum { VECTORS = 4, COLUMNS = 64, MOST_KEYS = 512 };
 
 struct linear_attention {
     const float *q, *k, *v;          /* [batch, length, heads, elements] */
-    const float *past, *decay, *beta; /* or null; past: [batch, key heads, size, values] */
+    const float *past, *decay, *beta; /* or NULL; past: [batch, key heads, size, values] */
     float *y, *state;
     int64_t length, heads, key_heads, size, values;
     int64_t decays, betas; /* of a token */
@@ -24,7 +24,7 @@ typedef struct {
     int64_t row;
 } columns;
 
-/* One step of `count` columns, which are `vectors` vectors or less; `known`: keys times decays. */
+/* One step of `count` columns, at most `vectors` vectors; `known`: keys times decays. */
 INLINED void step(const struct linear_attention *a, columns from, columns to, const float *k, const float *decays,
                   const float *known, const float *v, const float *beta, const float *q, float *y, const int vectors,
                   const int64_t count)

@@ -1,11 +1,11 @@
-/* Rotary position embedding: pairs of features are rotated by the angles of their position. An item
-   is a head of a token. */
+/* Rotary position embedding: pairs of features are rotated by the angles of their position. An item is a head of a
+   token. */
 #include <string.h>
 #include "native.h"
 
 struct rotary {
     const float *x, *cos, *sin; /* cos, sin: [batch, sequence, half] without positions, else [angles, half] */
-    const int64_t *positions;   /* [batch, sequence], or one, where all samples start */
+    const int64_t *positions;   /* [batch, sequence], or one start for all samples */
     float *y;
     int64_t heads, sequence, size, half, angles;
     int64_t heads_first, interleaved, one;

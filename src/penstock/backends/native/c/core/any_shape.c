@@ -1,5 +1,5 @@
-/* Common parts of functions for arrays of any shapes (any_shape.h); programs of elementwise operations,
-   and softmax. */
+/* Common parts of functions for arrays of any shapes (any_shape.h); programs of elementwise operations, and
+   softmax. */
 #include "any_shape.h"
 #include "arguments.h"
 #include "programs.h"
@@ -43,10 +43,10 @@ PyObject *any_shape_computed(const char *kernel, const void *words, int64_t item
     return NULL;
 }
 
-/* Programs of elementwise operations (elementwise.c). The settings are bytes: this, then constants,
-   operands as (register, bytes of an element, index of the array), and instructions. */
+/* Programs of elementwise operations (elementwise.c). The settings are bytes: this struct, then constants, operands
+   as (register, bytes of an element, index of the array), and instructions. */
 typedef struct {
-    int32_t n_inputs, n_instructions, n_constants, rank; /* of the result, at least */
+    int32_t n_inputs, n_instructions, n_constants, rank; /* rank: of the result, at least */
     int32_t type, size, widest, cost_ps;                 /* of the result; of an element of a tile */
 } any_shape_program;
 
@@ -54,7 +54,7 @@ typedef struct {
     int32_t to, size, array;
 } any_shape_operand;
 
-/* The dims of the result; 0 if the arrays do not broadcast, or it has no elements. */
+/* The dims of the result; 0 if the arrays do not broadcast, or the result is empty. */
 static int broadcast(PyObject *const *arrays, Py_ssize_t count, int rank, npy_intp *dims)
 {
     for (int axis = 0; axis < rank; axis++)
@@ -104,7 +104,7 @@ static void lay_out(struct elementwise *a, operand *operands, PyArrayObject **in
     a->rank = used;
 }
 
-/* After how many elements an operand repeats itself; 0 if it does not lie as the result does. */
+/* The number of elements after which an operand repeats; 0 if its layout differs from the result's. */
 static int64_t period_of(const operand *input, const int64_t *dims, int64_t rank)
 {
     int64_t outer = 0, size = 1;
@@ -128,8 +128,8 @@ static int64_t common_multiple(int64_t a, int64_t b)
     return a / x * b;
 }
 
-/* The elements of a tile, and how each operand comes into a register. What repeats itself after a
-   part of a tile is the same in all of them. Returns the operands that are gathered. */
+/* Choose the elements of a tile, and how each operand is loaded into a register. Operands whose period divides a tile
+   are the same in all tiles. Return the number of gathered operands. */
 static int choose_tile(struct elementwise *a, operand *operands, int64_t most)
 {
     int64_t periods[MOST_INPUTS], common = 1, tile = most;

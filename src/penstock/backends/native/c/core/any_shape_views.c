@@ -3,10 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Of a range that is computed here, where no run can stop it. */
+/* Longest range that is computed here, where a run cannot be stopped. */
 enum { MOST_NUMBERS = 1 << 20 };
 
-/* Read a list of integers; returns how many there are, -1 for what is no such list. */
+/* Read a list of integers; return their number, or -1 if it is not such a list. */
 static int numbers_of(PyObject *given, int64_t *to)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -46,7 +46,7 @@ static PyObject *any_shape_expand(PyObject *module, PyObject *const *arguments, 
     return array_view(x, given[0], rank, dims, strides, PyArray_DATA(x));
 }
 
-/* NumPy's, but that elements which are seen many times are copied by compiled code. */
+/* As NumPy's, but elements that are read many times are copied by compiled code. */
 static PyObject *any_shape_reshape(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t target[MOST_RANK];
@@ -123,7 +123,7 @@ static PyObject *any_shape_slice(PyObject *module, PyObject *const *arguments, P
 #define NUMBERS_OF(type, first, by)                                                               \
     IVDEP for (int64_t i = 0; i < length; i++) ((type *)data)[i] = (type)((first) + i * (by))
 
-/* Of int32, int64, float32 and float64. */
+/* For int32, int64, float32 and float64. */
 static PyObject *any_shape_range(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     int64_t bounds[3][MOST_RANK] = {{0}}, length = 0;

@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-/* Operations as X(name, type of the result, type of the operands, expression of a, b and c). */
+/* Operations as X(name, result type, operand type, expression of a, b and c). */
 #define FLOATS(X)                                                                                 \
     BOTH(X, exp, exp32(a), exp64(a))                                                              \
     BOTH(X, expm1, expm132(a), expm164(a))                                                        \
@@ -48,7 +48,7 @@
     X(divisor_i4, int32_t, int32_t, (failed |= a == 0, a))                                        \
     X(divisor_i8, int64_t, int64_t, (failed |= a == 0, a))
 
-/* A function of both types of floats, and what it is for each. */
+/* A function of both float types, and its expression for each. */
 #define BOTH(X, name, single, twice)                                                              \
     X(name##_f4, float, float, single)                                                            \
     X(name##_f8, double, double, twice)
@@ -128,14 +128,14 @@
 #define NAME(name, ...) #name,
 const char *const elementwise_operations[] = {SIMPLE(NAME) SPECIAL(NAME) NULL};
 
-/* An output may be where an input is, element by element, which the compiler need not fear. */
+/* An output may alias an input element by element, which does not prevent vectorization. */
 #define LOOP(...)                                                                                 \
     IVDEP for (int64_t i = 0; i < n; i++) __VA_ARGS__
 
-/* Instructions return whether operands are at fault. */
+/* Instructions return whether operands are invalid. */
 #define INSTRUCTION(name) static int name(void *to, const void *x, const void *y, const void *z, int64_t n)
 
-/* Floats beyond the range of integers become what the processor makes of them, as NumPy's do. */
+/* Floats out of range of an integer type convert as on the processor, as NumPy's do. */
 #define DEFINE(name, to_type, type, expression)                                                   \
     __attribute__((no_sanitize("float-cast-overflow"))) INSTRUCTION(name)                         \
     {                                                                                             \
@@ -179,7 +179,7 @@ OF_SIZES(DEFINE_WHERE)
 DEFINE_ANGLE(sin_f4, sinf, 0)
 DEFINE_ANGLE(cos_f4, cosf, 1)
 
-/* Quotients below 2^28 and their products with y are exact enough in float64 for the exact remainder. */
+/* For quotients below 2^28, products with y in float64 are accurate enough for the exact remainder. */
 INSTRUCTION(fmod_f4)
 {
     float *d = to, remainders[REGISTER_BYTES / sizeof(float)];
@@ -198,7 +198,7 @@ INSTRUCTION(fmod_f4)
     return 0;
 }
 
-/* Of the sign of the divisor. */
+/* With the sign of the divisor. */
 INSTRUCTION(mod_f4)
 {
     float *d = to, remainders[REGISTER_BYTES / sizeof(float)];
@@ -211,7 +211,7 @@ INSTRUCTION(mod_f4)
     return 0;
 }
 
-/* Of three operands; sums of products in two roundings, as a product and a sum. */
+/* With three operands; sums of products round twice, as a product and a sum. */
 #define DEFINE_OF_THREE(name, type, ...)                                                          \
     INSTRUCTION(name)                                                                             \
     {                                                                                             \
@@ -253,8 +253,8 @@ DEFINE_HALVES(f4_half, halves_of_floats)
 OF_CODES(DEFINE_DEQUANTIZE)
 DEFINE_DEQUANTIZE(i4, int32_t)
 
-/* a / b for numbers of usual size. Where there is fused multiply-add, the product with the inverse of
-   b is corrected by what remains of a: this rounds as a division, in half its time. */
+/* a / b for numbers of usual size. With fused multiply-add, the product with the inverse of b is corrected by the
+   residual of a: this rounds as a division does, in half the time. */
 static inline float quotient(float a, float b, float inverse)
 {
 #ifdef __FMA__
@@ -265,8 +265,8 @@ static inline float quotient(float a, float b, float inverse)
 #endif
 }
 
-/* x / scale, of which there is one, + zero point, saturated; of NaN the lowest. Quotients are bounded
-   before, so that they fit integers. */
+/* x / scale + zero point, saturated, with a single scale; NaN becomes the lowest code. Quotients are clamped first,
+   so that they fit integers. */
 #define LARGEST_CODE 262144.0f
 #define DEFINE_QUANTIZE(suffix, type, lowest, highest)                                            \
     INSTRUCTION(quantize_##suffix)                                                                \
@@ -355,10 +355,10 @@ static void spread(void *to, int32_t size, uint64_t bits, int64_t n)
 typedef struct {
     _Alignas(64) char memory[REGISTERS][REGISTER_BYTES];
     void *of[REGISTERS];
-    int kept; /* inputs that are a number for each row have it for as many elements, or more */
+    int kept; /* inputs with one number per row are expanded to this many elements, or more */
 } registers;
 
-/* Return input i for a part of a row: in place if its elements are adjacent, else a copy. */
+/* Return input i for a part of a row: in place if its elements are contiguous, else a copy. */
 static void *part_of_row(registers *r, const struct elementwise *a, int64_t i, const int64_t *index,
                          int64_t at, int64_t n)
 {
@@ -400,7 +400,7 @@ static void begin_program(const struct elementwise *a, registers *r)
     }
 }
 
-/* Compute n elements from element `at` of the result on, which is `index` where tiles end with rows. */
+/* Compute n elements from element `at` of the result on, which is at `index` if tiles end with rows. */
 static int run_tile(const struct elementwise *a, registers *r, const int64_t *index, int64_t at, int64_t n)
 {
     int failed = 0;
@@ -463,7 +463,7 @@ void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64
     int64_t index[PROGRAM_RANK];
     begin_program(a, &r);
     const int64_t last = a->rank - 1, length = end - begin;
-    /* Whole rows that no operand tells apart are one after the other. */
+    /* If all dims are merged into one, whole rows are contiguous. */
     if (!last && length == a->row) {
         for (index[0] = first * length; index[0] < (first + rows) * length; index[0] += a->tile)
             run_tile(a, &r, index, index[0], smaller(a->tile, (first + rows) * length - index[0]));
@@ -476,25 +476,25 @@ void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64
     }
 }
 
-/* Sums and products of codes of one type as such codes (codes.py). Those of 8 bits are computed in float32, in parts
-   of a code, of 2^-PARTS, and SLACK more. Where one is next to a tie, within SLACK, its PIECE of the result is computed
-   as its definition says; and the rest of an item, where most pieces are of this kind. */
+/* Sums and products of codes of one type as codes of that type (codes.py). 8-bit codes are computed in float32 as
+   fixed-point numbers with PARTS fractional bits, within SLACK. Where one is within SLACK of a tie, its PIECE of the
+   result is recomputed by the exact definition; and so is the rest of an item if most pieces are. */
 enum { PIECE = 64, PARTS = 14, SLACK = 4, MOST_REPEATED = 4096, MOST_NEAR = 16 };
 struct pair {
     const char *x, *y;
     char *to;
-    const float *factors;   /* of x and y, or of x and its zero point, what is added, by how much less than a half
-                               products are rounded away from 0, or what is added to a sum of 0, all in parts; scales of
-                               x, of y and of the result, its inverse, and the largest number that is divided by it */
-    const int32_t *numbers; /* of the definition, which may have x and y swapped */
+    const float *factors;   /* of x and y, or of x and its zero point; addend; by how much less than a half products
+                               are rounded away from 0, or the addend of a sum of 0, all with PARTS fractional bits;
+                               scales of x, y and the result, its inverse, and the largest number divided by it */
+    const int32_t *numbers; /* of the exact definition, which may have x and y swapped */
     int64_t size, block;    /* elements, and those of an item */
-    int64_t period, each;   /* y repeats after as many elements, or has one for each so many of x; else 0 */
+    int64_t period, each;   /* y repeats after `period` elements, or has one for `each` elements of x; else 0 */
 };
-enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: not but near ties; all; not at all, and ties go away from 0 */
+enum { TO_NEAREST, ALWAYS, TIES_AWAY }; /* EXACTLY: only near ties; always; never, with ties away from 0 */
 enum { X_ZERO, Y_ZERO, ZERO, LOW, HIGH, EXACTLY, SWAPPED, X_SIGN, Y_SIGN, WHOLE, FRACTION, HALF, SHIFT, UP, BY, MORE,
        AWAY, DOWN };
 
-/* Return y for `count` elements of x from `at` on, fewer where one of y ends; `repeated` has a period of it. */
+/* Return y for `count` elements of x from `at` on, fewer where one of y ends; `repeated` holds a period of it. */
 INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const char *repeated, void *filled, int size)
 {
     if (p->period)
@@ -505,8 +505,8 @@ INLINED const void *of_y(const struct pair *p, int64_t at, int64_t *count, const
     return memset(filled, p->y[at / p->each], *count);
 }
 
-/* Compilers unpack bytes, and multiply for the upper halves of products, by way of halves of vectors, which takes
-   longer than all else that is done with them. */
+/* Compilers unpack bytes, and compute the upper halves of products, through half vectors, which takes longer than all
+   other work on them. */
 INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const int64_t n)
 {
     const int8_t *const s = from;
@@ -522,7 +522,7 @@ INLINED void ints_of_bytes(int32_t *to, const void *from, int is_signed, const i
     LOOP(to[i] = is_signed ? s[i] : u[i];);
 }
 
-/* Integers within bounds as codes. */
+/* Clamp integers and store them as codes. */
 INLINED void codes_of_ints(void *to, const int32_t *from, int32_t low, int32_t high, int is_signed, const int64_t n)
 {
 #ifdef __AVX512BW__
@@ -543,7 +543,7 @@ INLINED void codes_of_ints(void *to, const int32_t *from, int32_t low, int32_t h
     LOOP(d[i] = (uint8_t)WITHIN(from[i], low, high););
 }
 
-/* Whether numbers of parts, and SLACK more, are next to a tie. */
+/* Whether any of the fixed-point numbers is within SLACK of a tie. */
 INLINED int is_any_near(const int32_t *parts, const int64_t n)
 {
 #ifdef __AVX512BW__
@@ -577,9 +577,9 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
     LOOP(x[i] = (int32_t)((int64_t)x[i] * by >> 32););
 }
 
-/* The two roundings of rescaled_integer(), of the upper half of a product with two bits more. */
+/* The two roundings of rescaled_integer(), on the upper half of a product with two more bits. */
 #define ROUNDED ((total + by[MORE] + (total >> 31 & by[AWAY])) >> by[DOWN])
-/* Returns whether the piece was computed as its definition says: TOTAL, of which integers take the upper half of a
+/* Return whether the piece was computed by the exact definition: TOTAL, of which integers take the upper half of a
    product. */
 #define DEFINE_PAIR(name, type, REAL, TOTAL, by_integers)                                         \
     INLINED int name##_piece(const struct pair *g, type *d, const type *x, const type *y, const int64_t n, int exactly) \
@@ -639,7 +639,7 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
         }                                                                                         \
     }
 
-/* By floats, as ONNX's QuantizeLinear of a sum or product of what DequantizeLinear gives. */
+/* In floats, as ONNX's QuantizeLinear of a sum or product of DequantizeLinear's results. */
 #define DIVIDED(real)                                                                             \
     ({                                                                                            \
         const float u = (float)a * f[4], v = (float)b * f[5];                                     \
@@ -658,10 +658,10 @@ INLINED void upper_halves(int32_t *x, int32_t by, const int64_t n)
 OF_CODES(ADD_CODES)
 OF_CODES(MUL_CODES)
 
-/* By integers alone, as TFLite's reference kernels (ops/tflite/arrays.py). */
+/* In integers only, as TFLite's reference kernels (ops/tflite/arrays.py). */
 #define SIGNED(x, sign) (((x) ^ by[sign]) - by[sign])
 #define SUM SIGNED(a * (1 << 19), X_SIGN) + SIGNED(TERM(b), Y_SIGN)
-/* Of the smaller scale, whose multiplier is in two parts, so that products have 32 bits. That of the larger one is a
+/* With the smaller scale, whose multiplier is split in two so that products fit in 32 bits. The larger scale's is a
    half. */
 #define TERM(v)                                                                                   \
     ({                                                                                            \
@@ -677,7 +677,7 @@ OF_CODES(MUL_CODES)
 DEFINE_INTEGER_PAIRS(u1, uint8_t)
 DEFINE_INTEGER_PAIRS(s1, int8_t)
 
-/* A function of bytes: its results for all 256. */
+/* A function of bytes, tabulated for all 256. */
 struct table {
     const uint8_t *x;
     uint8_t *y;
@@ -712,7 +712,7 @@ ITEMS_OF(table, table)
         a->y[at] = a->table[a->x[at]];
 }
 
-/* The same of pairs of bytes. */
+/* The same for pairs of bytes. */
 ITEMS_OF(wide_table, table)
 {
     const uint16_t *x = (const uint16_t *)a->x, *table = (const uint16_t *)a->table;

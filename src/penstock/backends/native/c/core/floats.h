@@ -41,7 +41,7 @@ INLINED vector one_of(vector a, vector b, int smaller)
 #define LESSER(a, b) one_of(a, b, 1)
 #endif
 
-/* For fewer floats than are worth a call of memcpy. */
+/* For too few floats to be worth a call of memcpy. */
 static inline void copy_floats(float *restrict to, const float *restrict from, int64_t count)
 {
     for (; count >= LANES; count -= LANES, to += LANES, from += LANES)
@@ -58,14 +58,14 @@ static inline void copy_floats(float *restrict to, const float *restrict from, i
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-/* The first `count` lanes, as instructions for some of them take it. */
+/* The mask of the first `count` lanes. */
 static inline __m256i mask_of(int64_t count)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 #endif
 
-/* The first `count` lanes; all of a vector if these are more. */
+/* Load the first `count` lanes; the whole vector if `count` is larger. */
 INLINED vector load_some(const float *from, int64_t count)
 {
     if (count >= LANES)

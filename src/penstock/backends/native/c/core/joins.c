@@ -1,13 +1,13 @@
-/* Concatenation of tensors of known shapes and strides. An item is a slice of the result's outermost
-   dim: of all tensors, or of one if they are joined along that dim. */
+/* Concatenation of tensors of known shapes and strides. An item is a slice of the result's outermost dim: of all
+   tensors, or of one if they are joined along that dim. */
 #include "copies.h"
 #include "native.h"
 
 enum { MOST_PARTS = 16 };
 
-/* `table` has the rank, the bytes of an element, the dim of the slices and the number of parts; and of each part its
-   place in the result, in bytes, the item that its slices begin with, and of each dim the length and the strides, in
-   bytes, of the part and of the result. */
+/* `table` has the rank, the bytes of an element, the dim of the slices and the number of parts. For each part, it has
+   the offset in the result, in bytes, and the item of its first slice; then for each dim the length and the strides,
+   in bytes, of the part and of the result. */
 struct join {
     const int64_t *table;
     char *y;

@@ -1,8 +1,8 @@
-/* Functions of float32 that compilers can vectorize: without branches, calls and tables. Errors are at
-   most 2 units in the last place unless stated otherwise; NaNs pass through.
+/* Functions of float32 that compilers can vectorize: without branches, calls and tables. Errors are at most 2 ulp
+   unless stated otherwise; NaNs are propagated.
 
    The polynomials of exp, log, tanh, sin, cos and asin are those of the Cephes library (S. Moshier, single
-   precision); those of expm1 and erf were fitted to the function for the least maximal error. */
+   precision); those of expm1 and erf are minimax fits. */
 #ifndef PENSTOCK_MATH32_H
 #define PENSTOCK_MATH32_H
 
@@ -27,14 +27,14 @@ static inline float float_of(int32_t bits)
     return x;
 }
 
-/* As bfloat16, rounded to nearest and ties to even; NaN stays. */
+/* Convert to bfloat16, to nearest with ties to even; NaN is preserved. */
 static inline uint16_t bfloat_of(float x)
 {
     const uint32_t bits = (uint32_t)bits_of(x);
     return (uint16_t)(x != x ? (bits >> 16 & 0x8000) | 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* x y + z; rounded once where the processor can. */
+/* x y + z; rounded once where the processor has fused multiply-add. */
 static inline float fused32(float x, float y, float z)
 {
 #ifdef __FMA__
@@ -44,8 +44,8 @@ static inline float fused32(float x, float y, float z)
 #endif
 }
 
-/* A polynomial of x by as many coefficients, that of the highest power first. Each of its steps is a function
-   such as `fused32`. */
+/* A polynomial of x by Horner's scheme, the coefficient of the highest power first. `fused` computes each step, such
+   as `fused32`. */
 #define POLYNOMIAL_2(fused, x, p, a) fused(p, x, a)
 #define POLYNOMIAL_3(fused, x, p, a, ...) POLYNOMIAL_2(fused, x, fused(p, x, a), __VA_ARGS__)
 #define POLYNOMIAL_4(fused, x, p, a, ...) POLYNOMIAL_3(fused, x, fused(p, x, a), __VA_ARGS__)
@@ -55,12 +55,12 @@ static inline float fused32(float x, float y, float z)
 #define POLYNOMIAL_8(fused, x, p, a, ...) POLYNOMIAL_7(fused, x, fused(p, x, a), __VA_ARGS__)
 #define POLYNOMIAL_9(fused, x, p, a, ...) POLYNOMIAL_8(fused, x, fused(p, x, a), __VA_ARGS__)
 
-/* Added to x and taken away again, this rounds |x| < 2^22 to an integer, which is in the lowest bits
-   of the sum. */
+/* Adding this to |x| < 2^22 and subtracting it again rounds x to an integer, which is in the lowest bits of the
+   sum. */
 static const float ROUNDER = 12582912.0f;
 
-/* e^r - 1 of the rest r of x beside n times log 2, and 2^(n + bias - 127); that is 0 where its exponent is not
-   that of a normal number. The polynomial was fitted for the least maximal error of e^r, 3.1e-9. */
+/* e^r - 1 for the remainder r of x after n times log 2, and 2^(n + bias - 127), which is 0 where its exponent is not
+   that of a normal number. The polynomial is a minimax fit of e^r, with an error of 3.1e-9. */
 static inline float exp_of_rest(float x, int32_t bias, float *power)
 {
     float rounded = fused32(x, 1.44269504f, ROUNDER), n = rounded - ROUNDER;
@@ -71,7 +71,7 @@ static inline float exp_of_rest(float x, int32_t bias, float *power)
     return fused32(p * r, r, r);
 }
 
-/* Half of 2^n, since that of a result that is finite may be infinite. */
+/* Return half of 2^n: 2^n may overflow where the result is finite. */
 static inline float exp_of_any_rest(float x, float *half)
 {
     float clipped = x < -87.3f ? -87.3f : x;
@@ -85,7 +85,7 @@ static inline float exp32(float x)
     return fused32(rest, half, half) * 2.0f;
 }
 
-/* Of x up to 0; results below 2^-126 are 0. */
+/* For x <= 0; results below 2^-126 are 0. */
 static inline float exp_negative32(float x)
 {
     float power, rest = exp_of_rest(x < -88.0f ? -88.0f : x, 127, &power);
@@ -119,7 +119,7 @@ static inline float log32(float x)
     return x < 0.0f || x != x ? NAN : result;
 }
 
-/* log(1 + x): the rounding of 1 + x is made good by the factor x / (u - 1). */
+/* log(1 + x): the factor x / (u - 1) corrects the rounding of u = 1 + x. */
 static inline float log1p32(float x)
 {
     float u = 1.0f + x, v = u - 1.0f;
@@ -128,7 +128,7 @@ static inline float log1p32(float x)
     return x > 3.40282347e38f ? x : result;
 }
 
-/* (1 - e) / (1 + e), where e = exp(-2 |x|): precise for small x, as e - 1 is. */
+/* (1 - e) / (1 + e), where e = exp(-2 |x|): accurate for small x, as e - 1 is. */
 static inline float tanh32(float x)
 {
     float twice = -2.0f * fabsf(x), half;
@@ -156,9 +156,9 @@ static inline float erf32(float x)
     return x != x ? x : result;
 }
 
-/* x times the probability that a normal variable is less than x; the error is at most 1.2e-7 |x|. That
-   probability is e / 2 for negative x, and 1 - e / 2 for others, where e = 2^-q for a polynomial q of |x|
-   that was fitted for the least maximal error of the result; from 5.5 on, e is 0. */
+/* x times the normal cumulative distribution of x; the error is at most 1.2e-7 |x|. The distribution is e / 2 for
+   negative x, and 1 - e / 2 for others, where e = 2^-q for a polynomial q of |x|, a minimax fit of the result; from
+   5.5 on, e is 0. */
 static inline float gelu32(float x)
 {
     float t = fabsf(x), inside = t < 5.5f ? t : 5.5f;
@@ -192,11 +192,10 @@ static inline float sincos32(float x, int32_t shift)
     return quarter & 2 ? -result : result;
 }
 
-/* pi / 2 is the first less the second. */
+/* pi / 2 is HALF_PI - HALF_PI_REST. */
 static const float HALF_PI = 1.57079637f, HALF_PI_REST = 4.37113883e-8f;
 
-/* The arc sine of |x|, or, where |x| > 0.5, that of sqrt((1 - |x|) / 2), of which it is pi / 2 less
-   twice as much. */
+/* The arc sine of |x| or, where |x| > 0.5, of sqrt((1 - |x|) / 2): then asin |x| is pi / 2 minus twice the result. */
 static inline float half_asin32(float x)
 {
     float t = fabsf(x), z = t > 0.5f ? 0.5f - 0.5f * t : x * x, s = t > 0.5f ? sqrtf(z) : t;
@@ -205,7 +204,7 @@ static inline float half_asin32(float x)
     return fused32(p * z, s, s);
 }
 
-/* The error is at most 2.4 units in the last place. */
+/* The error is at most 2.4 ulp. */
 static inline float asin32(float x)
 {
     float y = half_asin32(x);
@@ -221,7 +220,7 @@ static inline float acos32(float x)
 static inline float float_of_half(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7fff) << 13;
-    float scaled = float_of((int32_t)rest) * 5.192296858534828e33f; /* 2^112, right for subnormals */
+    float scaled = float_of((int32_t)rest) * 5.192296858534828e33f; /* 2^112, exact for subnormals */
     uint32_t bits = rest >= 0x0f800000 ? rest | 0x7f800000 : (uint32_t)bits_of(scaled);
     bits |= rest > 0x0f800000 ? 0x00400000 : 0;
     return float_of((int32_t)(sign | bits));
@@ -239,8 +238,8 @@ static inline uint16_t half_of_float(float x)
     return (uint16_t)(sign | half);
 }
 
-/* Of float16 and float32, by the processor's instructions where it has them; a NaN becomes a quiet
-   NaN. The arrays may not overlap. */
+/* Conversions of float16 and float32, by the processor's instructions if it has them; NaNs become quiet. The arrays
+   must not overlap. */
 static inline void floats_of_halves(float *restrict to, const uint16_t *restrict from, int64_t n)
 {
     int64_t i = 0;

@@ -1,5 +1,5 @@
-/* Functions of float64 that compilers can vectorize, as in math32.h. Errors are at most 3 units in the last place
-   unless stated otherwise. */
+/* Functions of float64 that compilers can vectorize, as in math32.h. Errors are at most 3 ulp unless stated
+   otherwise. */
 #ifndef PENSTOCK_MATH64_H
 #define PENSTOCK_MATH64_H
 
@@ -14,8 +14,8 @@ static inline double fused64(double x, double y, double z)
 #endif
 }
 
-/* e^r - 1 of the rest r of x beside n times log 2, and half of 2^n, as in math32.h; that is 0 where its exponent is
-   not that of a normal number. Taylor's series on |r| < 0.35, where the first term that is left out is below 2^-58. */
+/* e^r - 1 for the remainder r of x after n times log 2, and half of 2^n, as in math32.h, which is 0 where its
+   exponent is not that of a normal number. A Taylor series on |r| < 0.35; the first omitted term is below 2^-58. */
 static inline double exp_of_rest64(double x, double *half)
 {
     double clipped = x < -708.39 ? -708.39 : x;
@@ -54,8 +54,8 @@ static inline double tanh64(double x)
     return copysign(e / (1.0 + e), x);
 }
 
-/* Of x = m 2^e, m between the roots of 1/2 and 2, by the series of the area tangent of s = (m - 1) / (m + 1), whose
-   first term that is left out is below 2^-60 of it: log m = f - f^2 / 2 + s (f^2 / 2 + rest), where f = m - 1. */
+/* For x = m 2^e with m between sqrt(1/2) and sqrt(2), by the atanh series of s = (m - 1) / (m + 1), whose first
+   omitted term is relatively below 2^-60: log m = f - f^2 / 2 + s (f^2 / 2 + rest), where f = m - 1. */
 static inline double log64(double x)
 {
     const uint64_t root = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000;
@@ -64,7 +64,7 @@ static inline double log64(double x)
     uint64_t bits;
     memcpy(&bits, &scaled, 8);
     bits += one - root;
-    /* The exponent as a number: behind the bits of 2^52, which is taken away. */
+    /* The exponent as a float64: placed in the low bits of 2^52, which is subtracted. */
     const uint64_t exponent = bits >> 52 | 0x4330000000000000, part = (bits & 0x000fffffffffffff) + root;
     double e, m;
     memcpy(&e, &exponent, 8);
@@ -86,15 +86,15 @@ static inline double log1p64(double x)
     return x > 1.7976931348623157e308 ? x : result;
 }
 
-/* Of x > 0 that is not subnormal; the error is at most 2^-42 of the result. The series is that of the area
-   tangent of (m - 1) / (m + 1), where m is between the roots of 1/2 and 2. */
+/* For x > 0 that is not subnormal; the relative error is at most 2^-42. The atanh series of (m - 1) / (m + 1), where
+   m is between sqrt(1/2) and sqrt(2). */
 static inline double log2_coarse64(double x)
 {
     const uint64_t root = 0x3fe6a09e667f3bcd, one = 0x3ff0000000000000;
     uint64_t bits;
     memcpy(&bits, &x, 8);
     bits += one - root;
-    /* The exponent as a number: behind the bits of 2^52, which is taken away. */
+    /* The exponent as a float64: placed in the low bits of 2^52, which is subtracted. */
     const uint64_t exponent = bits >> 52 | 0x4330000000000000, rest = (bits & 0x000fffffffffffff) + root;
     double e, m;
     memcpy(&e, &exponent, 8);
@@ -104,7 +104,7 @@ static inline double log2_coarse64(double x)
     return fused64(s * fused64(z, p, 2.0), 1.4426950408889634, e - (4503599627370496.0 + 1023.0));
 }
 
-/* Of |x| < 1000, by Taylor's series; the error is at most 2^-34 of the result. */
+/* For |x| < 1000, by a Taylor series; the relative error is at most 2^-34. */
 static inline double exp2_coarse64(double x)
 {
     const double rounder = 6755399441055744.0, rounded = x + rounder;
@@ -118,7 +118,7 @@ static inline double exp2_coarse64(double x)
     return p;
 }
 
-/* As powf is, rounded rightly in all but one of some thousand cases. */
+/* As powf, correctly rounded in all but about one of several thousand cases. */
 static inline float pow32(float x, float y)
 {
 #ifdef __FMA__

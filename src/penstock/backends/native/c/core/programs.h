@@ -24,16 +24,16 @@ struct elementwise {
     void *output;
     const operand *operands;
     const instruction *instructions;
-    const void *constants; /* (register, bytes of an element, element as 8 bytes) each 16 bytes */
+    const void *constants; /* 16-byte records: register, bytes of an element, element as 8 bytes */
     const int64_t *dims;
     int64_t n_inputs, n_instructions, n_constants, rank;
-    int64_t tile, size, output_size; /* elements of a tile and of the result; bytes of one */
-    int64_t row; /* where tiles end with each row: its elements, else 0 */
+    int64_t tile, size, output_size; /* elements of a tile and of the result; bytes of an element */
+    int64_t row; /* elements of a row if tiles end with each row, else 0 */
 };
 
 #pragma GCC visibility push(hidden)
-/* Run a program whose tiles end with rows for `rows` rows from `first` on: the same elements of each, from
-   `begin` to `end`, at most those of a tile. */
+/* Run a program whose tiles end with rows on `rows` rows from `first` on: on elements `begin` to `end` of each row,
+   at most a tile. */
 void run_in_rows(const struct elementwise *a, int64_t first, int64_t rows, int64_t begin, int64_t end);
 #pragma GCC visibility pop
 

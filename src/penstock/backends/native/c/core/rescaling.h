@@ -11,7 +11,7 @@ INLINED int32_t shifted_right(int32_t x, int bits)
     return bits ? (x + (1 << bits >> 1) + (x >> 31)) >> bits : x;
 }
 
-/* The product with a multiplier, which is still to be shifted right. */
+/* The product with a multiplier, before the right shift. */
 INLINED int32_t multiplied(int32_t x, int32_t multiplier, int32_t shift)
 {
     const int left = shift < 0 ? -shift : 0;
@@ -24,7 +24,7 @@ INLINED int32_t rescaled_integer(int32_t x, int32_t multiplier, int32_t shift)
     return shifted_right(multiplied(x, multiplier, shift), shift < 0 ? 0 : shift);
 }
 
-/* The same of sums that may be too large for a half to be added to the product; slower. */
+/* The same for sums so large that adding a half to the product may overflow; slower. */
 INLINED int32_t rescaled_large(int32_t x, int32_t multiplier, int32_t shift)
 {
     const int right = shift < 0 ? 0 : shift;

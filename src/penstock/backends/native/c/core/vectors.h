@@ -1,5 +1,5 @@
-/* The widest vectors that the processor has, for types with the attribute vector_size, and numbers that
-   depend on them. */
+/* The widest vectors that the processor has, for types with the attribute vector_size, and constants that depend on
+   them. */
 #ifndef PENSTOCK_VECTORS_H
 #define PENSTOCK_VECTORS_H
 
@@ -11,11 +11,11 @@ enum { VECTOR_BYTES = 32 };
 enum { VECTOR_BYTES = 16 };
 #endif
 
-/* One of three numbers, for vectors of 64, 32 and 16 bytes. */
+/* Select a constant by vector size: 64, 32 or 16 bytes. */
 #define BY_WIDTH(widest, wide, narrow) (VECTOR_BYTES == 64 ? widest : VECTOR_BYTES == 32 ? wide : narrow)
 
-/* Places for SHUFFLE of two vectors of n lanes, in lane l: to take the lanes of both whose number lacks a
-   bit, or those that have it. Also as a list for all lanes, of 4 or of 8 bytes. */
+/* Indices for SHUFFLE of two vectors of n lanes, in lane l: to take the lanes of both whose index lacks a bit, or has
+   it. Also as a list for all lanes, of 4 or of 8 bytes. */
 #define WITHOUT_BIT(n, l, bit) ((l) & (bit) ? (n) + (l) - (bit) : (l))
 #define WITH_BIT(n, l, bit) (((l) & (bit) ? (n) + (l) : (l) + (bit)) & (2 * (n) - 1))
 #define TWO(of, n, l, bit) of(n, l, bit), of(n, l + 1, bit)
@@ -32,7 +32,7 @@ enum { VECTOR_BYTES = 16 };
 #define LANES_64(of, bit) TWO(of, 2, 0, bit)
 #endif
 
-/* Halve lanes, an array of so many, until the first is what all of them come to: their SUM_OF, or LARGEST_OF. */
+/* Reduce the first `count` lanes into lane 0 by repeated halving, with SUM_OF or LARGEST_OF. */
 #define HALVE(lanes, count, JOIN)                                                                 \
     _Pragma("GCC unroll 4") for (int half = (count) / 2; half; half /= 2)                         \
         for (int l = 0; l < half; l++)                                                            \

@@ -1,4 +1,4 @@
-/* The first header of files whose loops gain from the widest vectors, which GCC avoids otherwise. */
+/* The first header of files whose loops gain from the widest vectors, which GCC avoids by default. */
 #ifndef PENSTOCK_WIDE_H
 #define PENSTOCK_WIDE_H
 

@@ -1,4 +1,4 @@
-/* Cells of recurrent layers: gates to the next state. An item is a row of the batch. */
+/* Cells of recurrent layers: from gates to the next state. An item is a row of the batch. */
 
 // Compiler options: -ffp-contract=fast
 #include "math32.h"
@@ -7,7 +7,7 @@
 struct lstm_cell {
     const float *gates, *cell; /* [rows, 4 * units], [rows, units] */
     float *state, *next;
-    int64_t units, input, forget, new, output; /* where the gates begin */
+    int64_t units, input, forget, new, output; /* offsets of the gates */
     double forget_bias;
 };
 
@@ -30,7 +30,7 @@ ITEMS_OF(lstm_cell, lstm_cell)
 struct gru_cell {
     const float *of_input, *of_state, *state; /* [rows, 3 * units] twice, [rows, units] */
     float *next;
-    int64_t units, update, reset, new; /* where the gates begin */
+    int64_t units, update, reset, new; /* offsets of the gates */
 };
 
 ITEMS_OF(gru_cell, gru_cell)
@@ -54,12 +54,12 @@ ITEMS_OF(gru_cell, gru_cell)
 
 struct gru_gates {
     const float *of_state, *state, *of_input; /* [rows, ..], [rows, units], [rows, ..] or NULL */
-    float *update, *reset;                    /* the gate, and the state that is reset */
+    float *update, *reset;                    /* the gate, and the reset state */
     int64_t units, state_width, input_width;  /* units, and the widths of both gates */
-    int64_t h_update, h_reset, x_update, x_reset; /* where gates begin */
+    int64_t h_update, h_reset, x_update, x_reset; /* offsets of the gates */
 };
 
-/* The gate of the sum of one or two parts, `by` times if there is one; absent ones are NULL constants. */
+/* The gate of a sum of one or two parts, times `by` if given; absent parts are constant NULLs. */
 INLINED void gate_row(float *restrict out, const float *restrict h, const float *restrict x,
                       const float *restrict by, int64_t n)
 {
@@ -89,10 +89,10 @@ ITEMS_OF(gru_gates, gru_gates)
 struct gru_state {
     const float *product, *update, *state, *of_input; /* [rows, units]; [rows, ..] or NULL */
     float *next;
-    int64_t units, input_width, new; /* new: where the values of the input begin */
+    int64_t units, input_width, new; /* new: offset of the input's candidate values */
 };
 
-/* The next state of new values of one or two parts; an absent x is a NULL constant. */
+/* The next state from candidate values of one or two parts; an absent x is a constant NULL. */
 INLINED void blend_row(float *restrict next, const float *restrict product, const float *restrict x,
                        const float *restrict update, const float *restrict state, int64_t n)
 {

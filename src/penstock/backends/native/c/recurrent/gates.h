@@ -1,6 +1,6 @@
-/* Products of a few rows with the weights of gates, in blocks of 16 units with their gates side by side,
-   [block][k][gate][16], padded with zeros: all gates of a block of units are adjacent. Files
-   that include this are compiled with contraction to fused multiply-add. */
+/* Products of a few rows with the weights of gates, packed in blocks of 16 units with their gates adjacent,
+   [block][k][gate][16], padded with zeros. Files that include this are compiled with contraction to fused
+   multiply-add. */
 #ifndef PENSTOCK_GATES_H
 #define PENSTOCK_GATES_H
 
@@ -11,11 +11,11 @@
 
 enum { UNITS = 16 };
 
-/* Weights that stay in the nearest cache, and those of a layer from which on they may be in none: from
-   memory a core reads them at full speed only if it asks for them ahead. */
+/* Weights that stay in the L1 cache, and the size of a layer from which on weights may be in no cache: a core reads
+   memory at full bandwidth only if it prefetches. */
 enum { NEAR_WEIGHTS = 1 << 13, FAR_WEIGHTS = 1 << 21 };
 
-/* Sums that are in registers at once, and rows among them. */
+/* Accumulators that fit in registers, and the most rows among them. */
 enum { MOST_SUMS = BY_WIDTH(24, 12, 12), MOST_GATE_ROWS = BY_WIDTH(8, 6, 3) };
 enum { GATE_LANES = VECTOR_BYTES / 4, GATE_VECTORS = UNITS / GATE_LANES };
 
@@ -27,8 +27,8 @@ typedef struct {
     int is_far;
 } gate_depth;
 
-/* Add the product of `rows` rows with `some` of the `gates` gates of `blocks` blocks; these four are
-   constants. Rows of c are c_step apart, gates `next`. */
+/* Add the product of `rows` rows with `some` of the `gates` gates of `blocks` blocks; these four are constants. Rows
+   of c are c_step apart, gates `next`. */
 INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
                             const float *b, gate_depth depth, const int rows, const int gates,
                             const int some, const int blocks)
@@ -51,7 +51,7 @@ INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float 
             if (depth.is_far && j % GATE_VECTORS == 0)
                 __builtin_prefetch(weights + NEAR_WEIGHTS, 0, 2);
         }
-        /* Registers hold the fewer of both operands beside the sums. */
+        /* Keep the operand with fewer vectors in registers, beside the sums. */
         if (rows < columns)
             UNROLLED(j, columns)
                 UNROLLED(i, rows)
@@ -67,7 +67,7 @@ INLINED void add_gate_block(float *c, int64_t c_step, int64_t next, const float 
 #undef GATE_AT
 }
 
-/* As add_gate_block, for all gates of one block; both numbers are constants. */
+/* As add_gate_block, for all gates of one block; both counts are constants. */
 INLINED void add_gate_rows(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
                            const float *b, gate_depth depth, const int rows, const int gates)
 {
@@ -80,8 +80,8 @@ INLINED void add_gate_rows(float *c, int64_t c_step, int64_t next, const float *
         add_gate_block(c + gate * next, c_step, next, a, a_step, b + gate * UNITS, depth, rows, gates, 1, 1);
 }
 
-/* As add_gate_rows, for blocks from `first` up to `last`: of so few sums that additions would wait for one
-   another, several blocks at once. */
+/* As add_gate_rows, for blocks `first` up to `last`: several blocks at once if one has too few accumulators to hide
+   the latency of additions. */
 INLINED void add_gate_blocks(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
                              const float *b, gate_depth depth, const int rows, const int gates,
                              int64_t first, int64_t last, int down)
@@ -111,7 +111,7 @@ INLINED void add_gate_tile(float *c, int64_t c_step, int64_t next, const float *
     const gate_depth far = {depth.from, depth.to, depth.k, 1};
 #endif
     for (int64_t row = 0, left = rows; left; ) {
-        /* Even parts, since few rows take as long as waiting for the weights. */
+        /* Parts of equal size, since a few rows take as long as waiting for the weights. */
         int64_t parts = (left + MOST_GATE_ROWS - 1) / MOST_GATE_ROWS, some = left / parts;
         some = some == 5 ? left == 5 ? 3 : 4 : some == 7 ? left == 7 ? 4 : 8 : some;
         float *to = c + row * c_step;
@@ -158,8 +158,8 @@ INLINED void add_gates_of(float *c, int64_t c_step, int64_t next, const float *a
     }
 }
 
-/* c += a b for the gates of blocks from `first` up to `last`: a is [rows, k], c and b begin with block 0.
-   Blocks are in turn from the last one on if `down`. Sums do not depend on the division. */
+/* c += a b for the gates of blocks `first` up to `last`: a is [rows, k]; c and b begin with block 0. If `down`,
+   blocks are processed from the last to the first. Sums do not depend on the division. */
 static void add_gates(float *c, int64_t c_step, int64_t next, const float *a, int64_t a_step,
                       const float *b, int64_t k, int64_t rows, int64_t gates, int64_t first, int64_t last,
                       int down)

@@ -1,6 +1,6 @@
-/* The LSTM of 8-bit codes that TFLite computes in integers: as ops/tflite/layers.py says, bit by bit. The
-   functions of gates are those of ops/common/integer_curves.py. An item is a row of the batch; some are computed
-   together. Weights are panels of integers.h, and codes uint8 there: 128 more, which sums begin with less. */
+/* TFLite's integer LSTM of 8-bit codes, bit-exact with ops/tflite/layers.py. The functions of gates are those of
+   ops/common/integer_curves.py. An item is a row of the batch; some are computed together. Weights are packed in
+   panels of integers.h, with uint8 codes (plus 128), which the initial sums correct for. */
 // GCC options: -fno-thread-jumps
 #include "integers.h"
 #include "native.h"
@@ -8,8 +8,8 @@
 
 enum { MOST_ROWS = 8, PIECE = 64, PLACES = 7, ONE = 32767, ONE_2 = 8192 };
 
-/* Weights for features, and for outputs: panels, what the sums of their columns begin with, bytes of a row of
-   codes, a multiple of 4, and quads of a tile. */
+/* Weights for features, and for outputs: panels, initial sums of their columns, bytes of a row of codes (a multiple
+   of 4), and quads of a tile. */
 struct integer_lstm {
     const int8_t *x, *h;
     const int16_t *c;
@@ -25,7 +25,7 @@ struct integer_lstm {
     uint8_t *work;                       /* for each row: x, outputs, and sums of both */
     int64_t room, columns;               /* bytes of that; sums of one, a multiple of PANEL */
     int64_t steps, units, features, reverse, bits, clip, zero;
-    int64_t x_step, x_row, y_step, y_row; /* of elements */
+    int64_t x_step, x_row, y_step, y_row; /* in elements */
 };
 
 INLINED int32_t times(int32_t a, int32_t b)
@@ -34,7 +34,7 @@ INLINED int32_t times(int32_t a, int32_t b)
     return x < ONE ? x : ONE;
 }
 
-/* exp(x) for x <= 0 with `bits` before the point, and 1 / ((1 + that) / 2) with two. */
+/* exp(x) for x <= 0 with `bits` integer bits, and 1 / ((1 + that) / 2) with two. */
 INLINED int32_t quotient(int32_t x, int bits, const int32_t *places)
 {
     static const int32_t powers[PLACES] = {25520, 19875, 12055, 4435, 600, 11, 0};

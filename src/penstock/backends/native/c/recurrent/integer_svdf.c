@@ -1,5 +1,5 @@
-/* SVDF of 8-bit codes in TFLite's integer arithmetic, bit-exact with ops/tflite/layers.py. An item is a row of
-   the batch; some are computed together. Weights and codes have the layouts of integer_lstm.c. */
+/* TFLite's integer SVDF of 8-bit codes, bit-exact with ops/tflite/layers.py. An item is a row of the batch; some are
+   computed together. Weights and codes have the layouts of integer_lstm.c. */
 #include "integers.h"
 #include "native.h"
 #include "rescaling.h"
@@ -12,7 +12,7 @@ struct integer_svdf {
     const int8_t *weights; /* panels of all filters */
     const int32_t *start;
     int64_t size, deep;   /* bytes of a row of codes, quads of a tile */
-    const int16_t *times; /* weights of a filter's steps, filter by filter */
+    const int16_t *times; /* time weights, filter by filter */
     const int32_t *bias;
     int8_t *y;
     int16_t *later;
@@ -20,7 +20,7 @@ struct integer_svdf {
     int64_t features, filters, steps, units, zero, batch, block;
 };
 
-/* The outputs of a row, of the memory of each unit's filters side by side. */
+/* The outputs of a row, from the memory of each unit's filters. */
 static void outputs(const struct integer_svdf *a, const int16_t *restrict memory, int8_t *restrict y)
 {
     const int64_t count = a->filters / a->units * a->steps;
@@ -51,7 +51,7 @@ ITEMS_OF(integer_svdf, integer_svdf)
         memset(x, 0, n * a->size);
         for (int64_t r = 0; r < n; r++)
             flip(x + r * a->size, a->x + (row + r) * a->features, a->features);
-        /* All filters forget their oldest step; their last elements are set below. */
+        /* Shift the oldest step out of all filters; their last elements are set below. */
         memcpy(later, a->memory + row * held + 1, (n * held - 1) * sizeof *later);
         for (int64_t f = 0; f < a->filters; f += GROUP_COLUMNS) {
             const int64_t count = smaller(GROUP_COLUMNS, a->filters - f);

@@ -1,15 +1,14 @@
-/* RNN, GRU and LSTM in all forms. An item is a direction for some rows of the batch, from the first step
-   to the last. Threads can share an item: its stages are the steps, between them the products of X for
-   the next steps, and its pieces are blocks of units (gates.h). A GRU whose reset gate acts on the state
-   has two stages a step.
+/* RNN, GRU and LSTM in all forms. An item is a direction for some rows of the batch, from the first step to the last.
+   Threads can share an item: its stages are the steps, interleaved with the products of X for the next steps, and its
+   pieces are blocks of units (gates.h). A GRU whose reset gate acts on the state has two stages per step.
 
-   Buffers hold the gates one after the other in ONNX's order, each padded to whole blocks, so that all
-   loops over units are over whole blocks, and give the same bits however these are divided. The weights
-   of such a GRU are in two parts, those of the update and reset gates and those of the new state.
+   Buffers hold the gates one after the other in ONNX's order, each padded to whole blocks, so that all loops over
+   units are over whole blocks, and results are bitwise the same however blocks are divided. The weights of such a GRU
+   are in two parts: those of the update and reset gates, and those of the new state.
 
-   With weights of 8-bit codes, in the panels of integers.h, an LSTM takes X, and at each step the states
-   of the whole batch, as codes over their own range: a stage before the others, and one of each step, of
-   which the first piece does all. Blocks have units for whole panels then. */
+   With weights of 8-bit codes, in the panels of integers.h, an LSTM quantizes X, and at each step the states of the
+   whole batch, over their own range: in a stage before the others, and in one stage of each step, whose first piece
+   does all. Blocks then have units for whole panels. */
 
 // Compiler options: -ffp-contract=fast
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic -fno-thread-jumps
@@ -27,9 +26,9 @@ typedef struct {
     double alpha, beta;
 } activation;
 
-/* Weights of codes by direction: sums, zero points and scales are of columns, as in quantized_convolution.c. */
+/* Quantized weights by direction: sums, zero points and scales are per column, as in quantized_convolution.c. */
 typedef struct {
-    const int8_t *panels; /* null: the weights are real numbers */
+    const int8_t *panels; /* NULL if the weights are real numbers */
     const int32_t *sums, *zeros;
     const float *scales;
 } code_matrix;
@@ -82,7 +81,7 @@ static void clip(float *restrict x, int64_t n, double bound)
         EACH(x[i] < -high ? -high : x[i] > high ? high : x[i]);
 }
 
-/* `n` units of a gate x: bounded and activated, those of an LSTM with their peepholes p of the cell state c. */
+/* `n` units of a gate x: clipped and activated, for an LSTM with the peepholes p of the cell state c. */
 static void gate(const struct recurrent *a, const activation *f, float *restrict x,
                  const float *restrict p, const float *restrict c, int64_t n)
 {
@@ -120,7 +119,7 @@ static void lstm_units(const struct recurrent *a, int64_t d, float *g, float *re
         h[i] *= out[i];
 }
 
-/* `n` units of a GRU's next state, of activated gates and values that have their activation ahead. */
+/* `n` units of a GRU's next state, from activated gates and candidate values before their activation. */
 static void gru_units(const struct recurrent *a, int64_t d, const float *restrict update,
                       float *restrict new, const float *restrict h, float *restrict next, int64_t n)
 {
@@ -134,10 +133,10 @@ typedef struct {
     int32_t zero;
 } code_range;
 
-/* Codes of real numbers over their own range, of rows that are padded with zeros to whole tiles. */
+/* Rows quantized over their own range, padded with zeros to whole tiles. */
 typedef struct {
     uint8_t *codes;
-    int64_t width, step; /* of a row, and bytes from one to the next */
+    int64_t width, step; /* of a row, and bytes between rows */
     code_range *range;
 } code_rows;
 
@@ -157,8 +156,8 @@ static void fill_codes(code_rows *q, const float *x, int64_t rows)
     }
 }
 
-/* Add the product of `rows` rows from `first` on, each `apart` rows behind the one before, to all gates of
-   the blocks from `low` up to `high`; rows of gates are `gates_step` apart. */
+/* Add the product of `rows` rows from `first` on, `apart` rows apart, to all gates of the blocks `low` up to `high`;
+   rows of gates are `gates_step` apart. */
 static void add_code_product(const struct recurrent *a, const code_matrix *m, int64_t d, const code_rows *q,
                              int64_t first, int64_t apart, int64_t rows, float *gates, int64_t gates_step,
                              int64_t low, int64_t high)
@@ -198,7 +197,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
 typedef struct {
     int64_t d, first, rows, reverse; /* direction, and rows of the batch */
     int64_t end;                     /* of the longest of its sequences */
-    float *h[2], *c;                 /* states before and behind a step, in turn */
+    float *h[2], *c;                 /* h: states before and after a step, alternating */
     float *inputs, *product;
     code_rows x_codes, h_codes;
 } item;
@@ -222,7 +221,7 @@ static item item_of(const struct recurrent *a, int64_t number)
     for (int64_t b = 0; a->lengths && b < m.rows; b++)
         if (m.end < a->lengths[m.first + b])
             m.end = a->lengths[m.first + b];
-    m.end = smaller(m.end, a->steps); /* another thread may have changed lengths that were checked */
+    m.end = smaller(m.end, a->steps); /* another thread may have changed lengths after they were checked */
     m.h[0] = taken(&at, a->rows * a->padded);
     m.h[1] = taken(&at, a->rows * a->padded);
     m.c = taken(&at, a->rows * a->padded);
@@ -238,7 +237,7 @@ static item item_of(const struct recurrent *a, int64_t number)
     return m;
 }
 
-/* Where the entry of step t (or of a state, with steps = 1), row b and direction d begins. */
+/* The offset of the entry of step t (or of a state, with steps = 1), row b and direction d. */
 static int64_t place(const struct recurrent *a, int64_t steps, int64_t t, int64_t d, int64_t b)
 {
     int64_t row = a->batch_first ? (b * steps + t) * a->directions + d
@@ -246,13 +245,13 @@ static int64_t place(const struct recurrent *a, int64_t steps, int64_t t, int64_
     return row * a->hidden;
 }
 
-/* Units from `from` up to `to` without those that only pad. */
+/* Units from `from` up to `to`, without padding. */
 static int64_t real_units(const struct recurrent *a, int64_t from, int64_t to)
 {
     return (to < a->hidden ? to : a->hidden) - from;
 }
 
-/* The states before the first step, and zeros behind them. */
+/* The states before the first step, padded with zeros. */
 static void set_states(const struct recurrent *a, const item *m, int64_t from, int64_t to)
 {
     int64_t real = real_units(a, from, to);
@@ -287,8 +286,8 @@ static void add_products(const struct recurrent *a, const item *m, int64_t s, fl
         }
 }
 
-/* The gates of `count` steps from X and the bias, [step][row]: of all those of a row at once, or of all
-   rows of a step, whichever are more. */
+/* The gates of `count` steps from X and the bias, [step][row]: for all steps of a row at once, or for all rows of a
+   step, whichever are more. */
 static void add_inputs(const struct recurrent *a, const item *m, int64_t s, int64_t count, int64_t first,
                        int64_t last)
 {
@@ -301,7 +300,7 @@ static void add_inputs(const struct recurrent *a, const item *m, int64_t s, int6
     int64_t one = of_row ? x_row : x_step, next = of_row ? x_step : x_row;
     int64_t to_one = of_row ? width : rows * width, to_next = of_row ? rows * width : width;
     int64_t together = of_row ? count : rows;
-    if (rows == a->batch && !a->batch_first && !m->reverse) { /* the steps follow one another */
+    if (rows == a->batch && !a->batch_first && !m->reverse) { /* the steps are contiguous */
         of_row = 1, one = 0, next = 1, to_one = 0, to_next = width;
         together = count * rows, rows = 1;
     }
@@ -328,7 +327,7 @@ static void add_inputs(const struct recurrent *a, const item *m, int64_t s, int6
         }
 }
 
-/* The gates of an LSTM or RNN, of which those with X alone are there, with the states. */
+/* Complete the gates of an LSTM or RNN, which have the part of X only, by the part of the states. */
 static void add_states(const struct recurrent *a, item *m, const float *h, float *gates, int64_t first,
                        int64_t last, int down)
 {
@@ -341,7 +340,7 @@ static void add_states(const struct recurrent *a, item *m, const float *h, float
     add_code_product(a, &a->r_codes, m->d, &m->h_codes, 0, 1, m->rows, gates, width, first, last);
 }
 
-/* The states before a step as codes. */
+/* The states before a step, quantized. */
 static void fill_state_codes(const struct recurrent *a, item *m, const float *h)
 {
     for (int64_t b = 0; b < m->rows; b++)
@@ -349,8 +348,8 @@ static void fill_state_codes(const struct recurrent *a, item *m, const float *h)
     fill_codes(&m->h_codes, m->product, m->rows);
 }
 
-/* The gates of a GRU; where its reset gate acts on the product, also the new values, which still lack
-   their activation, and else the states that the reset gate leaves. */
+/* The gates of a GRU; if its reset gate acts on the product, also the candidate values before their activation, and
+   else the states after the reset gate. */
 static void gru_gates(const struct recurrent *a, const item *m, const float *h, float *inputs,
                       int64_t first, int64_t last, int down)
 {
@@ -391,7 +390,7 @@ static void blend(float *restrict new, const float *restrict old, float share, i
         new[i] = share * new[i] + rest * old[i];
 }
 
-/* Step s of blocks of units: from the gates with X alone, `inputs`, to the next states. */
+/* Step s of blocks of units: from `inputs`, the gates with the part of X only, to the next states. */
 static void finish_step(const struct recurrent *a, item *m, float *inputs, int64_t s, int64_t first,
                         int64_t last, int down)
 {
@@ -445,7 +444,7 @@ static void finish_step(const struct recurrent *a, item *m, float *inputs, int64
     }
 }
 
-/* Stages of a step; of an item, see recurrent.py. */
+/* Stages of a step; for those of an item, see recurrent.py. */
 static int64_t stages_of_step(const struct recurrent *a)
 {
     return a->w_codes.panels || (a->cell == GRU && !a->linear) ? 2 : 1;
@@ -464,7 +463,7 @@ static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t
     if (within < 0) {
         if (!s)
             set_states(a, m, first * UNITS, last * UNITS);
-        /* Sequences end before the last steps, which come first backwards. */
+        /* Sequences end before the last steps, which come first in reverse. */
         int64_t end = m->reverse ? a->steps : m->end, count = end - s < a->chunk ? end - s : a->chunk;
         if (count > 0 && (!m->reverse || s + count > a->steps - m->end))
             add_inputs(a, m, s, count, first, last);

@@ -1,6 +1,6 @@
-/* Cumulative sums and products along an axis, in the order of the elements as NumPy's. An item is a
-   block of adjacent columns, or of rows if the axis is the last. Up to BLOCKS of
-   columns are computed together: short pieces of long rows are too far apart to be prefetched. */
+/* Cumulative sums and products along an axis, in the same order as NumPy's. An item is a block of adjacent columns,
+   or of rows if the axis is the last one. Up to BLOCKS of columns are computed together: short pieces of long rows
+   are too far apart for the hardware prefetcher. */
 #include "families.h"
 
 struct cumulative {
@@ -8,14 +8,14 @@ struct cumulative {
     void *y;
     int64_t outer;  /* elements before the axis */
     int64_t length; /* of the axis */
-    int64_t inner;  /* elements behind it */
+    int64_t inner;  /* elements after it */
     int64_t exclusive, reverse;
 };
 
 enum { COLUMNS = 128, BLOCKS = 16, ROWS = 8 };
 
-/* Of `count` chains of `length` elements, which begin `apart` elements from one another; `step` leads
-   from an element of a chain to the next. Chains are independent, so that additions overlap. */
+/* Compute `count` chains of `length` elements, whose first elements are `apart` elements apart, with `step` between
+   elements of a chain. Chains are independent, so that additions overlap. */
 #define CHAINS(name, type, operator, identity)                                                    \
     static inline void name##_chains(const type *restrict x, type *restrict y, int64_t count,     \
                                      int64_t apart, int64_t length, int64_t step,                 \

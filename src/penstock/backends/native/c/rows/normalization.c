@@ -1,9 +1,9 @@
-/* Images standardized over groups of their channels, then scaled and shifted by channel, and rows
-   standardized, scaled and shifted. An item is one group of one image; as many groups as fit into a
-   block where channels are innermost; or a block of rows. Further kernels scale and shift images by channel
-   alone, or divide them by a power of a sum over adjacent channels (LRN).
+/* Group normalization of images (standardized over groups of channels, then scaled and shifted per channel), and
+   layer normalization of rows. An item is one group of one image; as many groups as fit in a block if images are
+   channels-last; or a block of rows. Other kernels scale and shift images per channel, or divide them by a power of a
+   sum over adjacent channels (LRN).
 
-   Short blocks are summed in float32 (float64), each in several lanes, and their sums in float64. */
+   Short blocks are summed in float32 (float64) in several lanes, and their sums in float64. */
 // Compiler options: -ffp-contract=fast
 #include "wide.h"
 #include <math.h>
@@ -17,16 +17,16 @@ struct group_normalization {
     void *y;
     int64_t groups, channels; /* channels of a group */
     int64_t positions;
-    int64_t block; /* groups of an item, if channels lie innermost */
+    int64_t block; /* groups of an item, if images are channels-last */
     double epsilon;
 };
 
 struct layer_normalization {
     const void *x, *scale, *bias; /* bias: NULL if there is none */
-    void *y, *means, *inverses;   /* means and inverse deviations of rows, NULL if not wanted */
+    void *y, *means, *inverses;   /* means and inverse deviations of rows, NULL if not requested */
     int64_t rows, width;
     int64_t block;   /* rows of an item */
-    int64_t centred; /* the mean is subtracted */
+    int64_t centred; /* whether the mean is subtracted */
     double epsilon;
 };
 
@@ -176,12 +176,12 @@ NORMALIZE(group_normalization_float64, double)
 LAYER(layer_normalization_float32, float, group_normalization_float32_sum)
 LAYER(layer_normalization_float64, double, group_normalization_float64_sum)
 
-/* y = x * factor + term, each of them the same for a channel; at least `low`. Without variances, scales and
-   biases are factors and terms; else they are of what has been standardized by these. */
+/* y = x * factor + term, both per channel; at least `low`. Without variances, scale and bias are factors and terms;
+   otherwise they apply after standardization by means and variances. */
 struct batch_normalization {
     const void *x, *scale, *bias, *means, *variances;
     void *y;
-    int64_t rows, channels, inner; /* inner: positions behind a channel, 1 where channels are innermost */
+    int64_t rows, channels, inner; /* inner: positions of a channel, 1 for channels-last */
     int64_t block;                 /* rows of channels of an item; where inner > 1, channels */
     double epsilon, low;
 };
@@ -229,18 +229,18 @@ BATCH(batch_normalization_float64, double)
 struct lrn {
     const float *x;
     float *y;
-    int64_t rows, channels, inner; /* as of batch_normalization */
-    int64_t before, after;         /* channels around */
-    int64_t block;                 /* rows of an item, if channels are innermost; else it is a channel */
+    int64_t rows, channels, inner; /* as in batch_normalization */
+    int64_t before, after;         /* channels on each side */
+    int64_t block;                 /* rows of an item, if images are channels-last; else it is a channel */
     double alpha, beta, bias;
 };
 
 typedef float lrn_lanes __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t lrn_bits __attribute__((vector_size(VECTOR_BYTES)));
 
-/* y = x / (bias + alpha * the sum of the squares of taps)^beta, of `many` vectors side by side or of `count`
-   elements of one. `roots`: beta is 3/4, and the power comes from an estimate of the inverse fourth root by
-   its bits, improved twice; `odd` gets lanes whose sum is too small or large for that, or no number. */
+/* y = x / (bias + alpha * the sum of the squares of taps)^beta, for `many` adjacent vectors or `count` elements of
+   one. `roots`: beta is 3/4, and the power is a bitwise estimate of the inverse fourth root, refined by two
+   iterations; `odd` is set in lanes whose sum is too small or large for that, or NaN. */
 INLINED void lrn_piece(float *y, const float *x, const float *from, int64_t taps, int64_t step, float alpha,
                        float beta, float bias, const int64_t count, const int many, const int roots,
                        const int squared, lrn_bits *odd)
@@ -272,7 +272,7 @@ INLINED void lrn_piece(float *y, const float *x, const float *from, int64_t taps
     UNROLLED(v, many) memcpy(y + v * LRN_LANES, result + v, count * sizeof(float));
 }
 
-/* The last piece begins earlier than the one before ends. Returns whether any lane was odd. */
+/* The last piece may overlap the one before. Return whether any lane was odd. */
 INLINED int lrn_pieces(float *y, const float *x, const float *from, int64_t taps, int64_t step,
                        const struct lrn *a, int64_t length, const int roots, const int squared)
 {
@@ -308,7 +308,7 @@ ITEMS_OF(lrn, lrn)
         lrn_row(a->y + plane * inner, x, x - (c - first) * inner, smaller(c + a->after, channels - 1) - first + 1,
                 inner, a, inner, 0);
     }
-    /* Squares of rows with zeros around them; several, so that none is read at once when it has been written. */
+    /* Squares of rows, padded with zeros; several buffers, to avoid reading one just after it was written. */
     float around[MOST_ROW + 2 * MOST_AROUND];
     const int64_t last = inner > 1 ? 0 : smaller(end * a->block, a->rows), others = a->before + a->after;
     const int64_t pitch = channels + others, most = (MOST_ROW + 2 * MOST_AROUND) / pitch;

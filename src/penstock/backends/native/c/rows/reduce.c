@@ -1,9 +1,9 @@
-/* Reductions along one axis, indices of extremes along it, and Hardmax. An item is a block of rows if the axis
-   is the last, else a block of adjacent columns.
+/* Reductions along one axis, argmin and argmax, and Hardmax. An item is a block of rows if the axis is the last one,
+   else a block of adjacent columns.
 
-   Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts are
-   combined in float64, and so are rows of few elements. Rows of few elements are reduced side by side,
-   and of a few columns several rows together, so that there is enough to do at once. */
+   Floats are reduced in parts, of PART elements in LANES of a row or ROWS of a column; parts, and rows of few
+   elements, are combined in float64. Short rows are reduced side by side, and with few columns several rows are
+   reduced together, so that there is enough parallel work. */
 // GCC options: -O2 -ftree-vectorize -fvect-cost-model=dynamic --param=max-inline-insns-single=200
 #include <stdlib.h>
 #include "families.h"
@@ -14,15 +14,15 @@
 struct reduction {
     const void *x;
     void *y;
-    int64_t outer, length, inner; /* elements before the axis, along it and behind it */
+    int64_t outer, length, inner; /* elements before the axis, along it and after it */
     int64_t block;                /* rows or columns of an item */
-    int64_t last;                 /* of equal elements that are the highest, the last is chosen */
+    int64_t last;                 /* whether the last of equal highest elements is chosen */
 };
 
 struct mean_of_codes {
     struct reduction of;
     int64_t zero, multiplier, shift, result_zero, low, high;
-    double ratio; /* of the scales of the result and of x, where there is no multiplier */
+    double ratio; /* between the scales of the result and of x, if there is no multiplier */
 };
 
 enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160 };
@@ -66,19 +66,19 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
     if (a->length == number)                                                                      \
         return name##_few(x, rows, number, totals);
 
-/* The sum of codes, which are signed ones where `lowest` is 128. */
+/* The sum of codes; `lowest` is 128 for signed codes. */
 static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t lowest)
 {
     uint8_t none = 0;
     int32_t total = 0;
-    __asm__("" : "+r"(none)); /* Compilers know instructions for sums of distances, not of bytes. */
+    __asm__("" : "+r"(none)); /* Compilers know instructions for sums of absolute differences, not of bytes. */
     for (int64_t i = 0; i < length; i++)
         total += abs((uint8_t)(x[i] ^ lowest) - none);
     return total - (int32_t)length * lowest;
 }
 
-/* Totals of elements: COMBINE(total, value) is computed in type `lane` within parts, in type `wide` among
-   them. Rows are up to ROWS, columns up to COLUMNS. */
+/* Totals of elements: COMBINE(total, value) is computed in type `lane` within parts, and in type `wide` between
+   parts. At most ROWS rows, or COLUMNS columns. */
 #define ROW_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                   \
     static inline wide name##_folded(const type *x, int64_t length)                               \
     {                                                                                             \
@@ -159,7 +159,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             totals[i] = name##_folded(x + i * a->length, a->length);                              \
     }
 
-/* The same of columns, each of whose elements MAP takes in relation to its top, if there are tops. */
+/* The same for columns; MAP takes each element relative to the top of its column, if there are tops. */
 #define COLUMN_TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                \
     static __attribute__((noinline)) void name##_of_columns(const struct reduction *a, int64_t first,\
                                                             int64_t columns, wide *restrict totals,\
@@ -189,7 +189,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 
 #define TOTALS(name, ...) ROW_TOTALS(name, __VA_ARGS__) COLUMN_TOTALS(name, __VA_ARGS__)
 
-/* A kernel whose results are made of such totals. */
+/* A kernel whose results are computed from such totals. */
 #define FINISHED(name, totals_of, type, wide, FINISH)                                             \
     static inline void name##_rows(const struct reduction *a, int64_t first, int64_t end, type *y)\
     {                                                                                             \
@@ -217,8 +217,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     TOTALS(name, type, lane, wide, start, COMBINE, MAP)                                           \
     FINISHED(name, name, type, wide, TOTAL)
 
-/* NaN beats all numbers, and nothing beats NaN: so the place of the extreme, which is NaN if any
-   element is, is the first or last of elements that are equal to it, or not to themselves. */
+/* NaN wins against all numbers: so the index of the extreme, which is NaN if any element is, is the first or last of
+   the elements equal to it, or that are NaN. */
 #define PLACES(name, type, extreme, operator, worst)                                                     \
     static inline int64_t name##_row(const struct reduction *a, int64_t first)                    \
     {                                                                                             \
@@ -350,8 +350,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     PLACES(argmax_##suffix, type, max_##suffix, <=, low)                                               \
     PLACES(argmin_##suffix, type, min_##suffix, >=, high)
 
-/* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0.
-   Exponentials are of type `real`, which `reals` names. */
+/* The logarithm of a sum of exponentials, relative to the highest element; infinities are relative to 0. Exponentials
+   are of type `real`, which `reals` names. */
 #define LOGSUMEXP(suffix, type, reals, real)                                                      \
     COLUMN_TOTALS(powers_##suffix, type, real, double, 0, SUM, POWER_##reals)                     \
                                                                                                   \
@@ -412,7 +412,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
     FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \
     LOGSUMEXP(suffix, type, suffix, type)
 
-/* Roots and logarithms are those of float64, without their fractions; means are exact. */
+/* Roots and logarithms are computed in float64 and truncated; means are exact. */
 #define INTEGERS(suffix, type, sum, mean, low, high, DISTANCE)                                    \
     ANY(suffix, type, sum, sum, low, high)                                                        \
     TOTALS(exact_##suffix, type, mean, mean, 0, SUM, SAME)                                        \
@@ -474,8 +474,8 @@ HARDMAX(float64, double)
         KERNEL(l2_##suffix, reduction), KERNEL(logsum_##suffix, reduction),                       \
         KERNEL(logsumexp_##suffix, reduction)
 
-/* Products of codes, rescaled behind each factor: `multiplier` has 15 bits, which `shift` has, too. Some chains of
-   `step` from element to element, `apart`, are multiplied side by side, as one product waits for another. */
+/* Products of codes, rescaled after each factor: `multiplier` has 15 fractional bits, which `shift` includes. Some
+   chains, with `step` between elements and `apart` between chains, are multiplied together to hide latency. */
 enum { CHAINS = 32 };
 static inline int32_t rescaled_product(const struct mean_of_codes *m, int64_t x)
 {

@@ -1,6 +1,5 @@
-/* Softmax and its logarithm along one axis. An item is a block of rows if the axis is the last,
-   else a block of adjacent columns. If an element is NaN, or the largest one is infinite, the sum is NaN,
-   and so are all results. */
+/* Softmax and log-softmax along one axis. An item is a block of rows if the axis is the last one, else a block of
+   adjacent columns. If an element is NaN, or the largest one is infinite, the sum is NaN, and so are all results. */
 // Compiler options: -ffp-contract=fast
 // GCC options: -fno-thread-jumps
 #include "wide.h"
@@ -14,7 +13,7 @@
 
 enum { BLOCK = 2048, COLUMNS = 256 };
 
-/* Combine the parts of each column, `width` elements in all; and repeat the results to that width. */
+/* Combine the parts of each column, `width` elements in all, and broadcast the results to that width. */
 #define JOIN_PARTS(parts, JOIN)                                                                   \
     for (int64_t half = width / 2; half >= columns; half /= 2)                                    \
         for (int64_t j = 0; j < half; j++)                                                        \
@@ -209,7 +208,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
 DEFINE(softmax_float32, float, int32_t, exp_negative32, log32)
 DEFINE(softmax_float64, double, int64_t, exp64, log)
 
-/* Of rows of codes, as ops/tflite/arrays.py defines it. */
+/* For rows of codes, as ops/tflite/arrays.py defines it. */
 struct softmax_of_codes {
     const int16_t *x;
     int16_t *y;

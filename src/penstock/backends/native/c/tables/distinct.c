@@ -9,11 +9,11 @@ enum { WORD = 8 };
 typedef struct {
     const char *rows;
     int64_t nbytes, *numbers, found;
-    uint32_t *table, *first, *counts; /* numbers + 1 of distinct rows by hash; their places, and how many are equal */
+    uint32_t *table, *first, *counts; /* by hash, indices of distinct rows + 1; first row, and number, of each */
     uint64_t seed, mask;
 } search;
 
-/* A hash whose bits all depend on all bytes, and on a seed that those who choose the bytes do not know. */
+/* A hash whose bits all depend on all bytes, and on a seed that is unknown to those who choose the bytes. */
 INLINED uint64_t hash_of(const char *row, const int64_t nbytes, uint64_t seed)
 {
     uint64_t hash = seed, word;
@@ -26,7 +26,7 @@ INLINED uint64_t hash_of(const char *row, const int64_t nbytes, uint64_t seed)
     return hash ^ hash >> 29;
 }
 
-/* Number the rows up to `end`, in the order in which those that differ from all before come. */
+/* Number the rows up to `end`, in the order of their first occurrence. */
 INLINED void number_rows(search *s, int64_t begin, int64_t end, const int64_t nbytes)
 {
     for (int64_t i = begin; i < end; i++) {
@@ -44,7 +44,7 @@ INLINED void number_rows(search *s, int64_t begin, int64_t end, const int64_t nb
     }
 }
 
-/* Look whether the run must stop after each `most` rows. */
+/* Check after every `most` rows whether the run must stop. */
 static int number_all(search *s, int64_t count, int64_t most, PyObject *checkpoint)
 {
     for (int64_t begin = 0, end; begin < count; begin = end) {
@@ -83,9 +83,9 @@ static PyObject *distinct(PyObject *module, PyObject *const *arguments, Py_ssize
     npy_intp count = PyArray_DIM(x, 0), size = 2;
     while (size < 2 * count)
         size *= 2;
-    /* Python's hashes of texts have a seed of each process. */
+    /* Python's hashes of strings have a seed of each process. */
     PyObject *numbers = PyArray_EMPTY(1, &count, NPY_INT64, 0), *all = NULL, *text = PyUnicode_FromString("seed");
-    uint32_t *table = PyMem_Calloc(size + 2 * count, sizeof *table); /* one piece is sooner used again than three */
+    uint32_t *table = PyMem_Calloc(size + 2 * count, sizeof *table); /* one block is reused sooner than three */
     if (numbers && text && table) {
         search s = {PyArray_DATA(x), PyArray_DIM(x, 1) * PyArray_ITEMSIZE(x), PyArray_DATA((PyArrayObject *)numbers), 0,
                     table, table + size, table + size + count, (uint64_t)PyObject_Hash(text), (uint64_t)size - 1};

@@ -1,17 +1,17 @@
-/* Features of classical models: rows that are scaled, imputed or normalized, and columns of rows. An item
-   is a row. */
+/* Features of classical models: rows that are scaled, imputed or normalized, and columns of rows. An item is a
+   row. */
 #include <string.h>
 #include <math.h>
 #include "families.h"
 
 struct columns {
     const void *x;
-    const int64_t *places; /* in a row */
+    const int64_t *places; /* column indices */
     void *y;
     int64_t width, count;
 };
 
-enum { TOGETHER = 4 }; /* rows for each read of a place */
+enum { TOGETHER = 4 }; /* rows per load of an index */
 
 #define COLUMNS(size, type)                                                                       \
     CHECKED_ITEMS_OF(columns_##size, columns)                                                     \
@@ -36,12 +36,12 @@ OF_SIZES(COLUMNS)
 struct lookup {
     const void *x;
     void *y;
-    const void *keys;   /* ascending, NaN last, none twice */
-    const void *values; /* of the keys; one more is for what is no key */
+    const void *keys;   /* ascending, NaN last, distinct */
+    const void *values; /* of the keys; the last one is the default */
     int64_t count;
 };
 
-/* The place of a value among keys, or their number. */
+/* The index of a value among keys, or the number of keys if it is missing. */
 #define FIND(suffix, type, real)                                                                  \
     static inline int64_t find_##suffix(const type *keys, int64_t count, type value)              \
     {                                                                                             \
@@ -74,10 +74,10 @@ OF_NUMBERS(LOOKUPS)
 struct one_hot {
     const int64_t *x;
     float *y;
-    const int64_t *keys, *values; /* as of a lookup: the place of the one, -1 for none */
-    const int64_t *places;        /* those of `span` integers from `low` on, where keys are close together */
+    const int64_t *keys, *values; /* as in a lookup: the index of the 1, -1 for none */
+    const int64_t *places;        /* those of `span` integers from `low` on, if keys are dense */
     int64_t count, width;
-    int64_t lenient; /* what is no key gets zeros */
+    int64_t lenient; /* values that are no key get zeros */
     int64_t low, span;
 };
 

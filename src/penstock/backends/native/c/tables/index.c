@@ -1,5 +1,5 @@
-/* Gathers and scatters by index, and the k largest or smallest elements along an axis. Indices come from models
-   and feeds: each is checked before it is used. */
+/* Gathers and scatters by index, and the k largest or smallest elements along an axis. Indices come from models and
+   feeds: each is checked before it is used. */
 #include <math.h>
 #include <string.h>
 #include "arguments.h"
@@ -13,19 +13,19 @@ static inline int64_t checked(int64_t index, int64_t dim)
     return index >= 0 && index < dim ? index : -1;
 }
 
-/* Elements at `indices`, which replace one axis and have dims of their own at the others: an item is a
-   row of them along the last axis. */
+/* GatherElements and ScatterElements: elements at `indices`, which replace the index of one axis. An item is a row of
+   them along the last axis. */
 struct elements {
     const void *x;
     const void *indices;
     const void *updates;
     void *y;
-    const int64_t *dims;    /* of the indices, from the first axis to the last but one */
-    const int64_t *strides; /* of the data at these axes; 0 for the axis that is indexed */
+    const int64_t *dims;    /* of the indices, without the last axis */
+    const int64_t *strides; /* of the data at these axes; 0 for the indexed axis */
     int64_t rank;           /* of the indices */
     int64_t length;         /* of a row */
-    int64_t last;           /* stride of the data along a row; 0 if it is the axis that is indexed */
-    int64_t dim, stride;    /* of the axis that is indexed */
+    int64_t last;           /* stride of the data along a row; 0 if it is the indexed axis */
+    int64_t dim, stride;    /* of the indexed axis */
     int64_t wide;           /* indices have 64 bits */
     int64_t rows, bytes;    /* of all indices; of the data, to copy */
 };
@@ -40,7 +40,7 @@ static inline int64_t row_offset(const struct elements *a, int64_t row)
     return offset;
 }
 
-/* Few indices are negative, which branches predict. */
+/* Negative indices are rare, so that branches on them are predicted. */
 #define GATHER_ROW(index_type, stride, last)                                                       \
     for (int64_t j = 0; j < a->length; j++) {                                                      \
         int64_t at = ((const index_type *)a->indices)[row * a->length + j];                        \
@@ -75,8 +75,8 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
     return bad >= 0;
 }
 
-/* One item: an element may occur several times. Nothing is written if an index is at fault, as the
-   result may lie in the memory of the data. */
+/* One item: an element may occur several times. Nothing is written if an index is invalid, as the result may share
+   the memory of the data. */
 #define SCATTER_ELEMENTS(name, type, COMBINE)                                                      \
     CHECKED_ITEMS_OF(name, elements)                                                               \
     {                                                                                              \
@@ -125,13 +125,13 @@ CHECKED_ITEMS_OF(gather, gather)
     return 0;
 }
 
-/* The same along the first axis of codes of some bits, packed in bytes, as real numbers: those of a block along the
-   last axis share a scale and a zero point. Where an index is out of range they are 0. */
+/* The same along the first axis of bit-packed codes, dequantized: the codes of a block along the last axis share a
+   scale and a zero point. Where an index is out of range, results are 0. */
 struct gather_blocks {
     const uint8_t *codes;
     const void *indices;
     const float *scales;
-    const uint8_t *zeros; /* packed, too; or null */
+    const uint8_t *zeros; /* also packed; or NULL */
     float *y;
     int64_t dim, rows, width, block, bits; /* of the axis, rows of a slice, their codes, those of a block */
     int64_t wide;
@@ -178,24 +178,24 @@ ITEMS_OF(gather_blocks, gather_blocks)
     }
 }
 
-/* Slices at tuples of indices, which lead into some axes of the data, or of each of its batches. */
+/* Slices at tuples of indices into the leading axes of the data, or of each of its batches. */
 struct slices {
     const void *x;
     const void *indices;
     const void *updates;
     void *y;
-    const int64_t *dims;    /* of the axes that are indexed */
+    const int64_t *dims;    /* of the indexed axes */
     const int64_t *strides; /* in elements */
     int64_t depth, size;    /* of a tuple, elements of a slice */
     int64_t tuples;         /* in a batch */
     int64_t batch;          /* elements of a batch of the data */
     int64_t count, bytes;   /* tuples in all; of the data, to copy */
-    const void *fill;       /* an element in place of the data, or null */
-    int64_t wide, mode;     /* indices have 64 bits; what becomes of those out of range */
+    const void *fill;       /* an element in place of the data, or NULL */
+    int64_t wide, mode;     /* indices have 64 bits; how those out of range are treated */
 };
 
-/* Negative indices count from the end, or are out of range, which is a fault; or are skipped, or all those out of
-   range are, or become the nearest index. */
+/* Out-of-range indices: negative ones count from the end, or are faults, or are skipped; or all are skipped, or
+   clamped to the nearest index. */
 enum { FROM_END, EXACT, FROM_ZERO, INSIDE, NEAREST };
 enum { FAULT = -1, SKIPPED = -2 };
 
@@ -284,8 +284,8 @@ SCATTER_ND(scatternd_add_uint8, uint8_t, ADDED)
 SCATTER_ND(scatternd_add_uint16, uint16_t, ADDED)
 SCATTER_ND(scatternd_max_uint8, uint8_t, HIGHER_OF)
 
-/* For each element the number of sorted bounds that are not above it. An item is a block of elements; each of a few
-   bounds is compared with the whole block. */
+/* For each element, the number of sorted bounds that are not above it. An item is a block of elements; if bounds are
+   few, each is compared with the whole block. */
 struct buckets {
     const void *x;
     int32_t *y;
@@ -322,7 +322,7 @@ BUCKETS(float64, double, double)
 BUCKETS(int32, int32_t, double)
 BUCKETS(int64, int64_t, double)
 
-/* An array with another in it, whose place is moved to where it fits. One item. */
+/* An array with another inserted, at an offset that is clamped so that it fits. One item. */
 struct update {
     const char *x, *part;
     const void *place;
@@ -346,11 +346,11 @@ ITEMS_OF(update_slice, update)
     copy_elements(&plan, a->part, a->y + offset);
 }
 
-/* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS side by side.
-   The places of one chain, in the result, are in order, or if they are many a heap whose root is the last of
-   them, then sorted. Or all elements of a chain are sorted by the digits of their keys, the lowest first, and
-   digits that are equal in all keys left out: then all chains are one item, for its workspace holds the keys and places of one.
-   Keys are integers in the order of the elements: -0 is 0, and NaN is above all else. */
+/* The k greatest or least along an axis: an item is one chain of elements, or TOP_COLUMNS adjacent ones. The indices
+   of a chain, in the result, are kept in order, or, if they are many, in a heap whose root is the last of them, and
+   sorted at the end. Or a chain is radix-sorted, least significant digit first, skipping digits that are equal in all
+   keys: then all chains are one item, as its workspace holds the keys and indices of one. Keys are integers in the
+   order of the elements: -0 equals 0, and NaN is above all others. */
 #define KEY(suffix, type, key, most)                                                               \
     static inline key key_##suffix(type x)                                                         \
     {                                                                                              \

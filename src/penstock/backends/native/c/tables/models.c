@@ -2,9 +2,8 @@
 
    decision[p] = sum over s of weight[p][s] * kernel(x, vector[s]), plus offset[p]
 
-   The decisions of a linear model are the products x * vector[s]. All is computed in float64, except
-   products of float32 features with many support vectors. Compiled with contraction to fused
-   multiply-add. */
+   The decisions of a linear model are the products x * vector[s]. All is computed in float64, except products of
+   float32 features with many support vectors. Compiled with contraction to fused multiply-add. */
 
 // Compiler options: -ffp-contract=fast
 #include <string.h>
@@ -20,30 +19,30 @@ struct models {
     const void *x;
     int64_t *labels;
     float *scores;
-    const double *vectors; /* of feature after feature, `count` each: a multiple of WIDTH */
-    const float *narrow;   /* the same, where products in float32 do */
+    const double *vectors; /* [feature][count]; `count` is a multiple of WIDTH */
+    const float *narrow;   /* the same, where float32 products suffice */
     const double *squares; /* of each vector, for RBF */
-    const double *weights; /* `count` of each decision; null for linear models */
+    const double *weights; /* `count` of each decision; NULL for linear models */
     const double *offsets; /* of each decision */
     const int64_t *names;
-    const double *prob_a, *prob_b; /* of each pair of classes, or null */
+    const double *prob_a, *prob_b; /* of each pair of classes, or NULL */
     int64_t rows, width, count;
-    int64_t used; /* vectors; the rest fills up */
+    int64_t used; /* vectors; the rest is padding */
     int64_t decisions, classes, outputs;
     int64_t kernel, degree;
-    int64_t rule; /* by which a label follows */
+    int64_t rule; /* by which the label is chosen */
     int64_t transform;
     int64_t one_class;  /* the score is only a sign */
-    int64_t pair;       /* two scores follow from one, */
-    int64_t complement; /* which is a probability */
+    int64_t pair;       /* two scores follow from one, ... */
+    int64_t complement; /* ... which is a probability */
     double gamma, coef0, limit;
 };
 
-/* Vectors of eight, whose elements are added one by one: on every instruction set alike. */
+/* Vectors of eight, whose elements are added one by one, for the same results on every instruction set. */
 enum { WIDTH = 8 };
 
-/* The products of some features of `n` rows with vectors, added to `sums`, which are VECTORS apart. The
-   sums over these features are of the type of the vectors. */
+/* Add the products of some features of `n` rows with vectors to `sums`, which are VECTORS apart. The sums over these
+   features have the type of the vectors. */
 #define ADD_PRODUCTS(name, type, LANES)                                                           \
     typedef type name##_lanes __attribute__((vector_size(LANES * sizeof(type)), aligned(sizeof(type))));\
                                                                                                   \
@@ -68,7 +67,7 @@ enum { WIDTH = 8 };
 ADD_PRODUCTS(add_products, double, WIDTH)
 ADD_PRODUCTS(add_narrow_products, float, 16)
 
-/* From the products of a row with vectors to kernels; `square` is that of the row. */
+/* Turn the products of a row with vectors into kernel values; `square` is the row's squared norm. */
 static void apply_kernel(const struct models *a, double *restrict k, double square, int64_t low, int64_t count)
 {
     const double *restrict squares = a->squares + low;
@@ -108,8 +107,8 @@ static inline double dot(const double *x, const double *y, int64_t count)
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
-/* One class against another, by the order of the decisions: Platt's sigmoids, and the second method
-   of Wu, Lin and Weng (JMLR 5, 2004), as _coupling of ops/onnx_ml/models.py. */
+/* One-vs-one decisions to class probabilities: Platt's sigmoids, and the second method of Wu, Lin and Weng (JMLR 5,
+   2004), as _coupling of ops/onnx_ml/models.py. */
 static void couple(const struct models *a, double *scores)
 {
     int n = (int)a->classes, pair = 0;

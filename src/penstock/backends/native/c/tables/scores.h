@@ -22,7 +22,7 @@ static inline double logistic(double score)
     return 1 / (1 + exp64(-score));
 }
 
-/* The largest score, and the sum of all, in parts that do not wait for each other; NaN is no largest one. */
+/* The largest score (ignoring NaN), and the sum of all, in parts that are independent of each other. */
 enum { PARTS = 8 };
 #define IN_PARTS(name, first, JOIN)                                                               \
     static inline double name(const double *scores, int64_t count)                                \
@@ -58,7 +58,7 @@ static inline void softmax(double *scores, int64_t rows, int64_t count, double l
     }
 }
 
-/* A single score is only subject to PROBIT. */
+/* Only PROBIT applies to a single score. */
 static inline void transform_scores(double *scores, int64_t rows, int64_t count, int64_t transform)
 {
     if (transform == NONE || (count == 1 && transform != PROBIT))
@@ -70,7 +70,7 @@ static inline void transform_scores(double *scores, int64_t rows, int64_t count,
             scores[i] = transform == PROBIT ? probit(scores[i]) : logistic(scores[i]);
 }
 
-/* The scores of two classes, from that of the second, ahead of `pair_transform`. */
+/* The scores of two classes, from that of the second, before `pair_transform`. */
 static inline void two_scores(double *scores, double score, int64_t transform, int64_t complement)
 {
     scores[0] = complement && transform != LOGISTIC ? 1 - score : -score;
@@ -82,7 +82,7 @@ static inline int64_t pair_transform(int64_t transform)
     return transform == LOGISTIC || transform == PROBIT ? transform : NONE;
 }
 
-/* The first of the highest scores, as NumPy's argmax: NaN is higher than all. */
+/* The first of the highest scores, as NumPy's argmax: NaN is higher than all numbers. */
 static inline int64_t highest(const double *scores, int64_t count)
 {
     const double most = largest(scores, count);

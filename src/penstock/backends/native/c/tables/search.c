@@ -1,5 +1,5 @@
-/* Searches for sequences of tokens: SearchStart, SearchStep and SearchEnd as ops/internal/search.py defines them. Its
-   functions also compute the cases without code here: logits of other types than float, inputs that do not fit,
+/* Searches for token sequences: SearchStart, SearchStep and SearchEnd as ops/internal/search.py defines them. Its
+   functions also compute the cases that are not implemented here: logits other than float32, inputs that do not fit,
    Whisper's timestamps, and scores of all steps. */
 #include "any_shape.h"
 #include "arguments.h"
@@ -10,14 +10,14 @@
 
 typedef struct {
     int64_t beams, samples, pad, eos, early, ngram, least, custom, results;
-    double temperature, top_p, filter, presence; /* temperature: NaN for that of an input */
+    double temperature, top_p, filter, presence; /* temperature: NaN to use an input */
 } search_settings;
 
-/* The state, as SearchStep takes it behind logits, and SearchStart and SearchStep return it. */
+/* The state, as SearchStep takes it after logits, and SearchStart and SearchStep return it. */
 enum { IDS, POSITIONS, MASK, SEQUENCES, SCORES, ENDED, ENDED_SCORES, DONE, OF_STATE };
 enum { PROMPT = OF_STATE, MIN_LENGTH, LENGTH_PENALTY, REPETITION, VOCAB, PREFIX, TEMPERATURE, PRESENT, SEED,
        PROCESSOR, OF_STEP };
-enum { SMALL = 1 << 16 }; /* bytes of a state for which NumPy's function need not ask the budget of the run */
+enum { SMALL = 1 << 16 }; /* bytes of a state below which NumPy's function need not ask the run's budget */
 
 typedef struct {
     int64_t batch, beams, rows, length, most, words; /* length: of sequences so far, of `most` tokens */
@@ -31,14 +31,14 @@ typedef struct {
 #define DATA(x) PyArray_DATA((PyArrayObject *)(x))
 #define DIM(x, axis) PyArray_DIM((PyArrayObject *)(x), axis)
 
-/* Whether an array is of this type and rank, and without gaps. */
+/* Whether an array is contiguous and has this type and rank. */
 static int is_of(PyObject *given, int type, int rank)
 {
     PyArrayObject *x = (PyArrayObject *)given;
     return PyArray_Check(given) && PyArray_TYPE(x) == type && PyArray_NDIM(x) == rank && PyArray_ISCARRAY_RO(x);
 }
 
-/* Whether dims of int32 are these, and there may be none. */
+/* Whether an int32 array has these dims, or is missing. */
 static int fits(PyObject *given, int64_t rows, int64_t columns)
 {
     if (given == Py_None)
@@ -47,7 +47,7 @@ static int fits(PyObject *given, int64_t rows, int64_t columns)
                 : is_of(given, NPY_INT, 1) && DIM(given, 0) == columns;
 }
 
-/* Read an input of one number of this type, if there is one; 0 for others. */
+/* Read an optional input of one number of this type; return 0 for other arrays. */
 static int read_number(PyObject *given, int type, void *to)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -59,7 +59,7 @@ static int read_number(PyObject *given, int type, void *to)
     return 1;
 }
 
-/* Run a kernel of `items` on the rows of this thread. */
+/* Run a kernel with `items` items on the rows of this thread. */
 static int compute(const char *name, const void *words, int64_t items, double item_ns, PyObject *checkpoint)
 {
     Call call = {0};
@@ -71,14 +71,14 @@ static int compute(const char *name, const void *words, int64_t items, double it
     return call.kernel ? call_run_words(&call, words, &status) : -1;
 }
 
-/* The places of the k greatest of x in order, or, with a sign of -1, of the least; `work` sorts all of them. */
+/* The indices of the k greatest of x in order, or, with a sign of -1, of the least; `work` sorts all of them. */
 static int rank(const float *x, int64_t length, int64_t k, int sign, int64_t *places, char *work, PyObject *checkpoint)
 {
     const struct top words = {x, NULL, places, work, length, 1, k, sign, work != NULL};
     return compute("topk_float32", &words, 1, length * (work ? 10.0 : 0.5), checkpoint);
 }
 
-/* Change the scores of tokens that should not, or must not follow. Returns 0 for tokens that there are none of. */
+/* Penalize or exclude tokens that should not follow. Return 0 if a token is out of range. */
 static int penalize(const search *s, const search_settings *by, int64_t least, float penalty, float degrees,
                     const int32_t *vocab, const int32_t *prefix, uint8_t *seen)
 {
@@ -131,7 +131,7 @@ static void add(const search *s, int64_t pad, int64_t sample, const int32_t *tok
     *worst = score;
 }
 
-/* The next tokens of a sample, with the beams that they follow, and their scores. Returns 0 for scores that are NaN. */
+/* The next tokens of a sample, the beams that they extend, and their scores. Return 0 if a score is NaN. */
 static int next_beams(const search *s, const search_settings *by, double penalty, int64_t sample, int64_t *best,
                       PyObject *checkpoint, int32_t *tokens, int64_t *sources, float *scores)
 {
@@ -172,7 +172,8 @@ static double uniform(uint64_t seed, uint64_t count)
     return (double)(x - 1 + high * (modulus - 1)) / ((double)(modulus - 1) * (double)(modulus - 1));
 }
 
-/* Draw a token of the smallest set with this probability; -1 with an error. `work` is for sorting, then for sums. */
+/* Draw a token from the smallest set with this probability; -1 with an error. `work` is for sorting, then for
+   sums. */
 static int64_t draw(float *scores, int64_t words, const search_settings *by, double at, int64_t *order, char *work,
                     PyObject *checkpoint)
 {
@@ -188,7 +189,7 @@ static int64_t draw(float *scores, int64_t words, const search_settings *by, dou
     for (int64_t i = 0; i < end; i++) {
         float *score = scores + order[i];
         const float part = expf(*score - highest) / (float)total;
-        /* From the most probable one on, that with which the sum passes the bound is one of the set. */
+        /* In order of decreasing probability, the token whose sum passes the bound belongs to the set. */
         if (by->custom ? i && below > bound : below + part <= bound)
             *score = (float)by->filter;
         below += part;
@@ -216,7 +217,7 @@ static PyObject *copy_of(PyObject *x)
     return PyArray_NewCopy((PyArrayObject *)x, NPY_CORDER);
 }
 
-/* A tuple of arrays, which it takes; NULL where one is missing. */
+/* A tuple that takes ownership of arrays; NULL if one is missing. */
 static PyObject *tuple_of(PyObject **arrays, int count)
 {
     int all = 1;
@@ -290,7 +291,7 @@ static PyObject *search_start(PyObject *module, PyObject *const *arguments, Py_s
     return result;
 }
 
-/* Choose the next tokens; 0 for what has no code here, -1 with an error. */
+/* Choose the next tokens; 0 for cases not implemented here, -1 with an error. */
 static int choose(search *s, const search_settings *by, PyObject *const *x, PyObject *checkpoint, int32_t *tokens,
                   int64_t *sources, float *totals)
 {
@@ -435,7 +436,7 @@ static PyObject *search_end(PyObject *module, PyObject *const *arguments, Py_ssi
         (!by.beams && beams > 1))
         return any_shape_otherwise(arguments, count);
     for (int64_t i = 0; i < rows; i++)
-        if (isnan(((const float *)DATA(x[KEPT_SCORES]))[i])) /* which has no place in an order */
+        if (isnan(((const float *)DATA(x[KEPT_SCORES]))[i])) /* which cannot be ordered */
             return any_shape_otherwise(arguments, count);
     PyObject *held[] = {copy_of(x[KEPT]), copy_of(x[KEPT_SCORES])}, *kept = tuple_of(held, 2);
     y[0] = by.beams ? empty(NPY_INT, 3, batch, number, most) : empty(NPY_INT, 2, batch, most, 0);
@@ -454,7 +455,7 @@ static PyObject *search_end(PyObject *module, PyObject *const *arguments, Py_ssi
         }
         for (int64_t i = 0, last = 0; i < batch * number; i++) {
             const float *scores = s.ended_scores + i / number * beams;
-            int64_t best = -1; /* the next one behind the last: of equal ones, in their order */
+            int64_t best = -1; /* the next one after the last: equal ones keep their order */
             for (int64_t j = 0; j < beams; j++)
                 if ((i % number == 0 || scores[j] < scores[last] || (scores[j] == scores[last] && j > last)) &&
                     (best < 0 || scores[j] > scores[best]))

@@ -1,5 +1,5 @@
-/* Elements that are kept, set or moved by index: triangles of matrices, one-hot vectors, reversed
-   sequences. An item is a row. Elements are any bytes. */
+/* Elements that are kept, set or moved by index: triangles of matrices, one-hot vectors, reversed sequences. An item
+   is a row. Elements are any bytes. */
 #include <math.h>
 #include <string.h>
 #include "families.h"
@@ -44,13 +44,13 @@ ITEMS_OF(diagonal, diagonal)
     }
 }
 
-/* Vectors of `depth` elements along an axis, of which one is the second of `values`. An index that is no
-   class has none. */
+/* One-hot: vectors of `depth` elements along an axis, one of which is the second of `values`; none if the index is
+   out of range. */
 struct classes {
     const void *indices;
     const void *values;
     void *y;
-    int64_t depth, inner; /* inner: vectors beside one another */
+    int64_t depth, inner; /* inner: adjacent vectors */
     int64_t wide;         /* indices have 64 bits */
     int64_t from_end;     /* negative indices count from there */
 };
@@ -74,7 +74,7 @@ struct classes {
 
 OF_SIZES(CLASSES)
 
-/* The first elements of each sequence in reverse; an item is a time or a sequence. */
+/* The first elements of each sequence in reverse order; an item is a time or a sequence. */
 struct sequences {
     const char *x;
     const int64_t *lengths;
@@ -98,7 +98,7 @@ CHECKED_ITEMS_OF(sequences, sequences)
     return 0;
 }
 
-/* Rows of scores, less those of tokens that would repeat one of the n-grams of ids. */
+/* Rows of scores, with -inf for tokens that would repeat an n-gram of ids. */
 struct repeated {
     const int64_t *ids;
     const float *scores;

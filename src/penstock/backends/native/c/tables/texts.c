@@ -1,10 +1,10 @@
-/* Python functions on strings, which are objects: lookups in a table, hashes, tokens, n-grams, and rows
-   as dictionaries. */
+/* Python functions on strings, which are objects: lookups in a table, hashes, tokens, n-grams, and rows as
+   dictionaries. */
 #include "numpy_api.h"
 #include <string.h>
 #include "native.h"
 
-/* Strings between two looks at whether the run must stop. */
+/* Strings between two checks whether the run must stop. */
 enum { BETWEEN_CHECKS = 1 << 14 };
 
 static int expected(Py_ssize_t count, Py_ssize_t wanted)
@@ -34,7 +34,7 @@ static PyObject *text_at(PyArrayObject *x, npy_intp i)
     return text ? text : Py_None;
 }
 
-/* After the string at `i`: 0 where the run must stop, with an error. */
+/* After the string at `i`: 0 if the run must stop, with an error. */
 static int goes_on(npy_intp i, PyObject *checkpoint)
 {
     if (i % BETWEEN_CHECKS != BETWEEN_CHECKS - 1)
@@ -101,7 +101,7 @@ INLINED uint32_t hash_of(const char *bytes, const Py_ssize_t size, uint32_t seed
 }
 
 #define HASHES_OF(size) for (int i = 0; i < AT_ONCE; i++) to[i] = hash_of(bytes + i * size, size, seed)
-/* As many as come between two looks at whether a run goes on; returns how many. */
+/* Hash numbers up to the next check whether a run must stop; return how many. */
 static npy_intp hashes_of_numbers(const char *bytes, int64_t size, uint32_t seed, npy_intp left, uint32_t *restrict to)
 {
     enum { AT_ONCE = 64 };
@@ -137,7 +137,7 @@ static PyObject *text_hashes(PyObject *module, PyObject *const *arguments, Py_ss
     return (PyObject *)y;
 }
 
-/* Set the value of each label; labels may be equal, of which the last counts. */
+/* Set the value of each label; among equal labels, the last one wins. */
 static int set_row(PyObject *row, PyObject *labels, const float *values, Py_ssize_t width)
 {
     for (Py_ssize_t i = 0; i < width; i++) {
@@ -186,7 +186,7 @@ static inline int is_first(char byte)
     return ((unsigned char)byte & 0xC0) != 0x80;
 }
 
-/* Append the tokens of a text; returns their number, or -1. */
+/* Append the tokens of a text; return their number, or -1. */
 static int64_t append_tokens(PyObject *tokens, PyObject *string, const void *settings)
 {
     const token_class *c = settings;
@@ -223,8 +223,8 @@ static int64_t append_tokens(PyObject *tokens, PyObject *string, const void *set
 
 typedef int64_t (*appending)(PyObject *tokens, PyObject *text, const void *settings);
 
-/* The list of what `append` appends for all strings, and how many there are of each: an array with the dims
-   of x, or one dim if it is `flat`. */
+/* Concatenate what `append` appends for all strings into a list, with an array of counts: it has the dims of x, or
+   one dim if it is `flat`. */
 static PyObject *all_tokens(PyObject *given, int flat, appending append, const void *settings,
                             PyObject *checkpoint)
 {
@@ -255,9 +255,9 @@ static PyObject *text_tokens(PyObject *module, PyObject *const *arguments, Py_ss
     return all_tokens(arguments[0], 1, append_tokens, &c, arguments[5]);
 }
 
-/* Of a text in UTF-8 whether it matches a deterministic automaton: 1 if not, 2 if it does, 0 where the
-   automaton does not know yet. A row of `moves` is a state, of which 0 stands for none; a character leads
-   to the state after its move, less 1, and the end of the text is column 0. */
+/* Match a UTF-8 text with a deterministic automaton: 1 if it does not match, 2 if it does, 0 if the automaton does
+   not know yet. A row of `moves` is a state (0: none); a character leads to the state of its move minus 1, and the
+   end of the text is column 0. */
 static int match(const char *text, Py_ssize_t size, const uint8_t *columns, const uint8_t *moves)
 {
     uint32_t state = 1;
@@ -278,7 +278,7 @@ static int match(const char *text, Py_ssize_t size, const uint8_t *columns, cons
     return moves[state << 8];
 }
 
-/* Characters between two looks at whether the run must stop, and of a text that is matched here. */
+/* Characters between two checks whether the run must stop, and of the longest text matched here. */
 enum { MATCH_BETWEEN = 1 << 22, LONGEST_TEXT = 1 << 20 };
 
 static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
@@ -296,7 +296,7 @@ static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_s
     for (; good && !PyErr_Occurred() && at < end; at++) {
         Py_ssize_t size;
         const char *text = PyUnicode_AsUTF8AndSize(text_at(arrays[0], at), &size);
-        PyErr_Clear(); /* the caller looks at what is no text, or none in UTF-8 */
+        PyErr_Clear(); /* the caller handles what is not text, or not valid UTF-8 */
         int found = text && size <= LONGEST_TEXT
                         ? match(text, size, PyArray_DATA(arrays[1]), PyArray_DATA(arrays[2]))
                         : 0;
@@ -314,19 +314,19 @@ static PyObject *text_matches(PyObject *module, PyObject *const *arguments, Py_s
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
-/* Splitting of texts: at separators, or at white space (NULL), `most` times at most. */
+/* Splitting of texts: at separators, or at white space (NULL), at most `most` times. */
 typedef struct {
     PyObject *separator;
     Py_ssize_t most;
 } splitting;
 
-/* Append the parts of a text; returns their number, or -1. */
+/* Append the parts of a text; return their number, or -1. */
 static int64_t append_parts(PyObject *tokens, PyObject *text, const void *settings)
 {
     const splitting *s = settings;
     PyObject *parts = PyUnicode_Split(text, s->separator, s->most);
     Py_ssize_t number = parts ? PyList_Size(parts) : -1;
-    /* White space at the end is dropped, even if it would be of the part that is not split further. */
+    /* White space at the end is dropped, even from the part that is not split further. */
     if (number > 0 && !s->separator && number == s->most + 1) {
         PyObject *last = PyObject_CallMethod(PyList_GetItem(parts, s->most), "rstrip", NULL);
         if (!last || PyList_SetItem(parts, s->most, last) < 0)
@@ -385,9 +385,8 @@ static PyObject *text_padded(PyObject *module, PyObject *const *arguments, Py_ss
     return (PyObject *)y;
 }
 
-/* A trie of n-grams. The node of token t at the first level is first[t]; further down there is an edge
-   from node to target for each key = node * base + token, in ascending order, of level d from starts[d]
-   up to starts[d + 1]. */
+/* A trie of n-grams. The node of token t at the first level is first[t]; below, there is an edge to node target for
+   each key = node * base + token, in ascending order; those of level d are from starts[d] up to starts[d + 1]. */
 typedef struct {
     const int64_t *first, *keys, *targets, *starts, *columns;
     int64_t firsts, levels, base;

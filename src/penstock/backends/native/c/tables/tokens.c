@@ -1,5 +1,5 @@
-/* Tokens of com.microsoft (ops/microsoft/arrays.py): hashes of n-grams and embeddings of words, of known
-   shapes; the cheapest path of a matrix and the end of a repeated n-gram, whose lengths depend on data. */
+/* Tokens of com.microsoft (ops/microsoft/arrays.py): hashes of n-grams and embeddings of words, of known shapes; the
+   cheapest path of a matrix and the end of a repeated n-gram, whose lengths depend on data. */
 // Compiler options: -ffp-contract=fast
 #include "any_shape.h"
 #include "math32.h"
@@ -9,23 +9,23 @@
 
 enum { MOST_HASHES = 256 };
 
-/* For each token and each n, the last n tokens times factors, joined by xor, modulo each of the sizes. An item is a
-   text: all have as many tokens, or end at `bounds`. */
+/* For each token and each n, the last n tokens times factors, combined by xor, modulo each of the sizes. An item is a
+   text: all have equally many tokens, or end at `bounds`. */
 struct ngram_hashes {
-    const int64_t *ids, *factors, *sizes, *offsets, *past, *filler; /* offsets, past: or null */
-    const int32_t *bounds;                                          /* or null */
-    int64_t *y, *present;                                           /* present: or null */
+    const int64_t *ids, *factors, *sizes, *offsets, *past, *filler; /* offsets, past: or NULL */
+    const int32_t *bounds;                                          /* or NULL */
+    int64_t *y, *present;                                           /* present: or NULL */
     int64_t texts, length, total, before, heads;
 };
 
-/* x modulo a positive size; a division takes several times as long. Quotients are off by few, and by at most one of
-   the small rest. */
+/* x modulo a positive size; a division takes several times as long. The first quotient is off by few, that of the
+   remainder by at most one. */
 static inline int64_t modulo(int64_t x, int64_t size, double inverse)
 {
     int64_t rest = (int64_t)((uint64_t)x - (uint64_t)(int64_t)((double)x * inverse) * (uint64_t)size);
     rest -= (int64_t)((double)rest * inverse) * size;
     rest += rest < 0 ? size : 0;
-    rest += rest < 0 ? size : 0; /* where it was -size or less */
+    rest += rest < 0 ? size : 0; /* if it was -size or less */
     return rest >= size ? rest - size : rest;
 }
 
@@ -36,7 +36,7 @@ CHECKED_ITEMS_OF(ngram_hashes, ngram_hashes)
     for (int64_t i = 0; i < hashes; i++) {
         if (a->sizes[i] < 1)
             return 1;
-        inverse[i] = (1 - 4e-16) / (double)a->sizes[i]; /* less, so that no quotient is too large for an integer */
+        inverse[i] = (1 - 4e-16) / (double)a->sizes[i]; /* slightly less, so that no quotient overflows an integer */
     }
     for (int64_t text = begin; text < end; text++) {
         const int64_t low = a->bounds ? a->bounds[text] : text * a->length;
@@ -61,8 +61,9 @@ CHECKED_ITEMS_OF(ngram_hashes, ngram_hashes)
     return 0;
 }
 
-/* The largest tanh of a convolution over the characters of each word, which is an item. `products` has what each
-   character adds as the i-th one of a window: [window, table, filters], padded to whole blocks of filters. */
+/* The maximum of tanh of a convolution over the characters of each word; an item is a word. `products` has the
+   contribution of each character at index i of a window: [window, table, filters], padded to whole blocks of
+   filters. */
 struct embedded_words {
     const int32_t *words;
     const float *products, *bias;
@@ -109,10 +110,10 @@ CHECKED_ITEMS_OF(embedded_words, embedded_words)
     return 0;
 }
 
-/* Of the places before one, that from which the path comes: both a row and a column before, a row, or a column. */
+/* The predecessor on the path: one row and one column before, one row before, or one column before. */
 enum { BOTH, ABOVE, LEFT };
 
-/* The sums of one row more of a matrix, and whence each comes; of the row before `sums` are given. */
+/* Update `sums` from one row of a matrix to the next, and set the predecessor of each element. */
 static void next_row(const float *costs, int64_t columns, float *sums, float corner, uint8_t *from)
 {
     float left = INFINITY;
@@ -128,7 +129,7 @@ static void next_row(const float *costs, int64_t columns, float *sums, float cor
 
 static PyObject *time_warping(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
-    enum { BETWEEN = 1 << 21, WORTH = 1 << 10 }; /* elements between two looks whether to stop; to release the lock */
+    enum { BETWEEN = 1 << 21, WORTH = 1 << 10 }; /* elements between two checks whether to stop; to release the lock */
     PyArrayObject *x = (PyArrayObject *)arguments[ARRAYS];
     PyObject *y = NULL;
     if (count != ARRAYS + 1 || !PyArray_Check(arguments[ARRAYS]) || PyArray_TYPE(x) != NPY_FLOAT ||
@@ -174,7 +175,7 @@ done:
     return y;
 }
 
-/* Integers of 64 bits side by side, and how many; 0 for others. */
+/* The contiguous int64 elements of an array, and their number; 0 for other arrays. */
 static int are_tokens(PyObject *given, const int64_t **to, int64_t *count)
 {
     PyArrayObject *x = (PyArrayObject *)given;
@@ -196,7 +197,7 @@ static int64_t equal_elements(const int64_t *a, const int64_t *b, int64_t count)
     return i;
 }
 
-/* Where the next n-gram like the given one begins, from a place on; -1 if there is none. */
+/* The index, at or after `from`, of the next n-gram that equals the given one; -1 if there is none. */
 static int64_t next_match(const int64_t *source, int64_t length, const int64_t *gram, int64_t size, int64_t from)
 {
     enum { BLOCK = 32 };

@@ -1,14 +1,13 @@
 /* Ensembles of decision trees. An item is a block of rows.
 
-   All tests are x <= threshold; children are adjacent. A leaf is its own child, so that several rows, or
-   several trees of one row, can descend in step and overlap their loads. Votes are added in the order of
-   the trees. */
+   All tests are x <= threshold; children are adjacent. A leaf is its own child, so that several rows, or several
+   trees of one row, can descend in lockstep and overlap their loads. Votes are added in the order of the trees. */
 #include "families.h"
 #include "scores.h"
 
 struct tree_node {
     double threshold;
-    int32_t child;   /* of rows that pass; the next node is that of the others */
+    int32_t child;   /* for rows that pass the test; the next node is for the others */
     int32_t feature; /* times two, plus one if NaN passes */
 };
 
@@ -25,12 +24,12 @@ struct trees {
     const int32_t *roots;
     const int32_t *first_vote; /* of each node; one more ends the last */
     const struct vote *votes;
-    const double *base; /* of each target, or null */
+    const double *base; /* of each target, or NULL */
     const int64_t *names;
     int64_t rows, width, trees, targets;
     int64_t block; /* rows of an item */
     int64_t aggregate, transform;
-    int64_t single; /* the target that decides about the label, alone; -1: the highest */
+    int64_t single; /* the target that alone decides the label; -1: the highest */
     int64_t pair;   /* scores of two classes follow from that */
     int64_t positive, wide;
     double limit;
@@ -50,7 +49,7 @@ static inline void add_votes(const struct trees *a, int32_t leaf, double *restri
     }
 }
 
-/* The scores of a row ahead of their transformation, and the label that follows from them. */
+/* The scores of a row before their transformation, and the label that follows from them. */
 static inline void finish_row(const struct trees *a, int64_t row, double *scores)
 {
     int64_t targets = a->targets;

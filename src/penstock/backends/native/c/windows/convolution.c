@@ -4,7 +4,7 @@
    with zeros, and split by stride into `splits` along rows and columns, so that the inputs of a tap for successive
    positions are contiguous, at a constant distance from those of the other taps:
 
-   stride 2, 1 zero before, of x0 x1 x2 x3 x4: 0 x1 x3 x0 x2 x4
+       stride 2, 1 zero before, of x0 x1 x2 x3 x4:    0  x1 x3    x0 x2 x4
 
    Short rows are computed in one loop, including a few columns between them that are discarded. The result of a
    transposed convolution has as many `phases` as the stride; each phase uses other taps. */

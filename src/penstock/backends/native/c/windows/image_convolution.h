@@ -5,7 +5,7 @@
    The result of a transposed convolution is split into as many phases as the stride; each phase is a convolution of
    stride 1 with a subset of the taps:
 
-   kernel 3, stride 2: y0 = x0 w0 y1 = x0 w1 y2 = x1 w0 + x0 w2 y3 = x1 w1 ... */
+       kernel 3, stride 2:    y0 = x0 w0    y1 = x0 w1    y2 = x1 w0 + x0 w2    y3 = x1 w1    ... */
 #ifndef PENSTOCK_IMAGE_CONVOLUTION_H
 #define PENSTOCK_IMAGE_CONVOLUTION_H
 

@@ -2,7 +2,7 @@
    any zero point of the weights. Matrix products are convolutions of an image of one row; computed right-hand
    matrices are packed first. The zero points a of x and b of the weights are subtracted from the sums:
 
-   sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
+       sum (x - a) (w - b) = sum x w - a (sum w - K b) - b sum x
 
    Images may have any strides. Input rows are copied and padded with the zero point, so that the input of a position
    consists of parts, one for each row of the kernel, at the same offsets for all positions. Rows a stride apart
