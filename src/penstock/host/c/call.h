@@ -21,7 +21,7 @@ typedef union {
 typedef struct {
     uint64_t words; /* bit mask of the words that are this array; 0 if the kernel does not read it */
     uint64_t nbytes : 63, written : 1;
-    uint64_t order; /* dims in memory order, the outermost in the lowest 4 bits, their number in the highest; 0: their own */
+    uint64_t order; /* dims in memory, the outermost in the lowest 4 bits, their number in the highest; 0: their own */
 } runtime_array;
 
 typedef struct {

@@ -14,8 +14,8 @@ struct attention {
     float *y;                  /* per head: [queries, out] */
     int64_t rank;              /* number of dims of the heads, ... */
     const int64_t *dims;       /* ... and their sizes */
-    const int64_t *steps; /* of q, k, v, the terms and y: elements from one to the next along these dims, along
-                             rows, and along columns */
+    const int64_t *steps; /* of q, k, v, the terms and y: strides in elements along these dims, along rows,
+                             and along columns */
     int64_t queries, width, keys, out;
     int64_t parts;  /* of about equally many queries, each an item */
     int64_t blocks; /* of about equally many keys */

@@ -11,7 +11,7 @@ enum { KEYS_AT_ONCE = 256, KEYS_OF_PAGE = 32 };
 
 struct attention_cache {
     const float *q, *k, *v, *past_k, *past_v; /* the past is [batch, kv_heads, room, size]; k may be
-                                                 NULL: then the present is all there */
+                                                 NULL: then the present is complete */
     const float *bias;                        /* of scores, or NULL */
     const float *cos, *sin;                   /* [positions, half], or NULL */
     const int32_t *last;                      /* the last position of each sample, or NULL */

@@ -89,14 +89,14 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
         UNROLLED(i, rows * each)                                                                  \
             memcpy(sums + i, start + i / each * m->start_step + i % each * LANES, bytes);         \
         for (int64_t part = 0; part < m->parts; part++) {                                         \
-            const uint8_t *at[(most + 2) / 3]; /* of each three rows, as in products_of.h */      \
+            const uint8_t *at[(most + 2) / 3]; /* one per three rows, as in products_of.h */      \
             UNROLLED(i, (rows + 2) / 3)                                                           \
                 at[i] = m->x + (row + 3 * i) * x_step + m->places[part];                          \
             for (int64_t q = 0; q < m->quads; q++, w += PANEL_BYTES) {                            \
                 name##_sums columns[wide * VECTORS];                                              \
                 UNROLLED(j, each)                                                                 \
                     memcpy(columns + j, w + j / VECTORS * m->w_step + j % VECTORS * bytes, bytes);\
-                /* Row by row: registers hold a number of one row alone beside columns and sums. */\
+                /* Row by row: registers have room for one broadcast quad beside columns and sums. */\
                 UNROLLED(i, rows) {                                                               \
                     int32_t four;                                                                 \
                     memcpy(&four, at[i / 3] + i % 3 * x_step, QUAD);                              \

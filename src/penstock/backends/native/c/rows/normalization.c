@@ -88,7 +88,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
         }                                                                                         \
     }                                                                                             \
                                                                                                   \
-    /* Sums by channel of `width` channels that lie side by side, `step` numbers an image row. */ \
+    /* Per-channel sums of `width` adjacent channels; image rows are `step` elements apart. */    \
     INLINED void name##_sums(const type *restrict x, int64_t positions, int64_t step, int64_t width,\
                              const type *restrict shifts, int square, double *restrict totals)    \
     {                                                                                             \

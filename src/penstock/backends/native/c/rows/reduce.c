@@ -96,7 +96,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             for (; i + LANES <= n; i += LANES)                                                    \
                 NOT_UNROLLED for (int l = 0; l < LANES; l++)                                      \
                     lanes[l] = COMBINE(lanes[l], MAP((lane)x[i + l], 0));                         \
-            /* Halve the lanes, and each time add as many of the elements that are left. */       \
+            /* Halve the lanes, and each time add as many of the remaining elements. */           \
             _Pragma("GCC unroll 4") for (int half = LANES / 2; half; half /= 2) {                 \
                 for (int l = 0; l < half; l++)                                                    \
                     lanes[l] = COMBINE(lanes[l], lanes[l + half]);                                \
@@ -110,7 +110,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         }                                                                                         \
         return total;                                                                             \
     }                                                                                             \
-    /* Rows so short that most of the time would go to joining lanes: eight lanes, then four. */    \
+    /* For rows so short that joining lanes would dominate: eight lanes, then four. */            \
     static inline wide name##_short(const type *x, int64_t length)                                \
     {                                                                                             \
         lane lanes[8];                                                                            \
@@ -132,7 +132,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             total = COMBINE(total, MAP((wide)x[i], 0));                                           \
         return total;                                                                             \
     }                                                                                             \
-    /* Rows of a few elements, side by side. */                                                   \
+    /* Several very short rows at once. */                                                        \
     INLINED void name##_few(const type *x, int64_t rows, const int64_t length, wide *restrict totals)\
     {                                                                                             \
         FILL(totals, rows, start);                                                                \
@@ -147,7 +147,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         FEW(name, 2)                                                                              \
         FEW(name, 3)                                                                              \
         FEW(name, 4)                                                                              \
-        /* Side by side, sums are computed in a wider type, of which fewer fit a vector. */       \
+        /* Several rows at once are summed in a wider type, with fewer lanes per vector. */       \
         if (a->length < (sizeof(lane) == 4 && sizeof(wide) == 8 ? 8 : LANES))                     \
             return name##_few(x, rows, a->length, totals);                                        \
         if (a->length < SHORT && sizeof(lane) > 2) {                                              \
@@ -226,7 +226,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
         const int64_t step = a->last ? -1 : 1;                                                    \
         int64_t place = a->last ? a->length - 1 : 0, i = 1;                                       \
         const type best = extreme##_folded(x, a->length);                                         \
-        /* Blocks that lack it are passed over, of which compilers compare all elements at once. */\
+        /* Skip blocks that lack it: compilers vectorize the comparison of a block. */            \
         for (int any = 0; i + LANES <= a->length; i += LANES, place += step * LANES) {            \
             const type *block = x + place - (a->last ? LANES - 1 : 0);                            \
             for (int l = 0; l < LANES; l++)                                                       \
@@ -234,14 +234,14 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             if (any)                                                                              \
                 break;                                                                            \
         }                                                                                         \
-        /* Another thread may have changed the elements since. */                                 \
+        /* Another thread may have changed the elements meanwhile. */                             \
         for (; i < a->length; i++, place += step)                                                 \
             if (best == best ? x[place] == best : x[place] != x[place])                           \
                 break;                                                                            \
         return place;                                                                             \
     }                                                                                             \
                                                                                                   \
-    /* Rows of up to SEVERAL elements, side by side. */                                           \
+    /* Several rows of at most SEVERAL elements at once. */                                       \
     static __attribute__((noinline)) void name##_few(const struct reduction *a, int64_t first,    \
                                                      int64_t rows, int64_t *restrict y)           \
     {                                                                                             \

@@ -94,8 +94,8 @@ enum { BLOCK = 2048, COLUMNS = 256 };
             y[i] = logarithm ? y[i] - total : y[i] * total;                                       \
     }                                                                                             \
                                                                                                   \
-    /* Write x - top to y, or its exponential, and return the sum of these. The last vector of a row, which may have\
-       elements of the one before, is computed first: y may be x. */                              \
+    /* Write x - top, or its exponential, to y, and return the sum of exponentials. The last vector of a row\
+       may overlap the one before, and is computed first: y may alias x. */                       \
     static inline type name##_powers(const type *x, type *y, int64_t n, type top, int64_t logarithm)\
     {                                                                                             \
         enum { LANES = name##_LANES, MANY = 4 * LANES };                                          \
@@ -129,8 +129,8 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         return parts[0];                                                                          \
     }                                                                                             \
                                                                                                   \
-    /* Long rows one by one, each finished behind the powers of the next, which do not wait for its sum;\
-       others, of at most BLOCK elements, together. */                                            \
+    /* Long rows one by one, each finished after the exponentials of the next, which need not wait for its sum;\
+       shorter rows, of at most BLOCK elements, together. */                                      \
     static inline void name##_rows(const type *x, type *y, int64_t rows, int64_t length, int64_t logarithm)\
     {                                                                                             \
         enum { LONG = 8 * name##_LANES };                                                         \
@@ -155,7 +155,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
         for (int64_t i = 0; i < rows * length; i += length)                                       \
             name##_finish(y + i, length, name##_sum(powers + i, length), logarithm);              \
     }                                                                                             \
-    /* Of few columns several rows are computed as one, `width` elements, whose columns are joined. */\
+    /* If columns are few, several rows are computed as one of `width` elements, whose parts are joined. */\
     static inline void name##_columns(const type *x, type *y, int64_t columns, int64_t length,    \
                                       int64_t step, int64_t logarithm)                            \
     {                                                                                             \

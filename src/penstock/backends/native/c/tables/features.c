@@ -23,7 +23,7 @@ enum { TOGETHER = 4 }; /* rows per load of an index */
         for (int64_t row = begin; bad >= 0 && row < end; row += TOGETHER) {                       \
             const type *x = (const type *)a->x + row * a->width;                                  \
             type *y = (type *)a->y + row * a->count;                                              \
-            const int64_t last = end - 1 - row; /* is copied again where there are fewer rows */  \
+            const int64_t last = end - 1 - row; /* copied again if there are fewer rows */        \
             for (int64_t i = 0; i < a->count; i++)                                                \
                 for (int64_t j = 0; j < TOGETHER; j++)                                            \
                     y[smaller(j, last) * a->count + i] = x[smaller(j, last) * a->width + places[i]];\
@@ -161,7 +161,7 @@ enum { MAX, L1, L2, WIDTH = 8 };
             real most = -INFINITY;                                                                \
             double norm = 0, sums[WIDTH] = {0};                                                   \
             if (a->norm == MAX) {                                                                 \
-                for (int64_t i = 0; i < width; i++) /* NaN stays */                               \
+                for (int64_t i = 0; i < width; i++) /* NaN is preserved */                        \
                     most = (real)x[i] <= most || most != most ? most : (real)x[i];                \
                 norm = most;                                                                      \
             }                                                                                     \

@@ -89,7 +89,7 @@ static int all_in_range(const void *indices, int64_t wide, int64_t count, int64_
             const type *updates = (const type *)a->updates + row * a->length;                      \
             for (int64_t j = 0; j < a->length; j++) {                                              \
                 int64_t at = checked(index_at(a->indices, a->wide, row * a->length + j), a->dim);  \
-                if (at < 0) /* changed since, by another thread */                                 \
+                if (at < 0) /* changed meanwhile by another thread */                              \
                     return 1;                                                                      \
                 type *to = y + at * a->stride + j * a->last;                                       \
                 *to = COMBINE(*to, updates[j]);                                                    \
@@ -372,13 +372,13 @@ enum { TOP_BLOCK = 32, MOST_SORTED = 64, TOP_COLUMNS = 16, MOST_INSERTED = 128 }
 enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
 
 #define TOP(suffix, type, key, unsigned_key)                                                       \
-    /* The key of place i, ascending: the first of the result has the least. */                    \
+    /* The ascending key of the element at index i: the first result has the least. */             \
     static inline key suffix##_at(const type *x, int64_t i, int64_t inner, key flip)               \
     {                                                                                              \
         return key_##suffix(x[i * inner]) ^ flip;                                                  \
     }                                                                                              \
                                                                                                    \
-    /* Let the element `place` sink from `hole` into the heap of `count`. Places are `inner` apart, too. */\
+    /* Sift element `place` down from `hole` in a heap of `count`. Indices are also `inner` apart. */\
     INLINED void suffix##_sink(const type *x, int64_t *heap, int64_t count, const int64_t inner, key flip,\
                                int64_t hole, int64_t place)                                        \
     {                                                                                              \
@@ -399,7 +399,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         heap[hole * inner] = place;                                                                \
     }                                                                                              \
                                                                                                    \
-    /* Insert the element `place` into the sorted ones before it, of which the last of `count` leaves. */\
+    /* Insert element `place` into the sorted ones before it; the last of `count` is dropped. */   \
     INLINED void suffix##_insert(key *keys, int64_t *places, int64_t count, const int64_t inner, key inserted,\
                                  int64_t place)                                                    \
     {                                                                                              \
@@ -409,7 +409,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         keys[i] = inserted, places[i * inner] = place;                                             \
     }                                                                                              \
                                                                                                    \
-    /* Let the element `place` in among the first k before it, and return the last one's key. */   \
+    /* Insert element `place` into the first k before it, and return the key of the last one. */   \
     INLINED key suffix##_enter(const struct top *a, const type *x, key *keys, int64_t *places,     \
                                const int64_t inner, key flip, int64_t place)                       \
     {                                                                                              \
@@ -421,7 +421,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         return keys[a->k - 1];                                                                     \
     }                                                                                              \
                                                                                                    \
-    /* Of a few chains side by side, some rows are compared at once with the last of those found before. */\
+    /* A few adjacent chains: some rows at once are compared with the last of those found so far. */\
     INLINED void suffix##_few(const struct top *a, const type *x, type *values, int64_t *places,   \
                               const int64_t inner, const int64_t columns, key flip)                \
     {                                                                                              \
@@ -441,7 +441,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
                 limits[j] = heaps ? suffix##_at(own, heap[0], inner, flip) : keys[c][k - 1];       \
         }                                                                                          \
         for (int64_t i = k; i < a->length; i += rows) {                                            \
-            /* Of fewer than a block, all are looked at. */                                        \
+            /* If less than a block is left, all elements are examined. */                         \
             const int64_t left = (a->length - 1 - i) * inner + columns;                            \
             const int64_t some = smaller(rows, a->length - i) * columns;                           \
             const unsigned_key those = ~(unsigned_key)0 >> (8 * sizeof(key) - some);               \
@@ -481,7 +481,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
         suffix##_few(a, x, values, places, a->inner, columns, flip);                               \
     }                                                                                              \
                                                                                                    \
-    /* Of chains of little more than k elements: each row is inserted into the sorted ones before it. */\
+    /* For chains little longer than k: each row is inserted into the sorted ones before it. */    \
     static void suffix##_rows(const struct top *a, const type *x, type *values, int64_t *places,   \
                               int64_t columns, key flip)                                           \
     {                                                                                              \

@@ -140,7 +140,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
 #define POOL(name, type, start, MAP, HOW, FINISH, MEANS)                                          \
     COMBINE(name##_rows, type, start, MAP, HOW, SAME)                                             \
     COMBINE(name##_columns, type, start, SAME, HOW, FINISH)                                       \
-    /* `count` windows of three rows and columns; what a column comes to is kept for the next ones. */\
+    /* `count` windows of three rows and columns; the reduction of each column is reused by the next. */\
     INLINED void name##_slide(type *restrict to, const type *restrict from, const int64_t *taps, type by,\
                               int64_t count, int64_t channels, const int stride, const int many)  \
     {                                                                                             \
@@ -178,14 +178,14 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                                 : name##_slide(to + i, from + i, taps, by, count, channels, 2, 1);\
         }                                                                                         \
     }                                                                                             \
-    /* The place of element p of a row whose elements of each remainder by the step are side by side, n\
-       places for each. */                                                                        \
+    /* The offset of element p of a row that is stored split by remainder modulo the step, with n \
+       elements for each. */                                                                      \
     static inline int64_t name##_place(int64_t p, int64_t step, int64_t n)                        \
     {                                                                                             \
         return p % step * n + p / step;                                                           \
     }                                                                                             \
                                                                                                   \
-    /* As `rows`, with results spread by `step` from element `first` on; by a step of 2 in whole vectors. */\
+    /* As `rows`, with results `step` apart, from element `first` on; whole vectors for a step of 2. */\
     static void name##_apart(type *to, const type *from, const int64_t *taps, int64_t count, int64_t length,\
                              int64_t first, int64_t step, int64_t n)                              \
     {                                                                                             \
@@ -210,8 +210,8 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                 }                                                                                 \
         }                                                                                         \
     }                                                                                             \
-    /* `count` columns from `first` on of `band` rows from o on of slice d of the result, whose rows are\
-       `step` elements apart in y. */                                                             \
+    /* `count` columns from `first` on, of `band` rows from o on, of slice d of the result; rows of y are\
+       `step` elements apart. */                                                                  \
     static void name##_band(const struct pooling *a, const view *s, int64_t d, int64_t o, int64_t band,\
                             int64_t first, int64_t count, type *y, int64_t step)                  \
     {                                                                                             \
@@ -222,7 +222,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         const int64_t slices = inside(u, d, &slice);                                              \
         const type *x = NULL;                                                                     \
         _Alignas(PIECE) type row[ROW];                                                            \
-        /* Rows are combined with what there is around them, which changes nothing but a mean. */ \
+        /* Rows are combined including their padding, which affects only means. */                \
         const int padded = !a->direct && !MEANS;                                                  \
         const int64_t low = first * w->stride, width = (count - 1) * w->stride + (w->kernel - 1) * w->dilation + 1;\
         const int64_t inner = seen(w, first, end - 1, &at) * channels, reach = low - w->begin + width - w->size;\
@@ -262,7 +262,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
         for (int64_t j = first, run; j < end; j += run, y += run * channels) {                    \
             n = inside(w, j, &at);                                                                \
             const int64_t left = w->size - (w->kernel - 1) * w->dilation - at - 1;                \
-            /* All windows that see no padding at once. */                                        \
+            /* All windows without padding at once. */                                            \
             run = n < w->kernel ? 1 : smaller(left / w->stride + 1, end - j);                     \
             const type *from = apart ? row : x + (at - origin) * channels;                        \
             for (int64_t i = 0; i < rows; i++)                                                    \
@@ -270,7 +270,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                     all[i * n + k] = apart ? name##_place(at - origin + k * w->dilation, w->stride, n_apart)\
                                            : taps[i] + k * w->dilation * channels;                \
             const int64_t adjacent = apart || w->stride == 1 ? run : 1;                           \
-            /* Whole rows, of which each would be one stretch, at once. */                        \
+            /* Contiguous rows are computed at once, as one run. */                               \
             const int together = !MEANS && adjacent * channels == step;                           \
             for (int64_t r = 0; r < band; r += together ? band : 1) {                             \
                 const type by = MEANS ? (type)(a->counted[d] * of_row[r] * of_column[j]) : 1;     \

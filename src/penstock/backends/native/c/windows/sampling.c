@@ -63,7 +63,7 @@ PICK(float)
         return low + (2 * extent - folded < folded ? 2 * extent - folded : folded);               \
     }                                                                                             \
                                                                                                   \
-    /* Pixels and weights of `taps` neighbours of each point along an axis; -1 is outside. */     \
+    /* Indices and weights of the `taps` neighbours of each point along an axis; -1: outside. */  \
     static inline void neighbours_##type(const struct grid_sample *a, const type *grid,           \
                                          int64_t size, int64_t count, int32_t (*pixels)[POINTS],  \
                                          type (*weights)[POINTS])                                 \
