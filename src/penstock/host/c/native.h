@@ -44,6 +44,9 @@ typedef struct {
 /* The table of the kernels of a file, which setup.py finds. */
 #define KERNELS(name, ...) const kernel_entry name##_kernels[] = {__VA_ARGS__, {NULL, NULL, 0, NULL}};
 
+/* a / b rounded up, of a >= 0 and b > 0. A macro: it has the types of its arguments, and may be a constant. */
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+
 static inline int64_t smaller(int64_t a, int64_t b)
 {
     return a < b ? a : b;

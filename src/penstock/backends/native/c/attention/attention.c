@@ -35,7 +35,7 @@ static int64_t first_of(const struct attention *h, const int64_t *steps, int64_t
 
 static inline int64_t whole_vectors(int64_t n)
 {
-    return (n + LANES - 1) / LANES * LANES;
+    return CEIL_DIV(n, LANES) * LANES;
 }
 
 /* Copy a matrix to rows of whole vectors, whose padding must be zeros already. */
@@ -272,7 +272,7 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
     int dense = v_steps[1] == 1 && v_steps[0] == out && out == h->out;
     float ALIGNED keys[COPIED], ALIGNED values[COPIED];
     struct row states[PART];
-    int64_t heads = 1, most = h->ranges ? h->most : whole_vectors((h->keys + h->blocks - 1) / h->blocks);
+    int64_t heads = 1, most = h->ranges ? h->most : whole_vectors(CEIL_DIV(h->keys, h->blocks));
     for (int64_t i = 1; i < rank; i++)
         heads *= h->dims[i];
     memset(keys, 0, h->width * most * sizeof *keys);
@@ -283,7 +283,7 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
         const int64_t whole[] = {0, h->keys, 0}, *const range = h->ranges ? h->ranges + i / heads * 3 : whole;
         const int64_t n_keys = range[1], packed = range[2];
         const int64_t n_queries = h->ranges ? n_keys : h->queries;
-        const int64_t blocks = h->ranges ? (n_keys + most - 1) / most : h->blocks;
+        const int64_t blocks = h->ranges ? CEIL_DIV(n_keys, most) : h->blocks;
         int64_t first = n_queries * part / h->parts, n = n_queries * (part + 1) / h->parts - first;
         for (int64_t j = 0; j < n; j++)
             states[j] = (struct row){-FLT_MAX, 0};
@@ -310,7 +310,7 @@ static int attention(const void *arguments, int64_t begin, int64_t end)
                                   (range[0] + key) * term_steps[rank + 1];
             }
             of.y = h->y + first_of(h, y_steps, i) + packed * y_steps[rank];
-            for (int64_t j = 0, groups = (n + ROWS - 1) / ROWS; j < groups; j++) {
+            for (int64_t j = 0, groups = CEIL_DIV(n, ROWS); j < groups; j++) {
                 int64_t row = n * j / groups;
                 some[n * (j + 1) / groups - row - 1](h, &of, first + row, states + row);
             }

@@ -186,7 +186,7 @@ static int weigh(const struct attention_cache *a, float *scores, const float *bi
                  int64_t seen, float *top, float *total, float *shrink)
 {
     /* In whole vectors, so that sums do not depend on how many keys are masked at the end. */
-    const int64_t whole = (n + LANES - 1) / LANES * LANES;
+    const int64_t whole = CEIL_DIV(n, LANES) * LANES;
     float most[LANES], parts[LANES] = {0}, cap = (float)a->softcap;
     for (int64_t j = 0; cap && j < n; j++)
         scores[j] = cap * tanh32(scores[j] / cap);

@@ -512,7 +512,7 @@ static int64_t parts_of(PyArrayObject *runs, PyArrayObject *pages, int64_t rows,
             return -1;
         if (((adds ? run[1] : 0) + run[2] + positions - 1) / positions > used - run[3])
             return -1;
-        parts += (run[1] + ROWS_OF_PART - 1) / ROWS_OF_PART;
+        parts += CEIL_DIV(run[1], ROWS_OF_PART);
     }
     return parts;
 }

@@ -199,7 +199,7 @@ static PyObject *any_shape_elementwise(PyObject *module, PyObject *const *argume
     if (y)
         a.output = PyArray_DATA((PyArrayObject *)y);
     double item_ns = a.tile * (p->cost_ps * 1e-3 + gathered) + 10.0 * p->n_instructions;
-    return any_shape_computed("elementwise", &a, (a.size + a.tile - 1) / a.tile, item_ns,
+    return any_shape_computed("elementwise", &a, CEIL_DIV(a.size, a.tile), item_ns,
                          arguments[CHECKPOINT], y);
 }
 
@@ -221,7 +221,7 @@ static PyObject *any_shape_softmax(PyObject *module, PyObject *const *arguments,
     };
     int wide = type == NPY_DOUBLE;
     return any_shape_computed(wide ? "softmax_float64" : "softmax_float32", &words,
-                         (words.outer + block - 1) / block, 10 + block * length * (wide ? 8.0 : 0.35),
+                         CEIL_DIV(words.outer, block), 10 + block * length * (wide ? 8.0 : 0.35),
                          arguments[CHECKPOINT], y);
 }
 

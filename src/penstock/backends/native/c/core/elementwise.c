@@ -432,7 +432,7 @@ static void find_row(const struct elementwise *a, int64_t row, int64_t *index)
 CHECKED_ITEMS_OF(elementwise, elementwise)
 {
     const int64_t tile = a->tile, last = a->rank - 1;
-    const int64_t parts = a->row ? (a->row + tile - 1) / tile : 0;
+    const int64_t parts = a->row ? CEIL_DIV(a->row, tile) : 0;
     registers r;
     int64_t index[PROGRAM_RANK];
     begin_program(a, &r);

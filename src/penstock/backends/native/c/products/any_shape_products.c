@@ -61,8 +61,8 @@ static PyObject *any_shape_product(PyObject *module, PyObject *const *arguments,
             lead[axis][1] = lead[axis][2], lead[axis][2] = step;
         }
     }
-    p.strips = (p.columns * PyArray_ITEMSIZE(a) + STRIP - 1) / STRIP;
-    p.groups = (p.rows + MOST_ROWS - 1) / MOST_ROWS;
+    p.strips = CEIL_DIV(p.columns * PyArray_ITEMSIZE(a), STRIP);
+    p.groups = CEIL_DIV(p.rows, MOST_ROWS);
     int64_t items = products * p.groups * p.strips;
     const double ns = 0.02 * PyArray_ITEMSIZE(a) / 4 * macs / items;
     return any_shape_computed(type == NPY_DOUBLE ? "product_float64" : "product_float32", &p, items,

@@ -122,8 +122,8 @@ enum { VECTORS_AT_ONCE = 2 };
 static int block_codes_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
 {
     const struct block_codes *a = arguments;
-    const int64_t blocks = (a->k + a->block - 1) / a->block, panels = (a->n + PANEL - 1) / PANEL;
-    const int64_t groups = (panels + a->some - 1) / a->some;
+    const int64_t blocks = CEIL_DIV(a->k, a->block), panels = CEIL_DIV(a->n, PANEL);
+    const int64_t groups = CEIL_DIV(panels, a->some);
     float *const scales = (float *)(a->room + a->rows * a->k);
     int32_t *const sums = (int32_t *)(scales + a->rows * blocks);
     for (int64_t r = begin * a->rows / a->pieces; !stage && r < end * a->rows / a->pieces; r++)

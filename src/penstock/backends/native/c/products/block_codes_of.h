@@ -11,7 +11,7 @@ ATTRIBUTE INLINED void OF(rows)(const struct block_codes *a, int64_t row, int64_
                                    const int block)
 {
     enum { LANES = VECTOR_OF_CODES / 4 };
-    const int64_t blocks = (a->k + a->block - 1) / a->block;
+    const int64_t blocks = CEIL_DIV(a->k, a->block);
     const uint8_t *panel = a->weights + p * a->k * PANEL * bits / 8 + first * VECTOR_OF_CODES;
     const int8_t *codes = a->room + row * a->k;
     const float *of_rows = (const float *)(a->room + a->rows * a->k) + row * blocks;
@@ -97,7 +97,7 @@ ATTRIBUTE INLINED void OF(panel)(const struct block_codes *a, int64_t row, int64
 ATTRIBUTE INLINED void OF(some)(const struct block_codes *a, int64_t row, int64_t end, int64_t p,
                                    int64_t last, const int block)
 {
-    const int64_t groups = end - row == 8 ? 2 : (end - row + MANY - 1) / MANY;
+    const int64_t groups = end - row == 8 ? 2 : CEIL_DIV(end - row, MANY);
     for (; p < last; p++)
         for (int64_t r = row, rows, group = 0; r < end; r += rows, group++) {
             const int64_t left = end - r;

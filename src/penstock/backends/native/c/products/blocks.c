@@ -63,7 +63,7 @@ INLINED vector weights_of(const struct block_product *a, int bits, const char *p
 INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p, const float *x,
                     const float *sums, float *c, int64_t c_step)
 {
-    int64_t blocks = (a->k + a->block - 1) / a->block;
+    int64_t blocks = CEIL_DIV(a->k, a->block);
     const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
     const int chains = rows == 1 ? CHAINS : 1;
     vector totals[DIRECT * VECTORS] = {0};
@@ -107,7 +107,7 @@ INLINED void direct(const struct block_product *a, int bits, int rows, int64_t p
 
 INLINED void few(const struct block_product *a, int bits, int64_t p, const float *sums, float *c, int64_t c_step)
 {
-    int64_t row = 0, blocks = (a->k + a->block - 1) / a->block;
+    int64_t row = 0, blocks = CEIL_DIV(a->k, a->block);
     for (; row + DIRECT <= a->rows; row += DIRECT)
         direct(a, bits, DIRECT, p, a->x + row * a->k, sums + row * blocks, c + row * c_step, c_step);
     for (; row < a->rows; row++)
@@ -119,7 +119,7 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
 {
     float part[PART * PANEL];
     const char *panel = (const char *)a->weights + p * a->k * PANEL * bits / 8;
-    int64_t blocks = (a->k + a->block - 1) / a->block;
+    int64_t blocks = CEIL_DIV(a->k, a->block);
     for (int64_t from = 0; from < a->k; from += PART) {
         int64_t count = a->k - from < PART ? a->k - from : PART;
         for (int64_t k = 0; k < count; k += 8) {
@@ -141,7 +141,7 @@ INLINED void many(const struct block_product *a, int bits, int64_t p, float *c, 
 ITEMS_OF(block_product, block_product)
 {
     float sums[FEW * MOST_BLOCKS];
-    int64_t blocks = (a->k + a->block - 1) / a->block;
+    int64_t blocks = CEIL_DIV(a->k, a->block);
     const int is_few = a->rows <= FEW && !a->ordered;
     if (is_few && a->shifts)
         for (int64_t i = 0; i < a->rows * blocks; i++) {

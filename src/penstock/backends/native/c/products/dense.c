@@ -65,9 +65,9 @@ static void multiply_one_row(const struct dense *a, int64_t begin, int64_t end)
     const int64_t last = smaller(end * PANEL, a->columns);
     for (int64_t column = begin * PANEL, vectors; column < last; column += vectors * LANES) {
         const int64_t panel = column / PANEL * PANEL;
-        const int64_t width = smaller(PANEL, (a->columns - panel + GRAIN - 1) / GRAIN * GRAIN);
+        const int64_t width = smaller(PANEL, CEIL_DIV(a->columns - panel, GRAIN) * GRAIN);
         const float *w = a->weights + panel * a->inner + (column - panel);
-        vectors = smaller(AT_ONCE, (smaller(panel + PANEL, a->columns) - column + LANES - 1) / LANES);
+        vectors = smaller(AT_ONCE, CEIL_DIV(smaller(panel + PANEL, a->columns) - column, LANES));
 #define VECTORS(number)                                                                            \
     if (vectors == number)                                                                         \
         multiply_row(a, w, width, column, number);
@@ -90,8 +90,8 @@ ITEMS_OF(dense, dense)
         }
         return;
     }
-    const int64_t panels = (a->columns + PANEL - 1) / PANEL;
-    const int64_t rest = (a->columns - (panels - 1) * PANEL + GRAIN - 1) / GRAIN * GRAIN;
+    const int64_t panels = CEIL_DIV(a->columns, PANEL);
+    const int64_t rest = CEIL_DIV(a->columns - (panels - 1) * PANEL, GRAIN) * GRAIN;
     const float *from[BLOCK];
     activation bounds = NO_ACTIVATION;
     bounds.low = (float)a->low, bounds.high = (float)a->high;

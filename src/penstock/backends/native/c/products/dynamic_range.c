@@ -85,7 +85,7 @@ static void range_codes(const struct dynamic_range_rows *a, int64_t first, int64
 static int dynamic_range_stage(const void *arguments, int64_t stage, int64_t begin, int64_t end)
 {
     const struct dynamic_range_rows *a = arguments;
-    const int64_t panels = (a->columns + PANEL - 1) / PANEL, groups = (panels + a->some - 1) / a->some;
+    const int64_t panels = CEIL_DIV(a->columns, PANEL), groups = CEIL_DIV(panels, a->some);
     const float low = (float)a->low, high = (float)a->high;
     float *const scales = (float *)(a->room + a->rows * a->size);
     int32_t *const zeros = (int32_t *)(scales + a->rows);

@@ -119,7 +119,7 @@ static int form_of(int rows, int depth, int vectors)
         i++;
     best = i;
     for (int least = INT_MAX; forms[vectors - 1][i].rows > 1; i++) {
-        const int each = forms[vectors - 1][i].rows, work = (rows + each - 1) / each * (each * depth * vectors + 100);
+        const int each = forms[vectors - 1][i].rows, work = CEIL_DIV(rows, each) * (each * depth * vectors + 100);
         if (work < least)
             best = i, least = work;
     }
@@ -129,7 +129,7 @@ static int form_of(int rows, int depth, int vectors)
 void multiply_elements(const float *const *elements, int64_t depth, int64_t step, int64_t rows, const float *w,
                        int64_t width, const target *y, int64_t count)
 {
-    const int64_t end = (count + LANES - 1) / LANES * LANES;
+    const int64_t end = CEIL_DIV(count, LANES) * LANES;
     target to = *y;
     to.count = count;
     for (int64_t column = 0, vectors; column < end; column += vectors * LANES) {

@@ -85,7 +85,7 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
         const int32_t *start = m->start + row * m->start_step + panel * PANEL;                    \
         const int8_t *w = m->w + panel * m->w_step;                                               \
         int32_t *c = m->c + row * m->c_step + panel * PANEL;                                      \
-        const int64_t x_step = m->x_step, room = (m->columns + TILE - 1) / TILE * TILE;           \
+        const int64_t x_step = m->x_step, room = CEIL_DIV(m->columns, TILE) * TILE;               \
         UNROLLED(i, rows * each)                                                                  \
             memcpy(sums + i, start + i / each * m->start_step + i % each * LANES, bytes);         \
         for (int64_t part = 0; part < m->parts; part++) {                                         \
@@ -114,10 +114,10 @@ enum { BYTES = sizeof(bytes), LANES_OF_SUMS = BYTES / 4 };
                                                                                                   \
     attribute static void name(const multiplication *m)                                           \
     {                                                                                             \
-        const int64_t panels = (m->columns + PANEL - 1) / PANEL;                                  \
-        int64_t tiles = m->rows < smaller(4, most) ? m->rows : (m->rows + most - 1) / most;       \
+        const int64_t panels = CEIL_DIV(m->columns, PANEL);                                       \
+        int64_t tiles = m->rows < smaller(4, most) ? m->rows : CEIL_DIV(m->rows, most);           \
         for (int64_t row = 0, rows, p; tiles > 0; row += rows, tiles--) {                         \
-            rows = (m->rows - row + tiles - 1) / tiles, p = 0;                                    \
+            rows = CEIL_DIV(m->rows - row, tiles), p = 0;                                         \
             for (; rows == 1 && p + wide <= panels; p += wide)                                    \
                 name##_block(m, row, p, 1, wide);                                                 \
             switch (rows) {                                                                       \

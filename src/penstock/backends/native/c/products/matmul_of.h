@@ -158,10 +158,10 @@ static int64_t OF(multiply_part)(const struct product *p, OF(matrices) m, int64_
 
 CHECKED_ITEMS_OF(OF(product), product)
 {
-    const int64_t unit = UNIT / sizeof(REAL), units = (a->columns + unit - 1) / unit;
+    const int64_t unit = UNIT / sizeof(REAL), units = CEIL_DIV(a->columns, unit);
     /* Cost in cycles per vector: to multiply each row and add up lanes, or to pack. */
     const int dots = a->b_inner == 1 && a->a_inner == 1 && a->rows * (a->inner + 160) < 12 * a->inner && !a->ordered;
-    const int64_t parts = (a->inner + DEPTH - 1) / DEPTH;
+    const int64_t parts = CEIL_DIV(a->inner, DEPTH);
     for (int64_t item = begin, next; item < end; item = next) {
         const int64_t strip = item % a->strips, group = item / a->strips % a->groups;
         /* Adjacent groups of rows share a packed copy of b. */

@@ -419,7 +419,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
                     const target *y, int64_t count)
 {
     _Alignas(64) float sums[BLOCK * PANEL];
-    const int64_t used = (count + LANES - 1) / LANES * LANES, vectors = used / LANES;
+    const int64_t used = CEIL_DIV(count, LANES) * LANES, vectors = used / LANES;
     /* The widest vectors of a panel are multiplied together. Some processors take half the time for half a vector. */
     const int halves = features & HALF_VECTORS && sizeof forms > HALVES * 4 * ROWS * sizeof *forms;
     const int half = BY_WIDTH(used - count >= LANES / 2 && halves, 0, 0);
@@ -435,8 +435,8 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
     const target unfinished = {sums, SUMS_STEP(width), NULL, NULL, 0, NO_ACTIVATION, used, 1};
     /* Several parts of the rows, or a piece of one. Pieces have about equal depth, since each prefetches as much of
        the next one. */
-    const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1, pieces = (x.depth + DEPTH - 1) / DEPTH;
-    const int64_t piece = ((x.depth + pieces - 1) / pieces + GRAIN - 1) / GRAIN * GRAIN;
+    const int64_t most_parts = x.depth < DEPTH ? DEPTH / x.depth : 1, pieces = CEIL_DIV(x.depth, DEPTH);
+    const int64_t piece = CEIL_DIV(CEIL_DIV(x.depth, pieces), GRAIN) * GRAIN;
     const float *before = NULL;
     /* Where taps are far apart, most of them see only padding for all rows. */
     while (x.parts > 1 && is_outside(&x, x.parts - 1, rows))
@@ -453,7 +453,7 @@ void multiply_panel(operands x, int64_t rows, const float *w, int64_t width, con
         const int last = some.parts == x.parts && x.begin + some.depth == end;
         const int64_t lines = 4 * width * 4 / LINE;
         const char *const from = (const char *)(last ? next : w + depth * width);
-        fetching f = {from, from + (passes > 1 && next ? depth / 4 * lines * LINE : 0), (lines + passes - 1) / passes};
+        fetching f = {from, from + (passes > 1 && next ? depth / 4 * lines * LINE : 0), CEIL_DIV(lines, passes)};
         target to = last ? *y : unfinished;
         to.count = last ? count : used;
         if (by_tiles)

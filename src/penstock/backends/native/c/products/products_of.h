@@ -113,7 +113,7 @@ INLINED void OF(multiply)(OF(tile) *t, int64_t tiles, int rows, int vectors)
 __attribute__((noinline)) static void OF(multiply_rows)(OF(tile) t, int64_t rows, int64_t vectors)
 {
     const int64_t most = smaller(MOST_ROWS, TILE_SUMS / (vectors > 1 ? vectors : 2));
-    const int64_t tiles = (rows + most - 1) / most, more = rows % tiles;
+    const int64_t tiles = CEIL_DIV(rows, most), more = rows % tiles;
     /* Some tiles have one row more than the others. */
     for (int64_t one = 1; one >= 0; one--) {
 #define TILE(rows, vectors)                                                                        \

@@ -72,7 +72,7 @@ INLINED void add_gate_rows(float *c, int64_t c_step, int64_t next, const float *
                            const float *b, gate_depth depth, const int rows, const int gates)
 {
     const int fits = MOST_SUMS / (rows * GATE_VECTORS), fit = fits < 1 ? 1 : fits < gates ? fits : gates;
-    const int parts = (gates + fit - 1) / fit, some = (gates + parts - 1) / parts;
+    const int parts = CEIL_DIV(gates, fit), some = CEIL_DIV(gates, parts);
     int gate = 0;
     for (; gate + some <= gates; gate += some)
         add_gate_block(c + gate * next, c_step, next, a, a_step, b + gate * UNITS, depth, rows, gates, some, 1);
@@ -112,7 +112,7 @@ INLINED void add_gate_tile(float *c, int64_t c_step, int64_t next, const float *
 #endif
     for (int64_t row = 0, left = rows; left; ) {
         /* Parts of equal size, since a few rows take as long as waiting for the weights. */
-        int64_t parts = (left + MOST_GATE_ROWS - 1) / MOST_GATE_ROWS, some = left / parts;
+        int64_t parts = CEIL_DIV(left, MOST_GATE_ROWS), some = left / parts;
         some = some == 5 ? left == 5 ? 3 : 4 : some == 7 ? left == 7 ? 4 : 8 : some;
         float *to = c + row * c_step;
         const float *from = a + row * a_step;

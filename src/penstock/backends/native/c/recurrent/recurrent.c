@@ -164,7 +164,7 @@ static void add_code_product(const struct recurrent *a, const code_matrix *m, in
 {
     enum { MOST = 64 };
     int64_t columns = a->gates * a->padded, panels = columns / PANEL, some_panels = (high - low) / PANEL_UNITS;
-    int64_t quads = (q->width + QUAD - 1) / QUAD;
+    int64_t quads = CEIL_DIV(q->width, QUAD);
     const int8_t *weights = m->panels + d * (panels * quads * PANEL_BYTES + TAIL);
     int32_t c[MOST * GROUP * PANEL], sums[MOST];
     for (int64_t row = 0; row < rows; row += MOST) {
@@ -211,7 +211,7 @@ static float *taken(char **from, int64_t count)
 
 static item item_of(const struct recurrent *a, int64_t number)
 {
-    int64_t blocks = (a->batch + a->rows - 1) / a->rows;
+    int64_t blocks = CEIL_DIV(a->batch, a->rows);
     item m = {.d = number / blocks, .first = number % blocks * a->rows};
     int64_t rest = a->batch - m.first, width = a->gates * a->padded;
     char *at = a->workspace + number * a->item_bytes;
@@ -483,7 +483,7 @@ static void run_stage(const struct recurrent *a, item *m, int64_t stage, int64_t
 
 static int64_t stages_of_item(const struct recurrent *a)
 {
-    return (a->w_codes.panels ? 1 : 0) + (a->steps + a->chunk - 1) / a->chunk + a->steps * stages_of_step(a);
+    return (a->w_codes.panels ? 1 : 0) + CEIL_DIV(a->steps, a->chunk) + a->steps * stages_of_step(a);
 }
 
 static int has_lengths(const struct recurrent *a)

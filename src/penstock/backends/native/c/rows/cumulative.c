@@ -38,7 +38,7 @@ enum { COLUMNS = 128, BLOCKS = 16, ROWS = 8 };
     {                                                                                             \
         int64_t inner = a->inner, length = a->length, exclusive = a->exclusive != 0;              \
         int64_t step = a->reverse ? -inner : inner, back = a->reverse ? (length - 1) * inner : 0; \
-        int64_t blocks = (inner + COLUMNS - 1) / COLUMNS;                                         \
+        int64_t blocks = CEIL_DIV(inner, COLUMNS);                                                \
         for (int64_t item = begin, next; item < end; item = next)                                 \
             if (inner == 1) {                                                                     \
                 int64_t row = item * ROWS, rest = a->outer - row;                                 \

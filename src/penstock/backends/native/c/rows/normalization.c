@@ -121,7 +121,7 @@ enum { LRN_LANES = VECTOR_BYTES / 4, LRN_VECTORS = 4, MOST_ROW = 8192, MOST_AROU
                                                                                                   \
     ITEMS_OF(name##_last, group_normalization)                                                    \
     {                                                                                             \
-        int64_t blocks = (a->groups + a->block - 1) / a->block, step = a->groups * a->channels;   \
+        int64_t blocks = CEIL_DIV(a->groups, a->block), step = a->groups * a->channels;           \
         type means[MOST_CHANNELS], factors[MOST_CHANNELS];                                        \
         double totals[MOST_CHANNELS];                                                             \
         for (int64_t item = begin; item < end; item++) {                                          \

@@ -49,7 +49,7 @@ static inline int64_t folds(const struct reduction *a, int64_t columns)
 #define ITEMS(name, result, by_rows, by_columns)                                                  \
     ITEMS_OF(name, reduction)                                                                     \
     {                                                                                             \
-        int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
+        int64_t blocks = CEIL_DIV(a->inner, a->block);                                            \
         if (a->inner == 1) {                                                                      \
             int64_t first = begin * a->block, stop = end * a->block;                              \
             by_rows(a, first, stop < a->outer ? stop : a->outer, (result *)a->y + first);         \
@@ -500,7 +500,7 @@ static inline int32_t rescaled_product(const struct mean_of_codes *m, int64_t x)
     ITEMS_OF(product_##type, mean_of_codes)                                                       \
     {                                                                                             \
         const struct reduction *r = &a->of;                                                       \
-        const int64_t inner = r->inner, blocks = (inner + r->block - 1) / r->block;               \
+        const int64_t inner = r->inner, blocks = CEIL_DIV(inner, r->block);                       \
         for (int64_t item = begin; item < end; item++) {                                          \
             const int64_t row = inner > 1 ? item / blocks : item * r->block;                      \
             const int64_t column = inner > 1 ? item % blocks * r->block : 0;                      \

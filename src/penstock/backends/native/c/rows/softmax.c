@@ -190,7 +190,7 @@ enum { BLOCK = 2048, COLUMNS = 256 };
     {                                                                                             \
         const type *x = a->x;                                                                     \
         type *y = a->y;                                                                           \
-        int64_t blocks = (a->inner + a->block - 1) / a->block;                                    \
+        int64_t blocks = CEIL_DIV(a->inner, a->block);                                            \
         for (int64_t item = begin; item < end; item++) {                                          \
             if (a->inner == 1) {                                                                  \
                 int64_t row = item * a->block, rest = a->outer - row;                             \

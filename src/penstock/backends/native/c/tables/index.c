@@ -145,7 +145,7 @@ INLINED int code_at(const uint8_t *codes, int64_t i, const int bits)
 INLINED void reals_of_row(const struct gather_blocks *a, int64_t row, float *y, const int bits)
 {
     enum { SOME = 32 };
-    const int64_t blocks = (a->width + a->block - 1) / a->block;
+    const int64_t blocks = CEIL_DIV(a->width, a->block);
     const uint8_t *codes = a->codes + row * a->width * bits / 8;
     const uint8_t *zeros = a->zeros ? a->zeros + row * ((blocks * bits + 7) / 8) : NULL;
     for (int64_t block = 0, j = 0; block < blocks; block++) {
@@ -531,7 +531,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
     static void suffix##_sort(const struct top *a, const type *x, type *values, int64_t *places, key flip)\
     {                                                                                              \
         const int bits = a->length < LONG_CHAIN ? 8 : 11, width = 8 * sizeof(key);                 \
-        const int digits = (width + bits - 1) / bits, buckets = 1 << bits;                         \
+        const int digits = CEIL_DIV(width, bits), buckets = 1 << bits;                             \
         const unsigned_key highest = (unsigned_key)1 << (width - 1);                               \
         const int64_t length = a->length;                                                          \
         unsigned_key *keys = (unsigned_key *)a->work, *next_keys = keys + length;                  \
@@ -573,7 +573,7 @@ enum { MOST_DIGITS = 8, MOST_BUCKETS = 2048, LONG_CHAIN = 8192 };
                                                                                                    \
     ITEMS_OF(topk_##suffix, top)                                                                   \
     {                                                                                              \
-        const int64_t inner = a->inner, wide = a->work ? 1 : TOP_COLUMNS, blocks = (inner + wide - 1) / wide;\
+        const int64_t inner = a->inner, wide = a->work ? 1 : TOP_COLUMNS, blocks = CEIL_DIV(inner, wide);    \
         const key flip = a->sign > 0 ? (key)-1 : 0;                                                \
         for (int64_t item = begin; item < (a->work ? a->chains : end); item++) {                   \
             const int64_t block = item / blocks, column = item % blocks * wide;                    \

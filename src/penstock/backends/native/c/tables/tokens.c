@@ -76,7 +76,7 @@ CHECKED_ITEMS_OF(embedded_words, embedded_words)
     typedef float lanes __attribute__((vector_size(64)));
     typedef int32_t mask __attribute__((vector_size(64)));
     enum { FILTERS = sizeof(lanes) / sizeof(float) };
-    const int64_t padded = (a->filters + FILTERS - 1) / FILTERS * FILTERS;
+    const int64_t padded = CEIL_DIV(a->filters, FILTERS) * FILTERS;
     for (int64_t row = begin; row < end; row++) {
         const int32_t *word = a->words + row * a->characters;
         float *y = a->y + row * a->filters;

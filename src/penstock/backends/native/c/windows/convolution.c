@@ -198,8 +198,8 @@ ITEMS_OF(convolution, convolution)
 {
     const axis *d = a->depth;
     const spread *u = a->rows, *v = a->columns;
-    const int64_t bands = ((u->count + u->phases - 1) / u->phases + u->block - 1) / u->block;
-    const int64_t chunks = ((v->count + v->phases - 1) / v->phases + v->block - 1) / v->block;
+    const int64_t bands = CEIL_DIV(CEIL_DIV(u->count, u->phases), u->block);
+    const int64_t chunks = CEIL_DIV(CEIL_DIV(v->count, v->phases), v->block);
     const int64_t plane = d->size * u->size * v->size, y_plane = d->count * u->count * v->count;
     const int64_t copied = u->splits * v->splits * u->length * v->length; /* elements of a slice */
     float copy[BUFFER + SLACK], lines[BUFFER + SLACK];
@@ -207,7 +207,7 @@ ITEMS_OF(convolution, convolution)
         const int64_t column = item % chunks * v->block, row = item / chunks % bands * u->block;
         const int64_t at = item / chunks / bands, o = at % d->count, image = at / d->count;
         const int64_t group = image % a->groups, first = row * u->phases;
-        const int64_t n_rows = smaller(u->block, (u->count - first + u->phases - 1) / u->phases);
+        const int64_t n_rows = smaller(u->block, CEIL_DIV(u->count - first, u->phases));
         const int64_t n_columns = smaller(v->block * v->phases, v->count - column * v->phases);
         slice slices[MOST_SLICES];
         int64_t n_slices = 0;
@@ -224,10 +224,10 @@ ITEMS_OF(convolution, convolution)
         const float *w = a->w + group * a->filters * a->channels * d->kernel * a->positions;
         float *y = a->y + (image * a->filters * d->count + o) * u->count * v->count;
         const int64_t *of_row = a->taps, *taps = a->taps;
-        const int64_t length = (n_rows - 1) * v->length + (n_columns + v->phases - 1) / v->phases;
+        const int64_t length = (n_rows - 1) * v->length + CEIL_DIV(n_columns, v->phases);
         /* Rows that (nearly) fill whole vectors are computed in place. */
         const int direct = u->phases * v->phases == 1 && n_columns >= 2 * LANES &&
-                           (n_columns + LANES - 1) / LANES * LANES <= v->length + LANES / 4;
+                           CEIL_DIV(n_columns, LANES) * LANES <= v->length + LANES / 4;
         for (int64_t p = 0; p < u->phases; p++, of_row = taps)
             for (int64_t f = 0; f < a->filters; f += BLOCK) {
                 const int64_t block = smaller(BLOCK, a->filters - f);

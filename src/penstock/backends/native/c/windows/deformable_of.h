@@ -69,8 +69,8 @@ ITEMS_OF(OF(deformable), OF(deformable))
 {
     int64_t positions = a->rows * a->columns, taps = a->tall * a->wide, most = TERMS / taps;
     int64_t depth = a->channels / a->groups, together = a->channels / a->displaced;
-    int64_t own = a->filters / a->groups, parts = (own + FILTERS - 1) / FILTERS;
-    int64_t blocks = (positions + PANEL - 1) / PANEL;
+    int64_t own = a->filters / a->groups, parts = CEIL_DIV(own, FILTERS);
+    int64_t blocks = CEIL_DIV(positions, PANEL);
     REAL panel[TERMS * PANEL], sums[FILTERS * PANEL];
     for (int64_t item = begin; item < end; item++) {
         int64_t first = item % blocks * PANEL, part = item / blocks % parts * FILTERS;

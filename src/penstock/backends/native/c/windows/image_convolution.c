@@ -164,8 +164,8 @@ static void find_lines(const struct image_convolution *a, const phase *f, int64_
 
 /* Find the address of each input element of position `at` of a line, with the channels of a tap in order: `zeros` for
    columns in the padding, NULL for rows in the padding. */
-static void find_elements(const struct image_convolution *a, const phase *f, const line *l, const view *seen, int64_t at,
-                          const float **elements)
+static void find_elements(const struct image_convolution *a, const phase *f, const line *l, const view *seen,
+                          int64_t at, const float **elements)
 {
     const int64_t column_step = a->x_steps->column, channel_step = a->x_steps->channel, *const taps = f->taps[2];
     const int64_t start = at * a->axes[2]->stride;
@@ -189,6 +189,7 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
                           const float **elements, const float *w, int64_t width, const target *y, int64_t count)
 {
     const int64_t stride = a->axes[2]->stride, size = a->axes[2]->size, *const taps = f->taps[2], at = l->at[2];
+    const int64_t depth = f->n_taps[0] * f->n_taps[1] * f->n_taps[2] * a->channels;
     const int64_t reach = size - 1 - taps[f->n_taps[2] - 1], end = at + l->some;
     const int64_t before = taps[0] < 0 ? strides_in(stride - 1 - taps[0], stride) : 0;
     const int64_t behind = reach < 0 ? 0 : strides_in(reach, stride) + 1;
@@ -197,8 +198,7 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
         some = p == low && low < high ? high - low : 1;
         find_elements(a, f, l, seen, p, elements);
         const target to = part_of(y, p - at, 0);
-        multiply_elements(elements, f->n_taps[0] * f->n_taps[1] * f->n_taps[2] * a->channels, stride * a->x_steps->column,
-                          some, w, width, &to, count);
+        multiply_elements(elements, depth, stride * a->x_steps->column, some, w, width, &to, count);
     }
 }
 
@@ -219,8 +219,8 @@ static int find_ends(const struct image_convolution *a, const phase *f, line_end
 
 CHECKED_ITEMS_OF(image_convolution, image_convolution)
 {
-    const int64_t filters = a->filters, panels = (filters + PANEL - 1) / PANEL, phases = phases_of(a);
-    const int64_t padded = (filters + GRAIN - 1) / GRAIN * GRAIN;
+    const int64_t filters = a->filters, panels = CEIL_DIV(filters, PANEL), phases = phases_of(a);
+    const int64_t padded = CEIL_DIV(filters, GRAIN) * GRAIN;
     const int is_copied = a->even && a->even->copies, has_elements = a->even && a->even->elements;
     const int dense = a->x_steps->channel == 1 && !is_copied;
     /* Planar results are written to scratch memory, and transposed from there. */
@@ -313,7 +313,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
 /* Pack the given weights of one panel of a phase. */
 static void pack_panel(const struct image_convolution *a, int64_t number)
 {
-    const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN, panels = (a->filters + PANEL - 1) / PANEL;
+    const int64_t padded = CEIL_DIV(a->filters, GRAIN) * GRAIN, panels = CEIL_DIV(a->filters, PANEL);
     const int64_t column = number % panels * PANEL, width = smaller(PANEL, padded - column);
     const int64_t group = number / panels % a->groups, phase = number / panels / a->groups;
     const int64_t row = a->groups * padded * a->channels, n_taps = (a->places[phase + 1] - a->places[phase]) / row;
@@ -348,7 +348,7 @@ static void pack_panel(const struct image_convolution *a, int64_t number)
 static int given_convolution_stage(const void *arguments, int64_t stage, int64_t first, int64_t last)
 {
     const struct image_convolution *const a = arguments;
-    const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN, panels = (a->filters + PANEL - 1) / PANEL;
+    const int64_t padded = CEIL_DIV(a->filters, GRAIN) * GRAIN, panels = CEIL_DIV(a->filters, PANEL);
     return given_stage(a, stage, first, last, phases_of(a) * panels * a->groups, a->filters, padded, pack_panel,
                        image_convolution);
 }

@@ -78,7 +78,7 @@ static inline phase phase_of(const struct image_convolution *a, int64_t number)
         f.first[i] = 0, f.counts[i] = u->count;
         if (u->phases > 1) { /* divisions take as long as the sums of some positions */
             f.first[i] = number % u->phases, number /= u->phases;
-            f.counts[i] = (u->count - f.first[i] + u->phases - 1) / u->phases;
+            f.counts[i] = CEIL_DIV(u->count - f.first[i], u->phases);
         }
         f.positions *= f.counts[i];
         const int64_t *taps = u->taps;

@@ -44,7 +44,7 @@ INLINED void add_channels(const sights *x, int64_t column, int64_t count, const 
    channels. */
 static int64_t add_some(const sights *x, int64_t column, int64_t channels, const target *to, int64_t count, int taps)
 {
-    const int64_t tiles = (count + TILE - 1) / TILE, positions = tiles < 2 ? count : (count + tiles - 1) / tiles;
+    const int64_t tiles = CEIL_DIV(count, TILE), positions = tiles < 2 ? count : CEIL_DIV(count, tiles);
     const int twice = x->stride != x->apart;
 #define OF_TAPS(number, some)                                                                      \
     if (taps == some && twice)                                                                     \
@@ -163,7 +163,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
     if (a->filters > a->channels)
         return flat_depthwise(a, begin, end);
     const span *v = a->axes[2];
-    const int64_t channels = a->channels, chunks = (channels + a->filters - 1) / a->filters;
+    const int64_t channels = a->channels, chunks = CEIL_DIV(channels, a->filters);
     const int64_t phases = phases_of(a);
     const int dense = a->x_steps->channel == 1, direct = is_direct(a);
     _Alignas(64) float copy[COPIED], sums[TILE * PANEL];
@@ -199,7 +199,7 @@ CHECKED_ITEMS_OF(image_depthwise, image_convolution)
                 for (int64_t way = 0; way < ways; way++) {
                     target to = part_of(&all, way, 0);
                     to.step *= ways, to.addend_step *= ways;
-                    int64_t column = way * v->stride, left = (l.some - way + ways - 1) / ways;
+                    int64_t column = way * v->stride, left = CEIL_DIV(l.some - way, ways);
                     for (int64_t tile; left; left -= tile, column += tile * x.stride) {
                         tile = add_some(&x, column, now, direct ? &to : &own, left, taps);
                         if (!direct)

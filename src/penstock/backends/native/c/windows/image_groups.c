@@ -114,8 +114,8 @@ ITEMS_OF(image_groups, image_convolution)
 {
     const int64_t phases = phases_of(a), most = TOGETHER / a->channels;
     const int64_t together = smaller(most ? most : 1, a->groups);
-    const int64_t chunks = (a->groups + together - 1) / together, stride = a->axes[2]->stride;
-    const int64_t padded = (a->filters + GRAIN - 1) / GRAIN * GRAIN;
+    const int64_t chunks = CEIL_DIV(a->groups, together), stride = a->axes[2]->stride;
+    const int64_t padded = CEIL_DIV(a->filters, GRAIN) * GRAIN;
     groups g = {.channels = a->channels, .filters = a->filters, .padded = padded};
     g.elements = a->twos ? a->channels / 2 : a->channels;
     sights x;

@@ -43,7 +43,7 @@ static inline int64_t inside(const window *w, int64_t o, int64_t *place)
     *place = at;
     if (at >= 0 && left > (w->kernel - 1) * step)
         return w->kernel; /* divisions take long relative to short rows */
-    const int64_t first = at < 0 ? (-at + step - 1) / step : 0, last = left > 0 ? (left + step - 1) / step : 0;
+    const int64_t first = at < 0 ? CEIL_DIV(-at, step) : 0, last = left > 0 ? CEIL_DIV(left, step) : 0;
     *place = at + first * step;
     return first < smaller(last, w->kernel) ? smaller(last, w->kernel) - first : 0;
 }
@@ -285,8 +285,8 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     ITEMS_OF(name, pooling)                                                                       \
     {                                                                                             \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
-        const int64_t chunks = (w->count + a->chunk - 1) / a->chunk;                              \
-        const int64_t bands = (v->count + a->band - 1) / a->band;                                 \
+        const int64_t chunks = CEIL_DIV(w->count, a->chunk);                                      \
+        const int64_t bands = CEIL_DIV(v->count, a->band);                                        \
         const int64_t size = u->size * v->size * w->size, most = a->lanes ? a->lanes : 1;         \
         const int64_t every = u->count * v->count * w->count;                                     \
         _Alignas(PIECE) type near[BYTES / sizeof(type)], result[BYTES / sizeof(type)];            \
@@ -326,7 +326,7 @@ static inline int64_t digit(int64_t *rest, int64_t n)
     ITEMS_OF(max_pool_indices_##type, pooling)                                                    \
     {                                                                                             \
         const window *u = a->axes, *v = u + 1, *w = u + 2;                                        \
-        const int64_t chunks = (w->count + CHUNK - 1) / CHUNK;                                    \
+        const int64_t chunks = CEIL_DIV(w->count, CHUNK);                                         \
         type best[CHUNK];                                                                         \
         int32_t places[CHUNK];                                                                    \
         for (int64_t item = begin; item < end; item++) {                                          \
@@ -349,8 +349,8 @@ static inline int64_t digit(int64_t *rest, int64_t n)
                         const type *x = (const type *)a->x +                                      \
                                         ((plane * u->size + p) * v->size + q) * w->size + r;      \
                         const int64_t step = w->stride, left = w->size - r;                       \
-                        const int64_t low = r < 0 ? (-r + step - 1) / step : 0;                   \
-                        const int64_t high = smaller(left > 0 ? (left + step - 1) / step : 0, count);\
+                        const int64_t low = r < 0 ? CEIL_DIV(-r, step) : 0;                       \
+                        const int64_t high = smaller(left > 0 ? CEIL_DIV(left, step) : 0, count);    \
                         const int32_t place =                                                     \
                             (int32_t)(p * u->pitch + q * v->pitch + r * w->pitch);                \
                         const int32_t further = (int32_t)(step * w->pitch);                       \

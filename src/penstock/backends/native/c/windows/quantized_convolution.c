@@ -244,7 +244,7 @@ static inline int64_t digit_of(int64_t *number, int64_t base)
 
 static inline int64_t parts_of(int64_t count, int64_t each)
 {
-    return count <= each ? 1 : (count + each - 1) / each;
+    return count <= each ? 1 : CEIL_DIV(count, each);
 }
 
 /* Set the offsets of parts in rows of `wide` bytes, with `far` bytes between planes; rows that are `phases` apart are
@@ -443,7 +443,7 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
         }
     /* Codes of as many positions as fill four vectors. */
     const int each = vectors < 3 ? 4 / vectors : 1;
-    UNROLLED(i, (rows + each - 1) / each)
+    UNROLLED(i, CEIL_DIV(rows, each))
     {
         const int some = rows - i * each < each ? rows - i * each : each;
         const bytes codes = codes_of_vectors(sums + i * each * vectors, s->factors + first, s->offsets + first,
@@ -465,12 +465,12 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
 static void tiles_of_codes(const view *s, const multiplication *m, const bounds *b)
 {
 #if defined(__AVX512BW__)
-    const int64_t all = (m->columns + LANES_OF_SUMS - 1) / LANES_OF_SUMS;
+    const int64_t all = CEIL_DIV(m->columns, LANES_OF_SUMS);
     for (int64_t vector = 0, vectors; vector < all; vector += vectors) {
         vectors = all - vector == 5 ? 2 : smaller(all - vector, 4);
         const int64_t most = smaller(TILE_SUMS / vectors, MOST_ROWS);
-        for (int64_t row = 0, rows, left = (m->rows + most - 1) / most; left > 0; row += rows, left--) {
-            rows = (m->rows - row + left - 1) / left;
+        for (int64_t row = 0, rows, left = CEIL_DIV(m->rows, most); left > 0; row += rows, left--) {
+            rows = CEIL_DIV(m->rows - row, left);
 #define OF(rows, vectors)                                                                         \
     case rows * 8 + vectors:                                                                      \
         if (rows * vectors <= TILE_SUMS)                                                          \
@@ -491,7 +491,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const axis *u = a->rows, *v = a->columns;
     const steps *to = a->y_steps;
     const int64_t blocks = parts_of(u->count, a->block), chunks = parts_of(v->count, a->chunk);
-    const int64_t panels = (a->filters + PANEL - 1) / PANEL;
+    const int64_t panels = CEIL_DIV(a->filters, PANEL);
     _Alignas(64) uint8_t copy[COPIED + CHUNK]; /* tile and vector loads that cross cache lines are half as fast */
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
     _Alignas(64) int32_t c[SUMS + CHUNK];
@@ -515,7 +515,7 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
             some = smaller(GROUP, smaller(low + a->some, panels) - panel);
             const int64_t step = s.parts * a->quads * PANEL_BYTES;
             const int64_t filter = panel * PANEL, columns = smaller(some * PANEL, a->filters - filter);
-            multiplication m = {c, (columns + TILE - 1) / TILE * TILE, start, 0, NULL, s.step, s.places, s.parts,
+            multiplication m = {c, CEIL_DIV(columns, TILE) * TILE, start, 0, NULL, s.step, s.places, s.parts,
                                 a->quads, a->deep, a->weights + s.group.weights * a->weights_step + panel * step,
                                 step, 0, columns, &shape};
             for (int64_t f = 0; f < some * PANEL; f++)
@@ -591,7 +591,7 @@ static int code_matrices_stage(const void *arguments, int64_t stage, int64_t fir
     const struct quantized_convolution product = packed_product(a);
     if (stage)
         return quantized_convolution(&product, first, last);
-    const int64_t panels = (product.filters + PANEL - 1) / PANEL, every = a->matrices * panels;
+    const int64_t panels = CEIL_DIV(product.filters, PANEL), every = a->matrices * panels;
     const int32_t zero = zero_of(a);
     for (int64_t i = first * every / a->items; i < last * every / a->items; i++) {
         const int64_t matrix = i / panels, column = i % panels * PANEL;
@@ -704,7 +704,7 @@ ITEMS_OF(code_depthwise, code_depthwise)
     const int64_t chunks = parts_of(v->count, a->chunk), blocks = parts_of(u->count, a->block), filters = a->filters;
     uint8_t copy[COPIED + CHUNK], codes[LINES * CHUNK];
     sight seen; /* taps past the last are not read */
-    seen.quads = (a->columns_read + QUAD - 1) / QUAD;
+    seen.quads = CEIL_DIV(a->columns_read, QUAD);
     const uint8_t change = (uint8_t)a->change;
     const source source = {a->x_steps, v->size, filters / a->multiplier, a->multiplier, v->stride,
                            change, (uint8_t)a->zero ^ change};

@@ -105,7 +105,7 @@ PICK(float)
                                                                                                   \
     ITEMS_OF(grid_sample_##type, grid_sample)                                                     \
     {                                                                                             \
-        int64_t blocks = (a->points + POINTS - 1) / POINTS, pixels = 1;                           \
+        int64_t blocks = CEIL_DIV(a->points, POINTS), pixels = 1;                                 \
         int32_t places[MOST_TAPS][POINTS], own[4][POINTS];                                        \
         type shares[MOST_TAPS][POINTS], weights[4][POINTS];                                       \
         memset(weights, 0, sizeof weights);                                                       \

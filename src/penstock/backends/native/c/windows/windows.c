@@ -15,7 +15,7 @@ struct windows {
 static inline int64_t inside(const axis *w, int64_t k, int64_t *low, int64_t *high)
 {
     int64_t first = k * w->dilation - w->begin, last = w->size - 1 - first;
-    *low = first < 0 ? (-first + w->stride - 1) / w->stride : 0;
+    *low = first < 0 ? CEIL_DIV(-first, w->stride) : 0;
     *high = last < 0 ? 0 : last / w->stride + 1;
     *high = *high < w->count ? *high : w->count;
     return first;
