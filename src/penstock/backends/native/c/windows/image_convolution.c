@@ -192,7 +192,8 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
     const int64_t depth = f->n_taps[0] * f->n_taps[1] * f->n_taps[2] * a->channels;
     const int64_t reach = size - 1 - taps[f->n_taps[2] - 1], end = at + l->some;
     const int64_t before = taps[0] < 0 ? strides_in(stride - 1 - taps[0], stride) : 0;
-    const int64_t behind = reach < 0 ? 0 : strides_in(reach, stride) + 1;
+    /* Lines of which each position sees its own element alone may follow one another. */
+    const int64_t behind = end > f->counts[2] ? end : reach < 0 ? 0 : strides_in(reach, stride) + 1;
     const int64_t low = before < at ? at : smaller(before, end), high = behind < low ? low : smaller(behind, end);
     for (int64_t p = at, some; p < end; p += some) {
         some = p == low && low < high ? high - low : 1;
@@ -272,6 +273,8 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
         const int by_line =
             has_elements || (even && !own && !has_lines) || (direct && !uniform && f.counts[2] >= LEAST_LINE);
         line l = line_of(&f, first, count);
+        if (has_elements && uniform && is_product(a, &f))
+            l.some = count;
         const target all = target_of(a, &f, &l, filter, group * padded + column);
         const target apart = {sums, SUMS_STEP(width), all.bias, NULL, 0, is_turned ? all.activation : none, 0, 0};
         if (!by_line)
