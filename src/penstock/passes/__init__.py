@@ -1,4 +1,4 @@
-"""Graph to graph, one pass a module; ``pipeline.optimize`` runs them in turn.
+"""Graph-to-graph transformations, one pass per module, run by ``pipeline.optimize``.
 
-A pass changes a graph in place and says whether it did.
+A pass modifies a graph in place and returns whether it changed anything.
 """

@@ -1,4 +1,4 @@
-"""A check of a graph after each pass, for tests and for debugging."""
+"""Validation of a graph after each pass, for tests and for debugging."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class GraphChecks:
-    """``check_graph`` after each pass, for a graph that has not changed since the pass before only
-    once: most passes change nothing, and a check takes longer than they do."""
+    """Run ``check_graph`` after each pass that changed the graph. Most passes change nothing, and a
+    check takes longer than they do."""
 
     def __init__(self) -> None:
         self._seen: dict[int, list[object]] = {}
@@ -30,7 +30,7 @@ class GraphChecks:
 
 
 def _facts(graph: Graph) -> list[object]:
-    """Return all parts of a graph that a pass may change, for comparison."""
+    """Return everything in a graph that a pass may change, for comparison."""
     facts: list[object] = [graph, *graph.inputs, *graph.outputs, *[v.type for v in graph.inputs]]
     for node in graph.walk():
         facts += (node, node.op, id(node.attrs), len(node.attrs), len(node.inputs))
@@ -40,22 +40,22 @@ def _facts(graph: Graph) -> list[object]:
 
 
 def check_graph(after: Pass, graph: Graph) -> None:
-    """Raise ``InternalError`` that names the pass ``after`` unless ``graph`` is valid and sorted,
-    and the types of its values agree with those that its operations infer."""
+    """Raise ``InternalError``, naming the pass ``after``, unless ``graph`` is valid and
+    topologically sorted and the types of its values agree with type inference."""
     try:
         for each in _apart(graph):
             verify(Model({each.name: each}, each.name), partial=True)
     except InvalidModel as error:
         raise InternalError(f"pass {after.name} left an invalid graph: {error}") from error
     _check_order(after, graph)
-    # Among frames a node that cannot run is no error, which strict inference would take it for.
+    # In a graph with frames, a node that cannot run is legal; strict inference would report it.
     if not is_framed(graph):
         _check_types(after, graph)
 
 
 def _apart(graph: Graph) -> list[Graph]:
-    """Return a graph without the bodies of its segments and frames, and these bodies: they capture
-    nothing, and their values may have the names of values in the graph."""
+    """Return a graph without the bodies of its segments and frames, then those bodies. They capture
+    nothing, and may reuse names of values in the graph."""
     copy = graph
     if any(is_segment(node) or is_frame(node) for node in graph.walk()):
         copy = clone(graph)
@@ -79,7 +79,7 @@ def _check_order(after: Pass, graph: Graph) -> None:
 
 
 def _check_types(after: Pass, graph: Graph) -> None:
-    # Inference writes the types that it finds into the values, and a check must change nothing.
+    # Inference overwrites the types of values, and a check must not modify the graph.
     copy = clone(graph)
     infer_types(copy)
     for node, inferred in zip(graph.walk(), copy.walk(), strict=True):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Property(Enum):
-    """A property of a graph, which holds once a pass has established it."""
+    """A graph property that passes require, establish or invalidate."""
 
     STRUCTURED = "control flow is If, Loop and Scan; no TensorFlow frames are left"
     TYPED = "every value has the most precise type that its inputs imply"
@@ -28,20 +28,20 @@ class Property(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unraised:
-    """A primitive that could not be raised, and the reason."""
+    """A control-flow primitive that could not be raised, and the reason."""
 
     node: Node
     reason: str
 
 
 class Pass(Protocol):
-    """One transformation of a graph, in place. ``name``, by which users refer to it, is
-    "merge_pads" for the class ``MergePads``. ``operations`` are names and roles of operations of
-    which a graph must have one, or there is nothing to do; none if it concerns all graphs.
-    ``requires`` are the properties that must hold before it runs, ``establishes`` those that hold
-    afterwards, and ``invalidates`` those that do not hold any more if it has changed something:
-    ``run_passes`` infers the types anew before the next pass that requires them. Every pass needs a
-    sorted graph, and leaves one."""
+    """An in-place transformation of a graph. ``name``, by which users refer to it, is "merge_pads"
+    for the class ``MergePads``. ``operations`` are names and roles of operations: the pass is
+    skipped for graphs with none of them; if empty, it runs on all graphs. ``requires`` are the
+    properties that must hold before it runs, ``establishes`` those that hold afterwards, and
+    ``invalidates`` those that no longer hold if it changed anything: ``run_passes`` repeats type
+    inference before the next pass that requires it. Every pass takes and leaves a topologically
+    sorted graph."""
 
     name: ClassVar[str] = ""
     operations: ClassVar[frozenset[str | Role]] = frozenset()
@@ -60,16 +60,16 @@ class Pass(Protocol):
 
 
 class FusionPolicy(Protocol):
-    """Decides about fused nodes that a pass proposes. They are not in the graph yet."""
+    """Accepts or rejects fused nodes that a pass proposes, before they are in the graph."""
 
     def has_kernel(self, node: Node) -> bool:
-        """Whether a backend has a kernel for a fused node. Expensive: a library may be asked."""
+        """Whether a backend has a kernel for a fused node. Expensive: it may query a library."""
         ...
 
     def is_faster(self, node: Node, pieces: Sequence[Node] | None = None) -> bool:
-        """Whether a fused node is expected to be faster than its parts one by one, or than the
-        ``pieces`` in whose place it comes. Cheap: asks no library. Each further node of a chain is
-        expected to add to the gain."""
+        """Whether a fused node is expected to be faster than its parts run separately, or than the
+        ``pieces`` that it replaces. Cheap: queries no library. The gain is expected to grow with
+        each node added to a chain."""
         ...
 
 
@@ -77,15 +77,15 @@ AfterPass = Callable[[Pass, Graph], None]
 
 
 class Placing:
-    """Where nodes run, and where values are. This one knows no backends: all is in the host's
-    memory. ``placement``: the place of each node but those of control flow, once it is decided;
-    passes that replace or add nodes afterwards keep it complete. ``ports``: where inputs and
-    outputs are; None if they are all in the host's memory."""
+    """Placement of nodes and of values. This base class knows no backends: all values are in host
+    memory. ``placement``: the place of each node except control flow, once decided; later passes
+    that replace or add nodes keep it complete. ``ports``: the places of graph inputs and outputs;
+    None if all are in host memory."""
 
     plans_layouts = False
-    """whether the layouts of values are planned, by the kernels that ``compiled`` returns"""
+    """whether value layouts are planned, from the kernels that ``compiled`` returns"""
     memory: ValueMemory | None = None
-    """where values are in memory, if all are the host's and the last pass has decided it"""
+    """memory assignment of values, if all are on the host and the last pass has decided it"""
 
     def __init__(
         self, placement: dict[Node, Place] | None = None, ports: Ports | None = None
@@ -98,37 +98,37 @@ class Placing:
         return self.placement
 
     def compiled(self, node: Node) -> tuple[Place, Kernel] | None:
-        """The kernel of a node, with its place, or that of the first backend with a kernel for it
-        if it has none yet; None if its types are at fault."""
+        """The kernel of a node and its place; if the node is not placed yet, those of the first
+        backend that has a kernel for it. None if the types are invalid."""
         return None
 
     def other_places(self, node: Node) -> OtherPlaces:
-        """Return the inputs and outputs that a node's kernel has outside its backend's memory."""
+        """Return the inputs and outputs that a node's kernel reads or writes outside its backend's
+        memory."""
         return NO_OTHER_PLACES
 
     def direct(self, source: str, target: str) -> bool:
-        """Whether values can be copied from the memory of one backend straight to that of
-        another."""
+        """Whether values can be copied directly from one backend's memory to another's."""
         return False
 
     def stacks(self, backend: str) -> bool:
-        """Whether rows that loops collect stay in the memory of a backend."""
+        """Whether rows that loops collect (scan outputs) stay in a backend's memory."""
         return False
 
 
 class FramePolicy:
-    """Decides what becomes of TensorFlow's frames, and of graphs on several ``devices``. This one
-    raises all frames, whatever their nodes are, and knows no devices.
+    """Policy for TensorFlow's frames and for graphs on several ``devices``. This base class raises
+    all frames and knows no devices.
 
-    ``unraised``: the primitives of control flow that could not be raised, each with the reason.
-    ``parts``: those of the graph, once it was partitioned. ``segments``: a node of each segment, by
-    the node that it became.
+    ``unraised``: the control-flow primitives that could not be raised, with reasons. ``parts``: the
+    graph's parts, once partitioned. ``segments``: for each segment node, one of the nodes that it
+    replaced.
     """
 
     devices: Sequence[str] = ()
     """full names of the devices that nodes are assigned to"""
     separates = False
-    """whether devices have parts of their own"""
+    """whether the graph is partitioned by device"""
 
     def __init__(self) -> None:
         self.unraised: list[Unraised] = []
@@ -136,13 +136,13 @@ class FramePolicy:
         self.segments: dict[Node, Node] = {}
 
     def home(self, device: str) -> str:
-        """The device whose part has the nodes of ``device``: it has one of its own."""
+        """The device whose part contains the nodes of ``device``; here ``device`` itself."""
         return device
 
     def in_parts(self, graph: Graph) -> bool:
-        """Whether the nodes of a graph are on several devices that have parts of their own, or it
-        is such a part."""
-        # A part names one device only; unlike a whole graph, it has ends of transfers.
+        """Whether a graph's nodes are on several devices with separate parts, or the graph is such
+        a part."""
+        # A part names a single device; unlike a whole graph, it contains Sends or Recvs.
         if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
             return True
         return self.separates and len({node.device for node in graph.nodes}) > 1
@@ -152,16 +152,16 @@ class FramePolicy:
         return clone(graph)
 
     def runs_apart(self, node: Node) -> bool:
-        """Whether the nodes in the graphs of an If or a Loop run each on its own."""
+        """Whether the nodes in the nested graphs of an If or a Loop are scheduled individually."""
         return False
 
     def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
-        """The node because of which a frame is not raised, given its nodes and whether its
+        """The node that prevents raising a frame, or None, given the frame's nodes and whether its
         iterations may overlap."""
         return None
 
     def may_be_whole(self, node: Node) -> bool:
-        """Whether a node may be in a loop that is not raised and becomes one node."""
+        """Whether a node may be in an unraised loop that becomes one node."""
         return False
 
     def joins(self, node: Node) -> bool:
@@ -169,17 +169,17 @@ class FramePolicy:
         return False
 
     def is_slow(self, node: Node) -> bool:
-        """Whether nodes that need not wait for a node must not."""
+        """Whether a node is slow enough that only its dependents may wait for it."""
         return False
 
     def is_long(self, node: Node) -> bool:
-        """Whether a node takes so long that others had better run meanwhile."""
+        """Whether a node runs long enough that other nodes should run concurrently."""
         return False
 
 
 class Numerics(NamedTuple):
     """``strict``: whether to round each value to its type, so that float16 and bfloat16 are not
-    widened; ``reproducible``: whether constants are to be the same on all processors."""
+    widened; ``reproducible``: whether constants must be bitwise equal on all processors."""
 
     strict: bool = False
     reproducible: bool = False
@@ -187,14 +187,14 @@ class Numerics(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PassContext:
-    """The context of passes: all that they read beside the graph."""
+    """The context of passes: everything that they read besides the graph."""
 
     limits: Limits = DEFAULT_LIMITS
     fusion: FusionPolicy | None = None
-    """Decides which fused nodes to make; None where no backend fuses."""
+    """Policy that accepts fused nodes; None if no backend fuses."""
     fold_quantized_weights: bool = True
     """Whether constant folding dequantizes weights that could be operands of integer kernels. The
-    compiler says no as long as ``quantize`` is still to come and may want them as they are."""
+    compiler sets it to False until ``quantize``, which may use the quantized weights, has run."""
     framed: bool = False
     """Whether the graph has TensorFlow's frames, so that values may be dead."""
     numerics: Numerics = Numerics()
@@ -202,10 +202,10 @@ class PassContext:
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     """Converted weights, shared by all graphs of a session."""
     inferred: dict[Node, list[object]] = field(default_factory=dict)
-    """Objects from which each node's types were inferred in earlier rounds."""
+    """Inputs of each node's type inference in earlier rounds, by identity."""
     placing: Placing = field(default_factory=Placing)
-    """Where nodes run; passes record their decisions there."""
+    """Placement of nodes; passes record their decisions there."""
     frames: FramePolicy = field(default_factory=FramePolicy)
     """Treatment of frames and devices; passes record their decisions there."""
     after_pass: AfterPass | None = None
-    """Called with each pass that ran, and each graph as that left it."""
+    """Called after each pass, with the pass and the resulting graph."""

@@ -1,4 +1,4 @@
-"""Elimination of dead code, and extraction of the part of a graph that some fetches need."""
+"""Dead code elimination, and extraction of the subgraph that given fetches need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.passes.context import Pass, PassContext
 
 
 class DeadCode(Pass):
-    """Drop the nodes that no output needs (see ``prune``)."""
+    """Remove the nodes that no output depends on (see ``prune``)."""
 
     requires = frozenset()
 
@@ -22,18 +22,18 @@ class DeadCode(Pass):
 
 
 def prune(graph: Graph) -> bool:
-    """Drop the nodes that no output needs, in nested graphs too; ``graph`` must be sorted. Outputs
-    of nested graphs without readers are dropped as well, and what a loop carries for itself alone.
+    """Remove the nodes that no output depends on, in nested graphs too; ``graph`` must be sorted.
+    Unread outputs of nested graphs are removed as well, and loop-carried values that only update
+    themselves.
     """
-    # Over a back edge a node is needed by one that stands before it, which one walk backwards would
-    # miss.
+    # Over a back edge, a node is needed by an earlier one, which a single backward walk would miss.
     if Role.NEXT_ITERATION in [node.op.role for node in graph.nodes]:
         return _prune_cyclic(graph)
     changed = False
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
-    keep, need, is_idle = kept.append, needed.update, needed.isdisjoint  # it runs often
+    keep, need, is_idle = kept.append, needed.update, needed.isdisjoint  # bound methods: the loop is hot
     for node in with_checkpoints(graph.nodes[::-1]):
         if is_idle(node.outputs) and node not in controls:
             changed = True
@@ -42,7 +42,7 @@ def prune(graph: Graph) -> bool:
         if node.nests and node.op.role in CONTROL:
             changed |= _drop_unread(node, needed)
             changed |= node.op.name != "If" and _drop_carried(node, needed)
-        if None in node.inputs:  # an optional one that is left out
+        if None in node.inputs:  # an omitted optional input
             need([value for value in node.inputs if value is not None])
         else:
             need(node.inputs)
@@ -50,7 +50,7 @@ def prune(graph: Graph) -> bool:
             controls.update(node.control_inputs)
         for _, inner in node.graphs if node.nests else ():
             changed |= prune(inner)
-            # Behind the pruning: what only dead nodes of the graph read is not needed.
+            # After pruning, since values that only dead nodes capture are not needed.
             need(captures(inner))
     kept.reverse()
     graph.nodes = kept
@@ -58,7 +58,7 @@ def prune(graph: Graph) -> bool:
 
 
 def _prune_cyclic(graph: Graph) -> bool:
-    """``prune`` for graphs with NextIteration, where a node may need nodes that stand after it."""
+    """``prune`` for graphs with NextIteration, where a node may depend on later nodes."""
     changed = False
     kept: set[Node] = set()
     left = [v.producer for v in graph.outputs if v.producer is not None] + graph.targets
@@ -80,7 +80,7 @@ def _prune_cyclic(graph: Graph) -> bool:
 
 
 def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
-    """Drop outputs of ``node`` and of its graphs that are neither needed nor loop-carried."""
+    """Remove outputs of ``node`` and of its graphs that are neither needed nor loop-carried."""
     first = 0 if node.op.name == "If" else len(node.inputs[loop_carried(node)[0]])
     read = [i < first or value in needed for i, value in enumerate(node.outputs)]
     if all(read):
@@ -89,7 +89,7 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
         # A Loop's body returns its condition first, which is no output of the Loop.
         before = len(inner.outputs) - len(node.outputs)  # the condition of a Loop
         inner.outputs[before:] = compress(inner.outputs[before:], read)
-    # These have an element for each collected output, by its position.
+    # These attributes have one element per scan output, by position.
     for name in ("scan_output_axes", "scan_output_directions"):
         if node.attrs.get(name):
             node.attrs[name] = list(compress(node.attrs[name], read[first:]))
@@ -98,7 +98,7 @@ def _drop_unread(node: Node, needed: set[Value | None]) -> bool:
 
 
 def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
-    """Drop the values that a loop carries for nothing but their own updates."""
+    """Remove loop-carried values that are read only to update themselves."""
     body: Graph = node.attrs["body"]
     entering, leaving = loop_carried(node)
     inside, updated = body.inputs[entering], body.outputs[leaving]
@@ -106,7 +106,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
     if all(value in needed for value in finals):
         return False
     own, updates = set(body.nodes), dict(zip(inside, updated, strict=True))
-    # The condition and collected rows are results of the loop, whatever it carries.
+    # The condition and the scan outputs stay live, whichever values the loop carries.
     left: list[Value | None] = [*body.outputs[: leaving.start], *body.outputs[leaving.stop :]]
     left += [value for value, final in zip(inside, finals, strict=True) if final in needed]
     waiting, seen = list(body.targets), set[Value | Node | None]()
@@ -122,7 +122,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
         before = waiting.pop()
         if before not in seen:
             seen.add(before)
-            # A nested graph reads what its node has no input for.
+            # Values captured by nested graphs are not among the node's inputs.
             left += [*before.inputs, *[v for _, inner in before.graphs for v in captures(inner)]]
             waiting += before.control_inputs
     live = [value in seen for value in inside]
@@ -133,7 +133,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
 
 
 def keep_carried(node: Node, live: Sequence[bool]) -> None:
-    """Drop the values that a loop carries but for those that are ``live``."""
+    """Remove the loop-carried values that are not ``live``."""
     body: Graph = node.attrs["body"]
     entering, leaving = loop_carried(node)
     node.inputs[entering] = compress(node.inputs[entering], live)
@@ -145,12 +145,11 @@ def keep_carried(node: Node, live: Sequence[bool]) -> None:
 def cut(
     graph: Graph, feeds: Sequence[Value], fetches: Sequence[Value], targets: Sequence[Node] = ()
 ) -> Graph:
-    """A copy of the nodes that ``fetches`` and ``targets`` need when ``feeds`` are given. Nodes
-    upstream of a feed are not among them.
+    """Return a copy of the nodes that ``fetches`` and ``targets`` need when ``feeds`` are given,
+    without nodes that only feeds depend on.
 
-    The inputs of the copy are the feeds, its outputs the fetches. An input of ``graph`` that is
-    needed but not fed is read by nodes of the copy without being one of its inputs (see
-    ``captures``).
+    The feeds are the inputs of the copy, and the fetches its outputs. An input of ``graph`` that is
+    needed but not fed becomes a capture of the copy (see ``captures``).
     """
     copy = clone(graph, feeds, fetches, targets)
     prune(copy)

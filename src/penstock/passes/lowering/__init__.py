@@ -1,1 +1,1 @@
-"""Passes that fit a graph to backends and devices."""
+"""Passes that lower a graph to backends and devices."""

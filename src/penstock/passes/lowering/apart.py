@@ -1,17 +1,17 @@
-"""Checks that a padded batch computes for each sample what the sample gets alone.
+"""Proof that each sample gets the same results in a padded batch as alone.
 
 ``row_packing`` proves that masked rows do not affect others after the point where rows are packed.
-Values before it, such as the mask itself, it takes as the model computes them for a padded batch. A
-sample in a batch with longer ones is padded at its end, with zeros, and must get the same results
-as alone, so that this part must not mix rows either::
+Values before that point, such as the mask itself, are computed for the padded batch. A sample in a
+batch with longer ones is zero-padded at its end and must get the same results as alone, so nodes
+before that point must not mix rows either::
 
     ids, mask [batch, rows]    every element depends on its own row
-    Unsqueeze, Cast, Where     so do the results of elementwise operations
-    CumSum                     on rows before, which are not padding
-    ReduceSum                  on all rows of a sample, where padding rows are 0
+    Unsqueeze, Cast, Where     so does every element of elementwise results CumSum
+    on earlier rows, which are not padding ReduceSum                  on all rows of a sample, where
+    padding rows are 0
 
-For each value the pass tracks the axes of its samples and rows (``row_rules``), and, where known,
-its elements in padding rows.
+For each value, the pass tracks the axes of samples and rows (``row_rules``) and, where known, the
+elements in padding rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.passes.lowering.row_rules import (
 
 
 class _Known(NamedTuple):
-    """The axes of a value, and its elements in rows that pad."""
+    """The axes of a value, and its elements in padding rows."""
 
     axes: Axes
     pads: np.ndarray | None = None
@@ -50,8 +50,7 @@ class _Known(NamedTuple):
 
 class ProveApart(Pass):
     """Raise ``RowsStay`` unless samples that are zero-padded at their end get the same results as
-    alone, and bitwise the same if results are to be reproducible. The graph is invalid
-    afterwards."""
+    alone (bitwise if results must be reproducible). The graph is invalid afterwards."""
 
     invalidates = frozenset({Property.TYPED})
 
@@ -180,7 +179,7 @@ def _convolved(node: Node, x: _Known) -> _Known | None:
 
 
 def _reduced(node: Node, axes: Axes) -> _Known | None:
-    """Return the result of a reduction over any axes but those of samples."""
+    """Return the result of a reduction over any axes except those of samples."""
     given = node.const(1)
     spelled = node.attrs.get("axes") if given is None else given.reshape(-1).tolist()
     if node.op.full_name == "ArgMax":
@@ -194,7 +193,7 @@ def _reduced(node: Node, axes: Axes) -> _Known | None:
 
 
 def _is_not_negative(value: Value | None) -> bool:
-    """Whether a value has conditions, as numbers, or numbers of tokens."""
+    """Whether a value is a condition cast to numbers, or holds token ids."""
     while value is not None:
         dtype, node = value.dtype, value.producer
         is_input = node is None and not value.is_constant
@@ -207,8 +206,8 @@ def _is_not_negative(value: Value | None) -> bool:
 
 
 def _by_place(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """Return the result of a gather of the row of each sample at the result's place, as exporters
-    write masks: by a constant index of samples and rows."""
+    """Return the result of a Gather whose constant index of samples and rows is the identity, as
+    exporters write masks."""
     x, index = inputs[0] if inputs else None, node.const(1)
     name = node.op.full_name
     if x is None or index is None or any(inputs[1:]) or name not in ("Gather", "GatherND"):
@@ -232,19 +231,19 @@ def _by_place(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _
 
 
 def _of_table(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """Return the result of a gather by row numbers from a table that all samples share."""
+    """Return the result of a Gather by row index from a table that all samples share."""
     if node.op.full_name != "GatherElements" or inputs[0] is not None or inputs[1] is None:
         return None
     axes, dims = inputs[1].axes, static_dims(node.inputs[0])
     at = normalize_axes([node.attrs.get("axis", 0)], len(dims))[0]
     others = [axis for i, axis in enumerate(axes) if i != at and not are_features([axis])]
     same = dims[0] == 1 or repeats(node.inputs[0], packing.batch)
-    # Only along samples, of which all have the same.
+    # Only broadcasting along samples is allowed: all samples get the same elements.
     return _Known(axes) if others == [axes[0]] == [packing.samples] and same else None
 
 
 def _index(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Known | None:
-    """Return an index of one row per sample, made of the sample's number and a known value."""
+    """Return an index of one row per sample: the sample's index and a known value."""
     y = node.outputs[0]
     if y is None or not _is_guard(y, packing):
         return None
@@ -260,7 +259,7 @@ def _index(node: Node, inputs: list[_Known | None], packing: RowPacking) -> _Kno
 
 
 def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
-    """The axes of what an index gathers, each of whose numbers is its place along one of them."""
+    """The axes of the gathered value, if each part of the index is an arange along one axis."""
     shape = parts[0][0].shape
     axes = [features(size) for size in shape]
     for numbers, axis, size in parts:
@@ -275,7 +274,7 @@ def _axes_by_place(parts: list[tuple[np.ndarray, Axis, int]]) -> Axes | None:
 
 
 def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:
-    """Return the elements in padded rows after an elementwise node, or one that moves values."""
+    """Return the elements in padding rows after an elementwise or data-movement node."""
     if not node.op.elementwise:
         x = inputs[0]
         moved = node.op.view or node.op.moves
@@ -287,7 +286,7 @@ def _pads(node: Node, inputs: list[_Known | None]) -> np.ndarray | None:
             operands.append(const.reshape(()))
         else:
             operands.append(x.pads if x is not None and _has_rows(x) else None)
-    # By 0, whatever the other is: masks are finite.
+    # A factor of 0 gives 0 whatever the other operand is: masks are finite.
     if node.op.full_name in ("Mul", "And"):
         y = node.outputs[0]
         if y is not None and any(x is not None and not x.any() for x in operands):

@@ -1,4 +1,4 @@
-"""The backend of each node, as the cost model of the caller chooses it."""
+"""Assignment of a backend to each node, by the caller's cost model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from penstock.passes.context import Pass, PassContext, Property
 
 
 class AssignBackends(Pass):
-    """Ask ``context.placing`` where each node runs, and keep the answer there."""
+    """Get the place of each node from ``context.placing``, and record it there."""
 
     establishes = frozenset({Property.PLACED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        # A copy, since what is asked may answer with the very mapping that is cleared next.
+        # Copy: ``chosen`` may return the mapping itself, which is cleared next.
         chosen = dict(context.placing.chosen(graph))
         context.placing.placement.clear()
         context.placing.placement.update(chosen)

@@ -1,7 +1,7 @@
-"""Assign a device to each node: the one that it names, or that of the handle that it reads.
+"""Device assignment: the device that a node names, or that of the resource handle that it reads.
 
-Variables, stacks and tensor arrays stay on the device that creates them, and all nodes that read
-the handle of one run there, whatever device they name.
+Variables, stacks and tensor arrays stay on the device that creates them. All nodes that read their
+handles run there, whatever device they name.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ class AssignDevices(Pass):
 
 
 def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
-    """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names. Of
-    several devices that a node's partial name allows, the first one is chosen; a node without a
-    name may run on any, and in the graph of a node on the device of that. Raises ``InvalidModel``
-    with all nodes whose device does not exist."""
+    """Set the ``device`` of each node of ``graph`` to one of ``devices``, which are full names. A
+    partial name selects the first matching device. A node without a device may run on any, and in a
+    nested graph runs on the device of the node that owns it. Raises ``InvalidModel`` with all nodes
+    whose device does not exist."""
     available = [DeviceName.parse(device) for device in devices]
     wanted = {node.device for node in graph.walk()}
     fitting = {name: _fitting(name, available) for name in wanted}
     missing: dict[str, list[str]] = {}
-    # All nodes are checked first, so that one error names all of them and no graph is half
-    # assigned.
+    # Check all nodes first, so that one error names all faults and no graph is half assigned.
     for node in graph.walk():
         if fitting[node.device] is None:
             missing.setdefault(node.device, []).append(node.label)
@@ -61,8 +60,8 @@ def assign_devices(graph: Graph, devices: Sequence[str]) -> None:
 
 
 def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:
-    """The first of the ``available`` devices that a node's name allows, one of this process if the
-    name leaves that open and there is one."""
+    """Return the first of the ``available`` devices that matches a partial name, preferring this
+    process's devices where the name leaves the process open."""
     try:
         wanted = DeviceName.parse(name)
     except InvalidModel:
@@ -72,7 +71,8 @@ def _fitting(name: str, available: Sequence[DeviceName]) -> DeviceName | None:
 
 
 def _homes(graph: Graph) -> dict[Node, Node]:
-    """For each node that reads a handle, the node that created it; of several, one for all."""
+    """Map each node that reads a handle to the node that creates it; with several handles, to one
+    of these for all."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for value in all_reads(node):

@@ -1,4 +1,4 @@
-"""Copies into another layout, where a kernel reads only one order of dims in memory."""
+"""Layout assignment: insert copies where a kernel requires one order of dims in memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _LOOPS = (Role.LOOP, Role.SCAN, Role.SEQUENCE_MAP)
 
 
 class AssignLayouts(Pass):
-    """Insert a Reorder before each input that a kernel wants dense, with the dims of its output.
+    """Insert a Reorder before each input that a kernel requires contiguous, in its output's order
+    of dims.
 
-    The layout of every value follows from the kernels that write it (``analysis.value_memory``). A
-    value is copied into a layout once for all nodes of a graph, and of graphs nested behind the
-    copy, that read it in that layout; in front of loops that only read it. Values that are
-    allocated during the run count as having their dims in their own order: kernels look at their
+    The layout of a value follows from the kernel that writes it (``analysis.value_memory``). A
+    value is copied into a layout once for all nodes that read it in that layout, in its graph and
+    in graphs nested after the copy; copies are hoisted out of loops that only read the value.
+    Values that are allocated during the run are assumed to be row-major: kernels check their
     strides themselves.
     """
 
@@ -38,7 +39,7 @@ class AssignLayouts(Pass):
             answer = None if is_run else context.placing.compiled(node)
             if answer is not None:
                 kernels[node] = answer[1]
-        # Where no kernel asks for a layout, those of all values need not be followed.
+        # If no kernel requires a layout, layouts need not be propagated.
         if not any(kernel.layout.contiguous_inputs for kernel in kernels.values()):
             return False
         placement = context.placing.placement
@@ -46,15 +47,16 @@ class AssignLayouts(Pass):
         memory = value_memory(graph, kernels, away)
         inserter = _Inserter(kernels, memory, context.placing)
         inserter.graph(graph)
-        if not inserter.count and not away:  # the plan need not decide it again
+        if not inserter.count and not away:  # the plan can reuse it
             context.placing.memory = memory
         return inserter.count > 0
 
 
 @dataclass(eq=False)
 class _Scope:
-    """A graph whose nodes are walked: its ``own`` values, the ``nodes`` so far, and the ``copies``
-    among them, by value and order. ``repeats``: it is the body of a loop in ``outer``."""
+    """State of the walk over one graph: its ``own`` values, the ``nodes`` so far, and the
+    ``copies`` among them, by value and order. ``repeats``: the graph is the body of a loop in
+    ``outer``."""
 
     outer: _Scope | None
     own: Set[Value]
@@ -63,13 +65,13 @@ class _Scope:
     copies: dict[tuple[Value, Order], Value] = field(default_factory=dict)
 
     def home(self, value: Value) -> _Scope:
-        """The scope whose copy of ``value`` serves this one: outside of loops, if it can be."""
+        """The scope in which to copy ``value``: outside of loops where possible."""
         if self.outer is None or not self.repeats or value in self.own:
             return self
         return self.outer.home(value)
 
     def copy_of(self, value: Value, order: Order) -> Value | None:
-        """The copy in a layout that nodes of this scope can read."""
+        """The copy of ``value`` with dims in ``order`` that is visible in this scope, if any."""
         copy = self.copies.get((value, order))
         return copy if copy or self.outer is None else self.outer.copy_of(value, order)
 
@@ -80,7 +82,7 @@ class _Inserter:
     memory: ValueMemory
     placing: Placing
     count: int = 0
-    """of copies"""
+    """number of copies"""
 
     def graph(self, graph: Graph, outer: _Scope | None = None, repeats: bool = False) -> None:
         """Insert copies into ``graph``, the body of a loop in ``outer`` if it ``repeats``."""
@@ -91,7 +93,7 @@ class _Inserter:
                 self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
             if order is not None and kernel is not None and kernel.layout.any_layout:
-                order = kernel.layout.dims_order  # whichever the output has
+                order = kernel.layout.dims_order  # any order, the same as the output's
             for i in (
                 kernel.layout.contiguous_inputs if kernel is not None and order is not None else ()
             ):
@@ -111,12 +113,12 @@ class _Inserter:
         graph.nodes[:] = scope.nodes
 
     def reorder(self, value: Value, order: Order) -> Node:
-        """A copy of ``value`` with its dims in ``order`` in memory."""
+        """Return a Reorder that copies ``value`` to memory with its dims in ``order``."""
         view = self.memory.views.get(value)
         self.count += 1
         name = f"{value.name}/reordered_{self.count}"
         copy = Value(name, value.type if view is None else view.type)
-        # Spelled out: kernels that write any layout take no order for that of their input.
+        # Make the order explicit: kernels that write any layout take None for their input's order.
         order = order or tuple(range(copy.rank or 0))
         node = Node(REORDER, [value], [copy], {"order": order}, name=name)
         answer = self.placing.compiled(node)

@@ -1,4 +1,4 @@
-"""Let reads and assignments name their variables, so that no step computes a handle.
+"""Name variables in their reads and assignments, so that no step computes a handle.
 
 ::
 
@@ -30,7 +30,7 @@ class BindVariables(Pass):
                 node.attrs = {**handle.attrs, **node.attrs, "shared_name": name}
                 node.inputs[0] = None
                 changed = True
-        # Handles that nothing reads any more would still be made in each step.
+        # Handles that are no longer read would otherwise still be created in each run.
         if changed:
             prune(graph)
         return changed
