@@ -103,7 +103,7 @@ class Placing:
         return None
 
     def other_places(self, node: Node) -> OtherPlaces:
-        """Return the inputs and outputs that a node's kernel reads or writes outside its backend's
+        """Return the inputs and outputs of a node's kernel that are outside its backend's
         memory."""
         return NO_OTHER_PLACES
 

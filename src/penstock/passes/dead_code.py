@@ -33,7 +33,7 @@ def prune(graph: Graph) -> bool:
     needed: set[Value | None] = set(graph.outputs)
     controls: set[Node] = set(graph.targets)
     kept: list[Node] = []
-    keep, need, is_idle = kept.append, needed.update, needed.isdisjoint  # bound methods: the loop is hot
+    keep, need, is_idle = kept.append, needed.update, needed.isdisjoint  # a hot loop
     for node in with_checkpoints(graph.nodes[::-1]):
         if is_idle(node.outputs) and node not in controls:
             changed = True

@@ -1,4 +1,4 @@
-"""Names of outputs, which passes replace by values of other names."""
+"""Restoration of output names, as passes replace outputs by values with other names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from penstock.ops.registry import standard
 
 
 def name_outputs(graph: Graph, names: Sequence[str]) -> None:
-    """Let the outputs of a graph have these names again, each produced by a node of its own value:
-    an input, a constant or another output keeps its own name."""
+    """Give the outputs of a graph these names. An Identity is added for an output that is an input,
+    a constant or another output, since that keeps its own name."""
     for i, name in enumerate(names):
         value = graph.outputs[i]
         shared = value in graph.outputs[:i] or value in graph.inputs

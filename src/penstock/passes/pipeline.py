@@ -1,22 +1,22 @@
-"""All passes in their order, in tuples, and the functions that run them.
+"""The pass pipelines, as tuples of passes in order, and the functions that run them.
 
 ::
 
     STRUCTURE   once for each set of feeds and fetches; frames become If and Loop, but with the
                 executor "frames", for which ORDER runs alone
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
-    LOWER       once for each set of input shapes, for the backends at hand
+    LOWER once for each set of input shapes, for the available backends
 
-and for graphs that run by tokens, on the executor of frames or on a cluster::
+and for graphs that run by tokens, on the executor "frames" or on a cluster::
 
     DEVICES     once for each set of input shapes: devices of nodes, types of values, primitives for
-                structured nodes that span devices; then ASSIGN for what these have added
+                structured nodes that span devices; then ASSIGN for nodes that these added
     SPLIT       after that: a part of the graph for each device, and segments in each part
     CALLED      the same for graphs that nodes call, which have one part and stay as they are
     OBSERVED    in place of SPLIT, for runs with observers, which see each node
 
-All of them transform a graph in place. The caller copies it once before, if the original is still
-needed: for each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
+All passes transform a graph in place. A caller that still needs the original copies it before: for
+each set of feeds and fetches (``dead_code.cut``), and for each set of input shapes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from penstock.passes.optimize.simplify import RESHAPES, Simplify
 CHECK_PASSES = "PENSTOCK_CHECK_PASSES"
 """the environment variable that turns on ``check_graph`` after every pass"""
 
-# One round may enable more in the next: a folded shape makes a reshape static, and so on.
+# A round may enable further changes: a folded shape makes a Reshape static, and so on.
 _MAX_ROUNDS = 8
 _BFLOAT16 = element_number("bfloat16")
 
@@ -56,8 +56,9 @@ Where = Callable[[Graph, PassContext], bool]
 
 
 class LazyPass(Pass):
-    """A pass whose module ``load`` imports when it runs: for certain ``operations``, once a graph
-    has one of them, and only ``where`` that says so. Other models are compiled without it."""
+    """A pass that is imported by ``load`` when it first runs: when a graph has one of its
+    ``operations`` and the predicate ``where`` holds. Other models are compiled without the
+    import."""
 
     def __init__(
         self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where | None
@@ -84,25 +85,24 @@ class LazyPass(Pass):
 def lazy_pass(
     *operations: str | Role, where: Where | None = None
 ) -> Callable[[Callable[[], type[Pass]]], LazyPass]:
-    """The pass of a function that imports its class, for graphs with one of ``operations`` and
-    ``where`` it has work that no operation tells of."""
+    """Decorate a function that imports a pass class, making it a ``LazyPass`` for graphs with one
+    of ``operations`` for which the predicate ``where`` holds."""
     return lambda load: LazyPass(load, frozenset(operations), where)
 
 
 class FoldQuantizedWeights(Pass):
-    """Optimize once more with the weights that ``quantize`` has not used, which are folded now."""
+    """Repeat optimization, folding the quantized weights that ``quantize`` has not used."""
 
     operations = frozenset({"DequantizeLinear"})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        # Weights are folded already, or there are none: further rounds would cost and change
-        # nothing.
+        # Weights are already folded, or there are none: further rounds would change nothing.
         if context.fold_quantized_weights or not has_quantized_weights(graph):
             return False
         return optimize(graph, replace(context, fold_quantized_weights=True))
 
 
-# The passes that are imported when they run, in the order in which they first stand below.
+# Lazily imported passes, in the order of their first use below.
 
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 _REDUCTIONS = [f"Reduce{name}" for name in _REDUCED]
@@ -116,7 +116,7 @@ def raise_control_flow() -> type[Pass]:
 
 
 def _has_control_edges(graph: Graph, context: PassContext) -> bool:
-    # Values of TensorFlow's operations with effects may order others.
+    # Values of TensorFlow's stateful operations may order other operations.
     if True in [op.domain == TENSORFLOW and not op.pure for op in graph.ops]:
         return True
     return True in [bool(node.control_inputs) for node in graph.walk()]
@@ -220,7 +220,7 @@ def split_reductions() -> type[Pass]:
     return SplitReductions
 
 
-@lazy_pass(  # of which each pattern has one
+@lazy_pass(  # each pattern has one of these
     *("Clip", "Erf", "HardSigmoid", "IsNaN", "LayerNormalization", "RMSNormalization"),
     *("Sigmoid", "Sqrt", "Tanh"),
 )
@@ -369,7 +369,7 @@ def group_segments() -> type[Pass]:
     return GroupSegments
 
 
-# Their order.
+# The pipelines.
 
 
 ORDER: tuple[Pass, ...] = (order_effects,)
@@ -378,7 +378,7 @@ STRUCTURE: tuple[Pass, ...] = (raise_control_flow, relax_control_edges, *ORDER)
 
 OPTIMIZE: tuple[Pass, ...] = (
     DeadCode(),
-    # All that follow ask for types, which this one infers.
+    # All later passes need types, which this one infers.
     FoldConstants(),
     widen_halves,
     Simplify(),
@@ -393,7 +393,7 @@ OPTIMIZE: tuple[Pass, ...] = (
     split_reductions,
     recompose,
     recompose_cells,
-    # A GRU is recognized by the nodes that recompose_cells writes for it.
+    # A GRU is recognized by the nodes that recompose_cells writes.
     hoist_recurrences,
     recompose_experts,
     fold_padding,
@@ -404,33 +404,33 @@ OPTIMIZE: tuple[Pass, ...] = (
 
 LOWER: tuple[Pass, ...] = (
     quantize,
-    # Until here weights stay codes, so that quantize can find them.
+    # Up to here weights stay quantized, so that quantize can match them.
     FoldQuantizedWeights(),
     hoist_scales,
     join_caches,
     recognize_attention,
     bind_variables,
     grow_caches,
-    # Casts belong to the product that reads them rather than to the chain before.
+    # Casts are fused with the product that reads them rather than with the preceding chain.
     round_operands,
     Fuse(),
-    # A fused node has one backend: chains are fused before nodes are placed.
+    # A fused node has one backend, so fusion precedes placement.
     AssignBackends(),
-    # Transfers need the memory of each value.
+    # Transfers depend on the memory space of each value.
     insert_transfers,
     AssignLayouts(),
 )
 
 
 def packing(which: str) -> tuple[Pass, ...]:
-    """LOWER, with ``PackRows(which)`` in the place of what recognizes attention."""
+    """Return LOWER, with ``PackRows(which)`` instead of RecognizeAttention."""
     from penstock.passes.lowering.pack_rows import PackRows
 
     return tuple([PackRows(which) if step is recognize_attention else step for step in LOWER])
 
 
 def before_attention() -> tuple[Pass, ...]:
-    """The part of LOWER in front of what recognizes attention."""
+    """Return the passes of LOWER before RecognizeAttention."""
     return LOWER[: LOWER.index(recognize_attention)]
 
 
@@ -453,24 +453,23 @@ CALLED: tuple[Pass, ...] = (FoldConstants(), group_segments)
 OBSERVED: tuple[Pass, ...] = (partition,)
 
 PASSES = {step.name: step for step in (*STRUCTURE, *OPTIMIZE, *LOWER, *DEVICES, *SPLIT)}
-"""All passes by name. Some stand in several tuples."""
+"""All passes by name. Some are in several tuples."""
 
 
 def optimize(graph: Graph, context: PassContext | None = None) -> bool:
-    """Run the passes of OPTIMIZE in turn until none of them changes ``graph`` any more. The graph
-    is simplified as far as the types of its inputs allow, whose dims may be symbolic."""
-    # Ended by idle passes and not by idle rounds: once as many in a row as there are have changed
-    # nothing, none of them will.
+    """Run the passes of OPTIMIZE repeatedly until none of them changes ``graph``, at most
+    ``_MAX_ROUNDS`` times. The input types of the graph may have symbolic dims."""
+    # Stop after a full cycle of idle passes, wherever it began: none would change anything.
     return run_passes(OPTIMIZE * _MAX_ROUNDS, graph, context or PassContext(), len(OPTIMIZE))
 
 
 def run_passes(
     passes: Sequence[Pass], graph: Graph, context: PassContext, most_idle: int | None = None
 ) -> bool:
-    """Run each of ``passes`` once, in order, until ``most_idle`` of them in a row have changed
-    nothing; return whether any of them changed ``graph``. A pass whose operations ``graph`` lacks
-    does not run. Behind one that partitions ``graph``, each part goes through the passes. Types are
-    inferred before a pass that requires them, if one of those before it has invalidated them."""
+    """Run each of ``passes`` once, in order, until ``most_idle`` in a row have changed nothing;
+    return whether any changed ``graph``. A pass is skipped if ``graph`` has none of its operations.
+    After a pass that partitions ``graph``, the passes run on each part. Types are inferred before a
+    pass that requires them, if an earlier pass has invalidated them."""
     changed, idle, outdated = False, 0, False
     checks = bool(os.environ.get(CHECK_PASSES))
     shown = list(filter(None, [context.after_pass]))
@@ -481,7 +480,7 @@ def run_passes(
     present: set[Any] = set()
     graphs: Sequence[Graph] = (graph,)
     for step in passes:
-        # The operations of a graph are collected anew only behind a pass that has changed it.
+        # The operations of a graph are collected again only after a pass that changed it.
         if step.operations and not present:
             for each in graphs:
                 present.update([key for op in each.ops for key in (op.name, op.role)])
@@ -498,8 +497,8 @@ def run_passes(
                 graphs = [part.graph for part in context.frames.parts]
         if changes:
             present, outdated = set(), outdated or Property.TYPED in step.invalidates
-            # Under checks each pass runs, and so betrays operations that are missing in its set,
-            # for lack of which it would be skipped otherwise.
+            # Under checks every pass runs, which reveals operations missing from its
+            # ``operations``, for which it would wrongly be skipped.
             if not concerned:
                 raise InternalError(f"pass {step.name} changed a graph without its operations")
         for show in shown:

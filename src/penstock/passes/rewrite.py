@@ -1,5 +1,5 @@
-"""Helpers of local passes: one walk over the nodes in order, with replacement of values; matching
-of patterns; and a writer of the nodes that replace one node."""
+"""Helpers of local passes: an in-order walk over nodes with replacement of values, pattern
+matching, and a builder of the nodes that replace a node."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Parts = Callable[[Node], Sequence[Node] | None]
 
 
 def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | None = None) -> bool:
-    """Call the visit of its operation, by full name, for every node that has one and waits for no
-    others, nested graphs first; return whether anything changed.
+    """Call the visitor of its operation, by full name, for each node that has one and has no
+    control inputs, nested graphs first; return whether anything changed.
 
-    A visit returns a value for each of the node's outputs, which then replaces every later use of
-    that output, and the node is dropped; or ``None`` or ``False`` to keep the node as it is; or
-    ``True`` if it changed the node in place. When a node is visited, replacements have already been
-    applied to its inputs. ``outer`` is the substitution of the graph around this one.
+    A visitor returns a value for each of the node's outputs, which replaces every later use of that
+    output, and the node is dropped; or ``None`` or ``False`` to keep the node; or ``True`` if it
+    changed the node in place. When a node is visited, replacements have already been applied to its
+    inputs. ``outer`` is the substitution of the graph around this one.
     """
     substitution = Substitution() if outer is None else outer
     changed, kept = False, []
@@ -51,9 +51,9 @@ def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | Non
 
 
 def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
-    """Put what the function of its operation, by full name, returns in the place of each node, also
-    in nested graphs, unless that is None, or other nodes wait for the node, or it for them; return
-    whether anything changed. The parts write the same outputs."""
+    """Replace each node, also in nested graphs, by the nodes that the function of its operation, by
+    full name, returns, unless that is None or the node has control edges; return whether anything
+    changed. The new nodes write the same outputs."""
     changed = False
     for inner in graph.graphs():
         nodes: list[Node] = []
@@ -69,8 +69,7 @@ def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
 
 
 class Expansion:
-    """The ``nodes`` that take the place of one, or stand before it, in order; ``emit`` adds
-    another."""
+    """Builder of the ``nodes`` that replace or precede a node, in order; ``emit`` adds one."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -79,11 +78,12 @@ class Expansion:
         self._numbers = count()
 
     def constant(self, array: Any) -> Value:
-        """A new constant."""
+        """Return a new constant."""
         return Value(f"{self._name}/constant{next(self._numbers)}", const=np.asarray(array))
 
     def value(self, name: str, dims: Sequence[int], dtype: np.dtype) -> Value:
-        """A new value of this type. A subclass may call it by ``name``, that of an operation."""
+        """Return a new value of this type. A subclass may derive its name from the operation
+        ``name``."""
         return Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
 
     def emit(
@@ -94,7 +94,7 @@ class Expansion:
         dtype: np.dtype,
         **attrs: Any,
     ) -> Value:
-        """The result, of this type, of a new node of a standard operation."""
+        """Add a node of a standard operation; return its result, of this type."""
         value = self.value(name, dims, dtype)
         self.finish(name, inputs, value, **attrs)
         return value
@@ -102,12 +102,12 @@ class Expansion:
     def finish(
         self, name: str, inputs: Sequence[Value | None], output: Value, **attrs: Any
     ) -> None:
-        """Add a node that writes a value which is there already, as an output of the old node."""
+        """Add a node that writes an existing value, such as an output of the old node."""
         op = standard(name)
         self.nodes.append(self.node.derived(inputs, [output], attrs, op=op, name=output.name))
 
     def transposed(self, value: Value, axes: Sequence[int]) -> Value:
-        """A value with its axes in this order."""
+        """Return a value transposed to this order of axes."""
         dims, dtype = dims_and_dtype(value)
         if list(axes) == list(range(len(dims))):
             return value
@@ -115,37 +115,36 @@ class Expansion:
         return self.emit("Transpose", [value], moved, dtype, perm=list(axes))
 
     def reshaped(self, value: Value, dims: Sequence[int]) -> Value:
-        """A value with other dims."""
+        """Return a value reshaped to ``dims``."""
         known, dtype = dims_and_dtype(value)
         if known == tuple(dims):
             return value
         shape = self.constant(np.array(dims, np.int64))
-        # Without allowzero ONNX copies a dim of the input where the shape has a 0.
+        # Without allowzero, a 0 in the shape copies the input's dim.
         return self.emit("Reshape", [value, shape], dims, dtype, allowzero=1)
 
 
 def dims_and_dtype(value: Value) -> tuple[tuple[int, ...], np.dtype]:
-    """The dims and dtype of a value, which are known."""
+    """Return the dims and dtype of a value, which must be known."""
     assert isinstance(value.type, TensorType) and value.type.dtype is not None
     return value.type.dims, value.type.dtype
 
 
 class Substitution:
     """Replacements of values and removals of nodes, applied to each node when a walk reaches it. A
-    control input (``Node.control_inputs``) that is removed is replaced by the nodes that it
-    depended on."""
+    removed control input (``Node.control_inputs``) is replaced by the nodes that it depended on."""
 
     __slots__ = ("_removed", "_values", "_waiting", "pending", "replaced", "used")
 
     def __init__(self) -> None:
         self._values: dict[Value, Value] = {}
-        self.replaced = self._values.keys()  # asked for each node before ``apply`` is called
+        self.replaced = self._values.keys()  # tested for each node before ``apply``
         self._removed: dict[Node, Sequence[Node]] = {}
         self._waiting: set[Node] = set()
         self.used = False
         """whether any value was replaced"""
         self.pending = False
-        """whether there is anything to apply; so is the truth of the substitution"""
+        """whether there is anything to apply, as ``bool()`` of the substitution"""
 
     def __bool__(self) -> bool:
         return self.pending
@@ -155,13 +154,13 @@ class Substitution:
         self.pending = True
 
     def replace(self, old: Sequence[Value | None], new: Sequence[Value | None]) -> None:
-        """Replace each value of ``old`` by that of ``new`` in its place, if both have one."""
+        """Replace each value of ``old`` by the corresponding one of ``new``, if neither is None."""
         pairs = zip(old, new, strict=False)
         self._values.update([(a, b) for a, b in pairs if a is not None and b is not None])
         self.pending = self.pending or bool(self._values)
 
     def of(self, value: Value) -> Value:
-        """The value that replaces ``value``, or ``value`` itself."""
+        """Return the replacement of ``value``, or ``value`` itself."""
         return self._values.get(value, value)
 
     def drop(self, node: Node, instead: Sequence[Node] = ()) -> None:
@@ -183,8 +182,8 @@ class Substitution:
     def apply_outputs(self, graph: Graph) -> None:
         """Replace the outputs and the targets of ``graph``, whose nodes are final."""
         if self._waiting or not self._removed.keys().isdisjoint(graph.targets):
-            # A replacement may be a node outside of this graph, which cannot be a target here, and
-            # for which the node with this graph waits.
+            # A replacement outside this graph cannot be its target; the node that owns this graph
+            # depends on it already.
             own = set(graph.nodes)
             graph.targets = [node for node in self._without_removed(graph.targets) if node in own]
             for node in self._waiting & own:
@@ -202,8 +201,8 @@ class Substitution:
             self.apply_outputs(inner)
 
     def _without_removed(self, nodes: Sequence[Node]) -> list[Node]:
-        """``nodes``, with each removed node replaced by the nodes that it depended on."""
-        # A dict and no set, whose order would be another one in each process.
+        """Return ``nodes``, with each removed node replaced by the nodes that it depended on."""
+        # A dict, since the order of a set differs between processes.
         remaining: dict[Node, None] = {}
         seen: set[Node] = set()
         stack = list(reversed(nodes))
@@ -213,7 +212,7 @@ class Substitution:
                 continue
             seen.add(node)
             if node in self._removed:
-                # Nodes that waited for the removed one waited for its producers with it.
+                # Nodes that waited for the removed one also waited for its producers.
                 sources = [p for v in node.inputs if v is not None and (p := v.producer)]
                 instead = self._removed[node]
                 stack += [*instead[::-1], *sources[::-1], *node.control_inputs[::-1]]
@@ -222,18 +221,18 @@ class Substitution:
         return list(remaining)
 
 
-# Names of values.
+# Value names.
 
 
 def names_of(graph: Graph) -> Counter[str]:
-    """The names of all values of a graph and those nested in it, of which several may have one."""
+    """Return the names of all values of a graph and those nested in it, with their counts."""
     values = [value for inner in graph.graphs() for value in inner.inputs]
     values += [v for node in graph.walk() for v in node.outputs if v is not None]
     return Counter([value.name for value in values])
 
 
 def new_name(name: str, taken: Counter[str]) -> str:
-    """``name``, with a number behind it if it is ``taken``; it is from now on."""
+    """Return ``name``, with a numeric suffix if it is ``taken``, and record it as taken."""
     number, own = 1, name
     while taken[own]:
         number += 1
@@ -242,11 +241,11 @@ def new_name(name: str, taken: Counter[str]) -> str:
     return own
 
 
-# Matching of values.
+# Pattern matching.
 
 
 def produced_by(value: Value | None, *names: str) -> Node | None:
-    """The producer of ``value``, if it is one of these operations and has one output."""
+    """Return the producer of ``value``, if it is one of these operations and has one output."""
     node = None if value is None else value.producer
     # A node with control inputs must not be merged into a node without.
     if node is None or node.op.full_name not in names or node.control_inputs:
@@ -255,14 +254,14 @@ def produced_by(value: Value | None, *names: str) -> Node | None:
 
 
 def argument(value: Value | None, name: str) -> Value | None:
-    """x, if ``value`` is the unary operation ``name`` of x."""
+    """Return x, if ``value`` is the unary operation ``name`` of x."""
     node = produced_by(value, name)
     return None if node is None else node.inputs[0]
 
 
 def swapped(node: Node | None, name: str = "") -> Sequence[tuple[Value | None, Value | None]]:
-    """The operands of a binary node in either order; with a ``name``, of a node of this operation
-    that waits for no others."""
+    """Return the operands of a binary node in both orders; with a ``name``, only for this operation
+    without control inputs."""
     if node is None or len(node.inputs) != 2:
         return ()
     if name and (node.op.full_name != name or node.control_inputs):
@@ -272,7 +271,7 @@ def swapped(node: Node | None, name: str = "") -> Sequence[tuple[Value | None, V
 
 
 def number_of(value: Value | None) -> float | None:
-    """The number of a constant with one element."""
+    """Return the value of a constant with one element."""
     if value is None or value.const is None or value.const.size != 1:
         return None
     return float(value.const.reshape(()))

@@ -6,9 +6,9 @@ batch with longer ones is zero-padded at its end and must get the same results a
 before that point must not mix rows either::
 
     ids, mask [batch, rows]    every element depends on its own row
-    Unsqueeze, Cast, Where     so does every element of elementwise results CumSum
-    on earlier rows, which are not padding ReduceSum                  on all rows of a sample, where
-    padding rows are 0
+    Unsqueeze, Cast, Where     so does every element of elementwise results
+    CumSum                     on earlier rows, which are not padding
+    ReduceSum                  on all rows of a sample, where padding rows are 0
 
 For each value, the pass tracks the axes of samples and rows (``row_rules``) and, where known, the
 elements in padding rows.
@@ -110,7 +110,7 @@ def _of_inputs(packing: RowPacking) -> dict[Value, _Known]:
 
 
 def _seeds(packing: RowPacking) -> dict[Value, Axes]:
-    """The values that are packed as they are read, with the axes that they are taken to have."""
+    """Return the values that are packed where they are read, with the axes assumed for them."""
     return {
         value: axes
         for node, found in packing.packed.items()
@@ -136,7 +136,7 @@ def _has_rows(known: _Known | None) -> bool:
 
 
 def _add(node: Node, known: dict[Value, _Known], packing: RowPacking) -> None:
-    """Note what is known of the results of a node. Raises ``Stays``."""
+    """Record the axes and padding of a node's results. Raises ``Stays``."""
     inputs = [None if value is None else known.get(value) for value in node.inputs]
     found = _of_all_rows(node, inputs) or _by_place(node, inputs, packing)
     found = found or _of_table(node, inputs, packing) or _index(node, inputs, packing)
@@ -161,7 +161,7 @@ def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
         return _Known(x.axes) if forwards else None
     if name == "Conv":
         return _convolved(node, x)
-    # The first of the largest numbers does not pad, unless all are below 0.
+    # The first maximum is not a padding row, unless all elements are negative.
     first = name == "ArgMax" and not node.attrs.get("select_last_index", 0)
     first = first and _is_not_negative(node.inputs[0])
     pads = x.pads is None or x.pads.any() or not _has_rows(x)
@@ -169,7 +169,7 @@ def _of_all_rows(node: Node, inputs: list[_Known | None]) -> _Known | None:
 
 
 def _convolved(node: Node, x: _Known) -> _Known | None:
-    """A convolution along rows, which adds zeros at both ends, as rows that pad are there."""
+    """Return the result of a convolution along rows: its zero padding equals zero padding rows."""
     steps, dims = node.attrs.get("strides") or (1,), static_dims(node.outputs[0])
     along = len(x.axes) == 3 and len(x.axes[2]) == 1 and x.axes[2][0][0] == ROWS
     zeros = x.pads is not None and not x.pads.any()

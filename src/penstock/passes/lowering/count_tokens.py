@@ -1,13 +1,12 @@
-"""Positions of tokens that are counted: all tokens count, since a text has no padding.
+"""Positions from token counts: count all tokens, since an unpadded text has no padding tokens.
 
-M2M100, NLLB, XGLM and others count the tokens that are no padding, so that the first ones of a text
-may be padding::
+M2M100, NLLB, XGLM and others count only non-padding tokens, to support left padding::
 
     present = Cast(Not(Equal(ids, 1)))
     places = (CumSum(present) + past) * present + 1     becomes     (CumSum(1) + past) * present + 1
 
-Then positions depend on lengths alone. Rows that are computed one by one have the same ones: what
-is before a row counts in ``past``, padding or not.
+Then positions depend on lengths alone, and are the same for rows that are computed one by one:
+``past`` counts everything before a row, padding or not.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.ops.registry import standard
 
 _MOST_NODES = 8
-"""between tokens and the flags that say which are present"""
+"""operations between token ids and the flags of non-padding tokens"""
 _OF_TOKENS = 2
 
 
 def count_tokens(graph: Graph, rows: Collection[str]) -> None:
-    """Let counts of present tokens count all tokens of the inputs of ``rows``, in place."""
+    """Replace counts of non-padding tokens by counts of all tokens of the inputs ``rows``, in
+    place."""
     nodes: list[Node] = []
     for node in graph.nodes:
         tokens = _counted(node, rows)
@@ -46,7 +46,7 @@ def count_tokens(graph: Graph, rows: Collection[str]) -> None:
 
 
 def _counted(node: Node, rows: Collection[str]) -> Value | None:
-    """The tokens of which a CumSum counts those that are present; None for other nodes."""
+    """Return the token ids whose non-padding elements a CumSum counts; None for other nodes."""
     axis = node.const(1) if node.op.full_name == "CumSum" else None
     if axis is None or node.attrs.get("exclusive") or node.attrs.get("reverse"):
         return None
@@ -56,7 +56,7 @@ def _counted(node: Node, rows: Collection[str]) -> Value | None:
     value = node.inputs[0]
     while value is not None and (source := value.producer) is not None:
         others = [v for v in source.inputs if v is not None and v.const is None]
-        # Exporters flatten batches of tokens, whose dims stay two.
+        # Exporters flatten batches of token ids to two dims.
         moved = source.op.full_name == "Reshape" and len(value.shape or ()) == _OF_TOKENS
         if moved:
             others = others[:1]
@@ -73,7 +73,7 @@ def _counted(node: Node, rows: Collection[str]) -> Value | None:
 
 
 def _are_flags(chain: list[tuple[Node, int]], tokens: Value) -> bool:
-    """Whether elementwise nodes give 1 for all tokens but for one at most, which has 0."""
+    """Whether elementwise nodes give 1 for all token ids except at most one, which gives 0."""
     consts = [v.const for node, _ in chain for v in node.inputs if v is not None]
     numbers = {0, 1, 2}
     for const in consts:

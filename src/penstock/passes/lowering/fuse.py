@@ -1,14 +1,14 @@
-"""Fuse chains of nodes: a product or convolution with the elementwise operations behind it, and
-chains of elementwise operations.
+"""Fusion of matrix products and convolutions with an elementwise epilogue, and of elementwise
+chains.
 
     x -> Conv -> Add -> Relu -> y      becomes      x -> Fused(Conv Add Relu) -> y
                   z -'                              z -'
 
-Elementwise operations that read what DequantizeLinear computes read the codes instead, each with
-the conversion in its own fused node.
+Elementwise operations on the result of a DequantizeLinear read the quantized codes instead, each
+with the conversion in its own fused node.
 
 This pass proposes chains. A ``FusionPolicy`` decides whether a backend has a kernel for a chain,
-and whether that kernel is expected to be faster than the nodes one by one. Other chains stay.
+and whether that kernel is expected to be faster than separate nodes. Other chains stay.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from penstock.passes.dead_code import prune
 from penstock.passes.rewrite import Substitution
 
 _INTEGERS = frozenset({"ConvInteger", "MatMulInteger"})
-"""products and convolutions whose integer results must be cast before anything else"""
+"""products and convolutions whose integer accumulators must be cast first"""
 
 _LIGHT = frozenset({"begins", "links"})
-"""traits of operations that are not elementwise, with which a light chain may begin"""
+"""traits of non-elementwise operations that may begin a light chain"""
 
 _MOST_NODES, _MOST_REPEATED = 16, 4096
 _DOMAINS = ("", MICROSOFT, FUSED.domain)
-"""of operations of chains: ONNX's, and those that passes write"""
+"""domains of operations in chains: ONNX's, and those of operations that passes write"""
 
 
 class Fuse(Pass):
     """Replace chains of nodes by fused nodes.
 
-    From each node that can begin a chain, the longest chain for which there is a kernel is taken,
-    if it is faster than its nodes. A chain of n elementwise nodes leads to at most 3 n questions
-    for kernels; a chain behind a heavy operation, which has at most 16 nodes, to one for each node.
+    From each node that can begin a chain, the longest chain that has a kernel is taken, if it is
+    faster than its nodes. A chain of n elementwise nodes takes at most 3 n kernel queries; a chain
+    that begins with a heavy operation, of at most 16 nodes, takes one per node.
     """
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.fusion is None:
             return False
         changed, readers = False, readers_of(graph)
-        # A node with outgoing control edges must run at its own time.
+        # A node with outgoing control edges must remain a separate node.
         awaited = {before for node in graph.walk() for before in node.control_inputs}
-        # Heavy beginnings get the nodes that light chains would take otherwise.
+        # Chains with heavy beginnings go first; light chains would take their nodes otherwise.
         for heavy in (True, False):
             if not heavy and changed:
                 readers = readers_of(graph)
@@ -78,15 +78,15 @@ class _ChainSearch:
     awaited: Collection[Node]
     policy: FusionPolicy
     replacements: dict[Node, Node] = field(default_factory=dict)
-    # Nodes not worth fusing: neither their chain nor any prefix of it pays.
+    # Nodes not worth fusing: neither their chain nor any prefix of it is faster.
     left: set[Node] = field(default_factory=set)
-    # Whether there was no kernel for the first two nodes of the last chain: probably, there is none
-    # for those of the next chain, which is the same chain without its first node.
+    # Whether the first two nodes of the last chain had no kernel. If so, the next chain, which is
+    # the same one without its first node, probably has none either.
     doubtful: bool = False
     join: Callable[[Sequence[Node]], Node] = fused
 
     def run(self, heavy: bool) -> None:
-        # Of each node its traits are enough, but for products that round their operands.
+        # The traits of a node decide, except for products that round their operands.
         if heavy:
             starts = [n for n in self.nodes if "heavy" in n.op.traits or "region" in n.attrs]
             starts = list(filter(_is_heavy, starts))
@@ -100,9 +100,9 @@ class _ChainSearch:
                 self._begin(node, heavy)
 
     def _begin(self, node: Node, heavy: bool) -> None:
-        """Look for a chain that begins with ``node``."""
+        """Search for a chain that begins with ``node``."""
         pair: Node | None = None
-        # The parts of a node that rounds its operand become parts of the new one.
+        # The parts of a fused node that rounds its operand become parts of the new fused node.
         rounds = "region" in node.attrs and rounds_operand(node)
         self.join = fused_copies if rounds else fused
         if self.doubtful:
@@ -125,7 +125,7 @@ class _ChainSearch:
                 self.replacements[chain[length - 1]] = candidate
                 return
             chain = chain[:length]
-        # The nodes of a chain behind a heavy node may still be in a chain of light ones.
+        # The elementwise nodes after a heavy node may still form a light chain.
         if not heavy:
             self.left.update(chain)
 
@@ -139,7 +139,7 @@ class _ChainSearch:
         )
 
     def _chain(self, first: Node, most: int) -> list[Node]:
-        """The longest chain of at most ``most`` nodes, each the only reader of the one before."""
+        """Return the longest chain of at most ``most`` nodes, each the only reader of the last."""
         chain, is_heavy = [first], _is_heavy(first)
         while len(chain) < most:
             (output,) = chain[-1].outputs
@@ -150,7 +150,7 @@ class _ChainSearch:
                 break
             if not _may_follow(chain, is_heavy, reader):
                 break
-            # No kernel of a product or convolution has a result of other dims than its sums.
+            # The epilogue of a product or convolution cannot broadcast its result.
             if _grows(output, reader.outputs[0], 0 if is_heavy else _MOST_REPEATED):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
@@ -159,17 +159,17 @@ class _ChainSearch:
         return chain
 
     def _are_read(self, node: Node) -> bool:
-        """Whether the codes of a DequantizeLinear are what others read in place of its result: it
-        is large, and one of several readers is elementwise."""
+        """Whether readers of a DequantizeLinear read its codes instead of its result: the result is
+        large and has several readers, at least one of them elementwise."""
         readers = self.readers.get(node.outputs[0], ()) if node.outputs[0] else ()
         if len(readers) < 2 or not _exceed(node.outputs[0], _MOST_REPEATED):
             return False
         return any(reader is not None and _links(reader) for reader in readers)
 
     def _by_scan(self, chain: Sequence[Node], whole: Node) -> tuple[Node | None, int]:
-        """The longest beginning of ``chain`` that has a kernel, and its length; ``whole`` is the
-        fused node of all. A beginning may have a kernel where shorter ones have none: an integer
-        product must end in a Cast."""
+        """Return the longest prefix of ``chain`` that has a kernel, and its length; ``whole`` is
+        the fused node of the whole chain. A prefix may have a kernel where shorter ones have none:
+        an integer product must end in a Cast."""
         for length in range(len(chain), 1, -1):
             candidate = whole if length == len(chain) else self.join(chain[:length])
             if self.policy.has_kernel(candidate):
@@ -179,15 +179,15 @@ class _ChainSearch:
     def _by_bisection(
         self, chain: Sequence[Node], whole: Node, pair: Node | None
     ) -> tuple[Node | None, int]:
-        """As ``_by_scan``, for chains of which every beginning has a kernel if the whole has one;
-        ``pair`` is the fused node of the first two nodes, if a kernel for it is known.
+        """As ``_by_scan``, for chains whose every prefix has a kernel if the whole has one;
+        ``pair`` is the fused node of the first two nodes, if it is known to have a kernel.
 
-        Asks at most six questions for a chain of two nodes or more. Where no chain begins, it asks
-        two; and ``_begin`` one for each node that follows, until a chain begins.
+        Makes at most six kernel queries for a chain of two or more nodes, and two where no chain
+        begins; ``_begin`` then makes one for each following node until a chain begins.
         """
         low, best = (1, None) if pair is None else (2, pair)  # the longest with a kernel
-        high = len(chain) + 1  # the shortest without
-        # The ends come first, the whole chain before its first two nodes: most chains have a kernel
+        high = len(chain) + 1  # the shortest known to have none
+        # Try the ends first, the whole chain before its first two nodes: most chains have a kernel
         # as a whole or not at all.
         likely = [2, len(chain)]
         while high - low > 1:
@@ -203,8 +203,8 @@ class _ChainSearch:
 
 
 def _grows(value: Value | None, result: Value | None, most: int = _MOST_REPEATED) -> bool:
-    """Whether ``value`` is broadcast to more elements than it pays to compute it for, instead of in
-    a step of its own: more than its own and than ``most``."""
+    """Whether ``value`` is broadcast to so many elements (more than its own, and more than
+    ``most``) that recomputing it for each one costs more than a separate step."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
         return False
@@ -212,33 +212,33 @@ def _grows(value: Value | None, result: Value | None, most: int = _MOST_REPEATED
 
 
 def _exceed(value: Value | None, elements: int) -> bool:
-    """Whether ``value`` has more than ``elements``, as far as is known."""
+    """Whether ``value`` is known to have more than ``elements`` elements."""
     type_ = None if value is None else value.type
     return isinstance(type_, TensorType) and type_.static and type_.elements > elements
 
 
 def _links(node: Node) -> bool:
-    """Whether a node may follow in a chain."""
+    """Whether a node may extend a chain."""
     return node.op.elementwise or "links" in node.op.traits
 
 
 def _is_heavy(node: Node) -> bool:
-    """Whether a chain may begin with a node that is most of its work. Where two chains compete for
-    a node, one with such a beginning wins."""
+    """Whether a node may begin a chain and dominates its cost. Where two chains compete for a node,
+    one with such a beginning wins."""
     return "heavy" in node.op.traits or ("region" in node.attrs and rounds_operand(node))
 
 
 def _may_follow(chain: Sequence[Node], is_heavy: bool, node: Node) -> bool:
     if chain[-1].op.name in _INTEGERS:
         return node.op.name == "Cast"
-    # Conversions to codes stay apart from products and convolutions of real numbers.
+    # Quantization is not fused into floating-point products and convolutions.
     return _links(node) and not (is_heavy and "links" in node.op.traits)
 
 
 def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
     """Turn ``node`` into a fused node, if ``policy`` accepts that; return whether it does."""
     before = node.op, node.inputs, node.attrs
-    # The policy is asked about the node itself, which then has its kernel already.
+    # Pass the node itself to the policy, so that its kernel is already cached for it.
     node.op, node.inputs, node.attrs = candidate.op, candidate.inputs, candidate.attrs
     if not (policy.is_faster(node) and policy.has_kernel(node)):
         node.op, node.inputs, node.attrs = before
@@ -248,15 +248,14 @@ def became(node: Node, candidate: Node, policy: FusionPolicy) -> bool:
 
 
 def _absorb(graph: Graph, policy: FusionPolicy) -> bool:
-    """Fuse elementwise nodes with copies of the DequantizeLinear nodes before them."""
+    """Fuse elementwise nodes with copies of the DequantizeLinear nodes that they read."""
     inside = {node for node in graph.nodes if node.op.name == "DequantizeLinear"}
     changed = False
     for node in with_checkpoints(graph.nodes if inside else ()):
         if not all(_links(part) and part.op.domain in _DOMAINS for part in parts(node)):
             continue
         sources = dict.fromkeys([producer(value, "DequantizeLinear") for value in node.inputs])
-        # To convert codes anew for each element they are broadcast to costs more than to do it
-        # once.
+        # Converting broadcast codes anew for each element costs more than converting them once.
         before = [s for s in sources if s in inside and not _grows(s.outputs[0], node.outputs[0])]
         if before and len(node.outputs) == 1:
             changed |= became(node, fused_copies([*before, node]), policy)

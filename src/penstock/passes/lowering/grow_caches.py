@@ -1,13 +1,13 @@
-"""Caches that grow from run to run, added to where they lie.
+"""In-place growth of key-value caches from run to run.
 
 ::
 
     present = Concat(past, new)      becomes      present = Append(past, new)
 
-A decoder is fed what it returned as present as the past of its next step, so that a Concat would
-copy all of the cache to add a row. Append adds the row where the past lies, if it lies in memory
-with room behind it that no other present has taken. This holds where the past is fed, its length is
-not known ahead, and the present is returned.
+The present that a decoder returns is fed as the past of its next step, so a Concat would copy the
+whole cache to add a row. Append adds the row in place if the past's buffer has spare capacity after
+it that no other present uses. The pass applies where the past is fed, its length is unknown at
+compile time, and the present is returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.passes.context import Pass, PassContext
 
 
 class GrowCaches(Pass):
-    """Replace such Concats of the outermost graph."""
+    """Replace Concats that grow caches in the outermost graph."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
@@ -34,8 +34,8 @@ class GrowCaches(Pass):
 
 
 def _axis(node: Node) -> int | None:
-    """The axis along which a Concat adds to something whose length is not known, but all other
-    dims are."""
+    """Return the axis along which a Concat extends a value of unknown length, if all its other dims
+    are known."""
     past = node.inputs[0] if node.op.full_name == "Concat" and len(node.inputs) == 2 else None
     type_ = None if past is None else past.type
     if not isinstance(type_, TensorType) or not type_.shape or type_.dtype is None:

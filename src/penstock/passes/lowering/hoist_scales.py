@@ -1,7 +1,7 @@
 """Move scalar factors from the operands of a product to its result.
 
-Attention scales its queries and keys. A backend that fuses multiplies the result of a MatMul in the
-same kernel, and saves the multiplications of the operands::
+Attention scales its queries and keys. A backend that fuses applies the factor in the epilogue of
+the MatMul, which saves the multiplications of the operands::
 
     MatMul(Mul(q, 0.5), Transpose(Mul(k, 0.5)))      becomes      Mul(MatMul(q, Transpose(k)), 0.25)
 """
@@ -18,11 +18,11 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
 
 _MOST_VIEWS = 8
-# Products of two such factors and of scores are far from what float32 rounds to 0 or infinity.
+# With these bounds, products of two factors and of scores neither underflow nor overflow float32.
 _SMALLEST, _LARGEST = 1e-6, 1e6
 
 _FACTORS = {"Mul": (1, 0), "Div": (1,)}
-"""the inputs of an operation that may be the constant factor"""
+"""the inputs of each operation that may be the constant factor"""
 
 
 class HoistScales(Pass):
@@ -51,7 +51,7 @@ class HoistScales(Pass):
 
 
 def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
-    """Skip a multiplication by a constant behind views at input ``i``; return the factor."""
+    """Bypass a multiplication by a constant, before views, at input ``i``; return the factor."""
     for _ in range(_MOST_VIEWS):
         value = node.inputs[i]
         before = None if value is None else value.producer
@@ -59,7 +59,7 @@ def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
             break
         if before not in inside or before.op.domain or before.control_inputs:
             break
-        # A factor for all elements may be applied before a view or behind it.
+        # A scalar factor commutes with views.
         if before.op.view:
             node, i = before, 0
             continue
@@ -80,7 +80,7 @@ def _unscale(node: Node, i: int, readers: Readers, inside: set[Node]) -> float:
 
 
 def _scale_output(node: Node, factor: float) -> Node:
-    """A node that multiplies the result of ``node``, and takes over its output."""
+    """Return a node that scales the result of ``node``, and takes over its output."""
     (output,) = node.outputs
     assert output is not None
     product = Value(f"{output.name}/unscaled", output.type, node)

@@ -1,4 +1,4 @@
-"""Insert transfers where a node reads a value that is in the memory of another backend."""
+"""Insertion of transfers where a node reads a value in another backend's memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from penstock.passes.rewrite import Substitution
 
 
 class InsertTransfers(Pass):
-    """Insert a transfer node after each value for each other memory that it is read in.
+    """Insert a transfer node after each value for each other memory space in which it is read.
 
-    Each value is transferred to a memory once, however many nodes of a graph read it there: from
-    device to device directly where the backends can (``Placing.direct``), else through the
-    host's memory. The inputs and outputs of the whole graph are in the host's memory, unless the
-    caller has them on devices (``Placing.ports``); backends copy constants themselves. What
-    enters and leaves the graphs of loops and branches stays where it is used: a captured value that
-    these read on one device only is brought there before, and a value that a body computes on a
-    device and carries is carried there. Rows that a loop collects on a device stay there, too, if
-    its backend can join them behind the loop (``Placing.stacks``). What a kernel on a device
-    reads on the host, such as a shape, stays there, and a node of a group has each value on another
-    member (``Placing.other_places``). A transfer is
-    placed on the device that it copies to, or from if it copies to the host.
+    Each value is transferred to a memory space once, however many nodes of a graph read it there:
+    directly from device to device where the backends can (``Placing.direct``), else through host
+    memory. Inputs and outputs of the whole graph are in host memory, unless the caller has them on
+    devices (``Placing.ports``); backends copy constants themselves. Inputs and outputs of loop
+    bodies and branches stay where they are used: a captured value that is read on one device only
+    is transferred before the loop or branch, and a value that a body computes on a device is
+    carried on that device. Scan outputs that a loop collects on a device stay there if its backend
+    can concatenate them after the loop (``Placing.stacks``). Host operands of a device kernel, such
+    as shapes, stay on the host, and a node of a device group has each value on another member
+    (``Placing.other_places``). A transfer is placed on its target, or on its source if that is the
+    host.
     """
 
     requires = frozenset({Property.PLACED})
@@ -39,14 +39,14 @@ class InsertTransfers(Pass):
         transfers = _Transfers(placement, next(on_host, Place(HOST, HOST)), context)
         if ports is not None:
             transfers.places.update((graph.inputs[i], place) for i, place in ports.fed.items())
-        for inner in graph.graphs():  # a graph before those nested in it
+        for inner in graph.graphs():  # outer graphs before nested ones
             transfers.insert(inner, stay=inner is graph and ports is not None and ports.stay)
         return len(placement) > before
 
 
 class _Transfers:
-    """``places`` has the places of values that are not in the host's memory, ``leaving`` those
-    where the outputs of nested graphs are wanted, if not there."""
+    """``places`` maps values outside host memory to their places, ``leaving`` outputs of nested
+    graphs to their required places outside host memory."""
 
     def __init__(self, placement: dict[Node, Place], home: Place, context: PassContext) -> None:
         self.placement = placement
@@ -58,7 +58,8 @@ class _Transfers:
         self.moved: dict[tuple[Value, str], Value] = {}
 
     def insert(self, graph: Graph, stay: bool = False) -> None:
-        """Insert the transfers of one graph, whose outputs may ``stay`` where they are."""
+        """Insert the transfers of one graph; if ``stay``, its outputs need not be transferred to
+        the host."""
         self.nodes, self.moved = [], {}
         for node in with_checkpoints(graph.nodes):
             if is_control(node):
@@ -87,14 +88,14 @@ class _Transfers:
                 node.inputs[i] = self.read(value, places.get(i, place), carried)
 
     def read(self, value: Value, there: Place, carried: bool = False) -> Value:
-        """``value`` in the memory of ``there``. A constant that a loop carries from there on is
-        brought, too: only kernels have copies of it."""
+        """Return ``value`` in the memory of ``there``. A constant that initializes a ``carried``
+        value is transferred too: backends copy constants for kernels only."""
         source = self.places.get(value, self.home)
         if source.memory == there.memory or (value.const is not None and not carried):
             return value
         remote = HOST not in (source.memory, there.memory)
         if remote and not self.placing.direct(source.backend, there.backend):
-            # By way of the host, where other devices that read the value find this copy as well.
+            # Through the host, where other readers on devices share the copy.
             value, source = self.read(value, self.home), self.home
         key = (value, there.memory)
         if key not in self.moved:
@@ -114,7 +115,7 @@ class _Transfers:
         self.placement[node] = place
 
     def control(self, node: Node) -> None:
-        """An If or a loop: decide where the values are that enter and leave its graphs."""
+        """Decide the places of the inputs and outputs of the graphs of an If or a loop."""
         entering: dict[int, Place] = {}
         joined: list[tuple[Node, Place]] = []
         graphs = [graph for _, graph in node.graphs]
@@ -128,7 +129,7 @@ class _Transfers:
             start, before = carried.start, leaving.start
             for i in range(start, carried.stop):
                 place = computed[0][i - start + before]
-                # Read elsewhere in the body, it would be copied there in each iteration anyway.
+                # If the body read it elsewhere, it would be copied in each iteration anyway.
                 if place is not None and reading[0][body.inputs[i]] <= {place}:
                     entering[i] = self.places[body.inputs[i]] = place
             outputs = {i - start + before: (i - start, p) for i, p in entering.items()}
@@ -149,8 +150,8 @@ class _Transfers:
     def rows(
         self, node: Node, body: Graph, computed: Sequence[Place | None]
     ) -> list[tuple[Node, Place]]:
-        """Let the rows that a loop collects be where they are computed; returns the
-        nodes behind it that join them there, with their places."""
+        """Keep a loop's scan outputs where they are computed; return the nodes after the loop that
+        concatenate them there, with their places."""
         joined = []
         scan = ScanLayout(node) if node.op.role is Role.SCAN else None
         _, leaving = loop_carried(node)
@@ -173,8 +174,8 @@ class _Transfers:
     def leave(
         self, node: Node, graphs: Sequence[Graph], outputs: Mapping[int, tuple[int, Place]]
     ) -> None:
-        """Let outputs of ``graphs`` be where they are computed; ``outputs`` has the places by their
-        position, each with that of the output of ``node`` that they become."""
+        """Keep outputs of ``graphs`` where they are computed; ``outputs`` maps their positions to
+        the corresponding output index of ``node`` and the place."""
         for graph in graphs:
             self.leaving[graph] = {i: place for i, (_, place) in outputs.items()}
         for result, place in outputs.values():
@@ -183,7 +184,8 @@ class _Transfers:
                 self.places[value] = place
 
     def computed(self, graph: Graph) -> list[Place | None]:
-        """For each output of a graph, the device on which a node of the graph computes it."""
+        """Return, for each output of a graph, the device on which a node of the graph computes
+        it."""
         own = set(graph.nodes)
 
         def place(value: Value) -> Place | None:
@@ -197,14 +199,14 @@ class _Transfers:
         return list(map(place, graph.outputs))
 
     def readers(self, graph: Graph) -> dict[Value, set[Place]]:
-        """Where each value is read in ``graph``, nested graphs included."""
+        """Return the places where each value is read in ``graph``, nested graphs included."""
         places: dict[Value, set[Place]] = defaultdict(set)
         for node in graph.walk():
             others = {} if is_control(node) else self.placing.other_places(node).inputs
             for i, value in enumerate(node.inputs):
                 if value is not None:
                     places[value].add(others.get(i, self.placement.get(node, self.home)))
-        # Results of a nested graph leave it in the host's memory unless ``leaving`` says otherwise.
+        # Results of a nested graph are in host memory unless ``leaving`` says otherwise.
         for inner in graph.graphs():
             for value in inner.outputs:
                 places[value].add(self.home)

@@ -1,4 +1,4 @@
-"""Caches of keys and values in one tensor, to which new rows of both are joined at once.
+"""Append new keys and values together to a cache that holds both in one tensor.
 
 ::
 
@@ -6,9 +6,9 @@
     v = Concat(Gather(past, 1), new_v)   becomes    k, v = Split(present)
     present = Stack(k, v)
 
-A Stack is a Concat of Unsqueezes. In place of three copies of the cache, and those of Gather, there
-is one, or none if the present grows where the past lies (``grow_caches``). Keys may be transposed
-before new ones are joined, and back before they are stacked.
+A Stack is a Concat of Unsqueezes. One copy of the cache replaces three and those of Gather; none is
+left if the present grows in place (``grow_caches``). Keys may be transposed before new ones are
+appended, and back before they are stacked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.passes.rewrite import Expansion, Substitution, number_of, produced
 
 
 class JoinCaches(Pass):
-    """Join both halves of a cache with new rows at once."""
+    """Append new rows to both halves of a cache at once."""
 
     invalidates = frozenset({Property.TYPED})
 
@@ -94,7 +94,7 @@ class _Parts(Expansion):
 
 
 def _half(value: Value | None, place: int) -> _Half | None:
-    """Return the half of a cache, with new rows, that an Unsqueeze stacks; else None."""
+    """Return the cache half, with new rows, that an Unsqueeze stacks; None if there is none."""
     stack = produced_by(value, "Unsqueeze")
     whole = None if stack is None or number_of(stack.inputs[1]) != 0 else stack.inputs[0]
     turn = produced_by(whole, "Transpose")
@@ -118,7 +118,8 @@ def _half(value: Value | None, place: int) -> _Half | None:
 
 
 def _past_of(value: Value | None, place: int) -> Value | None:
-    """The tensor of two along its first axis of which ``value`` is the one at this place."""
+    """Return the tensor whose first axis has length 2 and whose element ``place`` along it is
+    ``value``."""
     node = produced_by(value, "Gather", "Squeeze")
     if node is None:
         return None
@@ -133,7 +134,7 @@ def _past_of(value: Value | None, place: int) -> Value | None:
         if node.op.full_name == "Split" and len(node.outputs) == 2:
             chosen, axis = node.outputs.index(part), node.attrs.get("axis", 0)
         elif node.op.full_name == "Slice" and len(node.inputs) > 3:
-            # Of one row, only where it begins counts.
+            # For a slice of one row, only its start matters.
             chosen, axis = number_of(node.inputs[1]), number_of(node.inputs[3])
         else:
             return None
@@ -146,7 +147,7 @@ def _first_dim(value: Value | None) -> Dim:
 
 
 def _waits_for(goals: set[Node], values: Sequence[Value]) -> bool:
-    """Whether any of the nodes ``goals`` must run before all ``values`` are there."""
+    """Whether computing ``values`` depends on any of the nodes ``goals``."""
     seen: set[Node] = set()
     stack = [value.producer for value in values]
     while stack:

@@ -1,18 +1,18 @@
-"""One step for the rows of many requests: the graph of a decoder with paged caches.
+"""Continuous batching: one decoder graph with paged caches for the rows of many requests.
 
 A decoder computes the next rows of each sample of a batch, and returns caches that are longer by
-these. All samples of a batch have the same number of rows and of past positions. But each row needs
-others only in attention (``row_rules``), and there those of its own request. So rows of any
-requests, of prompts or single tokens, can be concatenated and computed together::
+these rows. All samples of a batch have the same number of rows and of past positions. But rows
+depend on each other only in attention (``row_rules``), and there only on rows of the same request.
+So rows of any requests, of prompts or single tokens, can be computed together::
 
-    x = Gather(table, ids)               [1, rows]     of all requests
+    x = Gather(table, ids)               [1, rows]     rows of all requests
     q, k, v = x u, x v, x w
     y = Attention(q, Concat(past, k), Concat(past_v, v), causal)
                                          becomes  y = PagedAttention(q, k, v, pool, runs, pages)
-    logits = Gather(y, read) h           of the rows that are read
+    logits = Gather(y, read) h           for the rows that are read
 
-Masks and positions are recognized by their values in trial runs (``step_probes``), so that it does
-not matter how an exporter writes them.
+Masks and positions are recognized by their values in trial runs (``step_probes``), independently of
+how an exporter writes them.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from penstock.passes.lowering.step_probes import (
 from penstock.passes.pipeline import PASSES, optimize, run_passes
 
 _COMPARED = 3
-"""numbers of rows and positions for which constants are compared: two small ones and a large one"""
+"""numbers of rows and past positions for which constants are compared: two small and one large"""
 
 
 def join_steps(source: Graph) -> tuple[Graph, JoinedSteps]:
-    """Return the graph of joined steps of a decoder, with its interface. Raises ``RowsStay`` with
-    the reason if there is none."""
+    """Return the graph of a decoder's joined steps, and its interface. Raises ``RowsStay`` with the
+    reason if the steps cannot be joined."""
     graph = with_sizes_of_heads(source)
     roles = roles_of(graph)
     if not roles.caches:
@@ -87,7 +87,7 @@ def _joined(
     graph = _with_free_positions(source, roles, probes.near)
     run_passes((PASSES["fold_constants"],), graph, PassContext())
     infer_types(graph)
-    lift_heads(graph)  # before reshapes are moved into biases, which then have other names
+    lift_heads(graph)  # before reshapes are moved into biases, which renames them
     optimize(graph)
     RecognizeAttention(always=True).run(graph, PassContext(fusion=_Everything()))
     joining = PageAttention(graph, names, roles, probes)
@@ -119,7 +119,7 @@ def _joined(
 
 
 def _mask_of(graph: Graph, roles: Roles) -> str:
-    """The name of the mask of what an encoder returned. Raises ``RowsStay`` for several."""
+    """Return the name of the encoder output's mask. Raises ``RowsStay`` if there are several."""
     masks = [v.name for v in graph.inputs if v.name in roles.fixed and is_mask(v)]
     if len(masks) != 1:
         raise RowsStay(f"one input must be the mask of cross attention; candidates are {masks}")
@@ -127,7 +127,7 @@ def _mask_of(graph: Graph, roles: Roles) -> str:
 
 
 def _check_fixed(graph: Graph, roles: Roles) -> None:
-    """See that inputs that stay as they are count in attention alone. Raises ``RowsStay``."""
+    """Raise ``RowsStay`` unless inputs fixed over all steps are read by attention alone."""
     readers = readers_of(graph)
     for value in graph.inputs:
         if value.name in roles.fixed and (found := readers.get(value)):
@@ -136,9 +136,8 @@ def _check_fixed(graph: Graph, roles: Roles) -> None:
 
 
 def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
-    """See that what was computed of lengths is the same for any number of rows, and of positions:
-    models may scale scores by that, or turn rows in other ways from some length on. Raises
-    ``RowsStay``."""
+    """Raise ``RowsStay`` unless constants folded from lengths are equal for any numbers of rows and
+    positions: models may scale scores by a length, or change the rotary embedding beyond one."""
     given = {v for node in source.walk() for v in node.inputs if v is not None and v.is_constant}
     known = {id(value.peek) for value in given}
     computed: dict[str, Value] = {}
@@ -152,7 +151,7 @@ def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
         return
     wide = (p for p in probes.far if p.values.keys() >= computed.keys())
     compared = [probe.values for probe in (*probes.near, *islice(wide, 1))]
-    if len(compared) < _COMPARED:  # what folding alone does not tell
+    if len(compared) < _COMPARED:  # folding alone left some of them: optimize the graph instead
         compared = [*islice(probes.optimized(), _COMPARED - 1)]
     for name, value in computed.items():
         for values in compared:
@@ -162,7 +161,7 @@ def _check_constants(graph: Graph, source: Graph, probes: Probes) -> None:
 
 
 class _Everything:
-    """Lets each attention become one node, whatever that costs: requests share all other nodes."""
+    """Policy that accepts every attention node at any cost: requests share all other nodes."""
 
     def has_kernel(self, node: Node) -> bool:
         return True
@@ -172,8 +171,8 @@ class _Everything:
 
 
 def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> Graph:
-    """A copy of a graph for some rows behind some positions, which reads the positions of the rows
-    from an input."""
+    """Return a copy of a graph traced for fixed numbers of rows and past positions, which reads the
+    positions of its rows from an input."""
     graph = sample_graph(source, roles, ROWS, PAST)
     positions = Value(POSITIONS, TensorType(INT64, (1, ROWS)))
     new: dict[Value, Value] = {}
@@ -182,7 +181,7 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
         if fed.name in roles.positions:
             new[fed] = _positions(positions, fed.name, fed.shape or (), fed.dtype, nodes)
     for node in graph.nodes:
-        # Tables of positions are cut to the rows by some exporters, and gathered from by others.
+        # Some exporters slice position tables to the rows, others gather from them.
         found = _slice_of_table(node, near)
         if found is not None and node.outputs[0] is not None:
             axis, offset = found
@@ -203,8 +202,8 @@ def _with_free_positions(source: Graph, roles: Roles, near: Sequence[Probe]) -> 
 
 
 def _slice_of_table(node: Node, near: Sequence[Probe]) -> tuple[int, int] | None:
-    """The axis of a Slice of a constant that has one place for each row, and how many places it
-    begins behind the first row's position; None for another node."""
+    """Return the axis of a Slice of a constant with one entry per row, and its start relative to
+    the first row's position; None for other nodes."""
     table, y = (node.const(0), node.outputs[0]) if node.op.full_name == "Slice" else (None, None)
     if table is None or y is None:
         return None
@@ -215,7 +214,7 @@ def _slice_of_table(node: Node, near: Sequence[Probe]) -> tuple[int, int] | None
             return None
         offsets.add(int(known.reshape(())) - probe.past)
     offset = offsets.pop()
-    # With two offsets it depends on more than positions. Which axis it cuts its result tells.
+    # With two offsets it depends on more than positions. Its result shows which axis it slices.
     for axis in range(0 if offsets else table.ndim):
         pairs = [
             (p.values[y.name], table.take(p.positions + offset, axis, None, "clip")) for p in near
@@ -226,7 +225,7 @@ def _slice_of_table(node: Node, near: Sequence[Probe]) -> tuple[int, int] | None
 
 
 def _gathered(node: Node, axis: int, offset: int, positions: Value, nodes: list[Node]) -> Value:
-    """The places of a constant for each row, by nodes that are added to ``nodes``."""
+    """Return a Gather of a constant's entries for each row; its nodes are appended to ``nodes``."""
     y = node.outputs[0]
     assert y is not None
     index = _positions(positions, y.name, (ROWS,), INT64, nodes, offset)
@@ -245,7 +244,7 @@ def _positions(
     nodes: list[Node],
     offset: int = 0,
 ) -> Value:
-    """``positions`` plus an offset in other dims and as another dtype, by nodes that are added to
+    """Return ``positions`` plus an offset, reshaped and cast; its nodes are appended to
     ``nodes``."""
     shaped = positions
     if offset:
@@ -266,15 +265,15 @@ def _positions(
 
 @dataclass(eq=False)
 class _Opening:
-    """Rewrites a ``graph`` for ``ROWS`` rows to one for any number, behind those ``inputs`` that
-    have rows. ``axes``: those of values with rows."""
+    """Rewrites a ``graph`` for ``ROWS`` rows to one for any number of rows, starting from the
+    ``inputs`` with rows. ``axes``: the axes of values with rows."""
 
     graph: Graph
     inputs: Sequence[Value]
     axes: dict[Value, Axes] = field(default_factory=dict)
 
     def run(self) -> list[int]:
-        """Rewrite the graph; the axis of rows of each output."""
+        """Rewrite the graph; return the row axis of each output."""
         graph = self.graph
         for value in self.inputs:
             rest = [features(n) for n in static_dims(value)[2:]]
@@ -289,7 +288,7 @@ class _Opening:
         return [place_of_rows(self.axes[output]) for output in outputs]
 
     def _opened(self, node: Node) -> Node:
-        """A node for any number of rows."""
+        """Return the form of a node for any number of rows."""
         inputs = [None if v is None else self.axes.get(v) for v in node.inputs]
         if not any(inputs):
             return node
@@ -317,7 +316,8 @@ class _Opening:
         return node.derived(read, node.outputs, found.attrs, op=op)
 
     def _read_some(self) -> None:
-        """Compute outputs for the rows that are read alone, as early as only one value has them."""
+        """Compute outputs for the rows that are read alone, gathered as early as one value has
+        them."""
         graph, readers = self.graph, readers_of(self.graph)
         read = Value(READ, TensorType(INT64, ("read",)))
         graph.inputs.append(read)
@@ -345,7 +345,7 @@ class _Opening:
 
 
 def _of_pages(node: Node, inputs: Sequence[Axes | None]) -> Packed:
-    """Return the form of PagedAttention for any number of rows."""
+    """Return the form of a PagedAttention for any number of rows."""
     q, k, v = inputs[:3]
     if q is not None and node.inputs[1] is None and q[2] == ((ROW_AXIS, ROWS),):
         return Packed([(*q[:3], features(node.attrs["value_size"]))], inputs)

@@ -1,7 +1,7 @@
-"""Split an axis of samples times heads in attention into one of samples and one of heads.
+"""Split the merged samples-and-heads axis of attention into an axis of samples and one of heads.
 
-Some exporters merge samples and heads into one axis, so that products have three axes.
-``lift_heads`` splits it again; here for one sample::
+Some exporters merge samples and heads into one axis, so that matrix products have rank 3.
+``lift_heads`` splits the axis again; here for one sample::
 
     q3 = Reshape(q, [heads, rows, size])
     s3 = MatMul(q3, Transpose(Reshape(k, ...))) + b     s = MatMul(q, Transpose(k)) + Unsqueeze(b)
@@ -24,7 +24,7 @@ from penstock.ops.registry import standard
 from penstock.passes.dead_code import prune
 
 LIFTED = "/lifted"
-"""the suffix of the names of values with four axes"""
+"""the suffix of the names of rank-4 values"""
 
 
 def lift_heads(graph: Graph, samples: int = 1) -> None:
@@ -37,8 +37,7 @@ def lift_heads(graph: Graph, samples: int = 1) -> None:
 
 
 class _Lifting:
-    """``lifted`` maps values with three axes to their forms with four, and ``replaced`` values with
-    four axes to those that equal them."""
+    """``lifted`` maps rank-3 values to rank-4 forms, ``replaced`` rank-4 values to equal ones."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -46,8 +45,8 @@ class _Lifting:
         self.replaced: dict[Value, Value] = {}
 
     def written(self, node: Node) -> Sequence[Node]:
-        """The node, which reads replaced values from here on, and the nodes that compute its result
-        with four axes, if it has such a form."""
+        """Return the node, which now reads replaced values, and the nodes that compute its rank-4
+        result, if it has one."""
         node.inputs = [None if v is None else self.replaced.get(v, v) for v in node.inputs]
         y, x = node.outputs[0], node.inputs[0] if node.inputs else None
         if y is None or x is None or node.control_inputs or len(node.outputs) > 1:
@@ -64,7 +63,7 @@ class _Lifting:
         attrs, lead = _attrs_of_four(node), self._lead(node, dims)
         if attrs is None or lead is None:
             return [node]
-        # Both forms stay: other nodes may read the one of three axes. Unread nodes are pruned.
+        # Keep both forms: other nodes may read the rank-3 one. Unread nodes are pruned later.
         others: list[Node] = []
         inputs = [self._of_four(v, node, lead, others) for v in node.inputs if v is not None]
         assert isinstance(y.type, TensorType)
@@ -73,25 +72,25 @@ class _Lifting:
         return [node, *others, node.derived(inputs, [result], attrs)]
 
     def _lead(self, node: Node, dims: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The axes of samples and heads of a node's result; None if operands differ."""
+        """Return a result's dims of samples and heads; None if its operands disagree."""
         leads = {_dims(self.lifted[v])[:2] for v in node.inputs if v in self.lifted}
         if len(leads) > 1 or any(v is None for v in node.inputs):
             return None
         (lead,) = leads
-        # An operand with another first axis has other heads, unless it has one element there.
+        # An operand with another first dim has other heads, unless that dim is 1 (broadcast).
         of_three = {_dims(v)[0] for v in node.inputs if v is not None and len(_dims(v)) == 3}
         return lead if dims[0] == prod(lead) and of_three <= {1, dims[0]} else None
 
     def _joins(self, before: tuple[int, ...], dims: tuple[int, ...]) -> bool:
-        """Whether samples and heads become one axis."""
+        """Whether a Reshape merges samples and heads into one axis."""
         is_four = len(dims) == 3 and len(before) == 4 and before[0] == self._samples
         return is_four and dims == (prod(before[:2]), *before[2:])
 
     def _of_four(
         self, value: Value, beside: Node, lead: tuple[int, ...], nodes: list[Node]
     ) -> Value:
-        """An operand beside lifted ones, by a node that is added to ``nodes`` if it has an axis
-        less."""
+        """Return an operand that broadcasts with lifted ones; if it has rank 3, an Unsqueeze is
+        appended to ``nodes``."""
         dims = _dims(value)
         if value not in self.lifted and len(dims) == 3:
             assert isinstance(value.type, TensorType)
@@ -110,8 +109,7 @@ def _dims(value: Value) -> tuple[int, ...]:
 
 
 def _attrs_of_four(node: Node) -> Attrs | None:
-    """The attributes of an operation for operands of four axes in place of three; None for one that
-    needs others."""
+    """Return an operation's attributes for operands of rank 4 instead of 3; None if unknown."""
     name, attrs = node.op.full_name, node.attrs
     if name == "MatMul":
         return attrs if all(v is not None and len(_dims(v)) == 3 for v in node.inputs) else None
@@ -119,7 +117,7 @@ def _attrs_of_four(node: Node) -> Attrs | None:
         perm = attrs.get("perm") or (2, 1, 0)
         return attrs | {"perm": [0, *[axis + 1 for axis in perm]]}
     if name == "Softmax":
-        # Up to opset 12, Softmax takes all axes from its one on as one, by default those from 1 on.
+        # Up to opset 12, Softmax flattens all axes from ``axis`` on, which is 1 by default.
         axis = attrs.get("axis", -1 if node.op.since >= SINGLE_AXIS else 1)
         return attrs | {"axis": -1} if axis in (-1, 2) else None
     return attrs if node.op.elementwise else None

@@ -1,15 +1,16 @@
-"""ONNX's Attention as a node of Penstock's own, or as products and a softmax::
+"""Lowering of ONNX's Attention to Penstock's own fused node, or to matrix products and a softmax::
 
     y = Attention(q, k, v, mask)     becomes     y = penstock.Attention(q, k, v, mask, hidden)
 
-where a backend has a kernel for that, and else::
+where a backend has a kernel for the fused node, otherwise::
 
     s = MatMul(q, Transpose(k)) * scale + (mask + hidden)
     y = MatMul(Softmax(s), v)
 
-Causality and windows are a constant that is added to the scores, here ``hidden``; a mask of flags,
-minus infinity where it is false. A query that sees no key gets zeros, as in the definition: among
-steps, which queries these are is looked for in the masks alone, which are smaller than the scores.
+Causal and sliding-window masks become a constant that is added to the scores, here ``hidden``; a
+boolean mask becomes minus infinity where it is false. A query whose keys are all masked gets zeros,
+as ONNX defines: in the decomposed form, such queries are found from the masks alone, which are
+smaller.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from penstock.ops.onnx.attention import Heads, attention_dims, check_mask, unsee
 from penstock.passes.context import FusionPolicy
 from penstock.passes.rewrite import Expansion
 
-# Bytes of a mask for causality or a window up to which it is worth to have it as a constant.
+# Largest causal or window mask, in bytes, that is materialized as a constant.
 _MOST_MASK = 1 << 24
 
 Biases = dict[tuple[object, ...], Value]
-"""values that were computed of masks, by their operation and inputs"""
+"""values computed from masks, by operation and inputs"""
 
 
 def attention_nodes(
     node: Node, policy: FusionPolicy | None, biases: Biases
 ) -> Sequence[Node] | None:
-    """The replacement of an Attention in float32, of known shapes and without a past; else None."""
+    """Return the replacement of a float32 Attention of static shapes without a past, else None."""
     if policy is None or not _is_simple(node):
         return None
     types: Any = [None if value is None else value.type for value in node.inputs]
@@ -51,7 +52,7 @@ def attention_nodes(
 
 
 def _is_simple(node: Node) -> bool:
-    # The inputs behind the mask are the past, and the output behind keys and values is the scores.
+    # Inputs after the mask are the past; the output after keys and values is the scores.
     if any(value is not None for value in (*node.inputs[4:], *node.outputs[3:])):
         return False
     types = [None if value is None else value.type for value in node.inputs]
@@ -62,7 +63,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _fits(type_: Type | None, i: int) -> bool:
-    """Whether a tensor is known, not empty, and of numbers, or flags as masks may be."""
+    """Whether a tensor has static non-empty dims and a float dtype (or bool, as a mask)."""
     if not isinstance(type_, TensorType):
         return False
     dtypes = (FLOAT32,) if i < 3 else (BOOL, FLOAT32)
@@ -70,14 +71,14 @@ def _fits(type_: Type | None, i: int) -> bool:
 
 
 def _is_short(node: Node, heads: Heads) -> bool:
-    """Whether what order hides is worth a constant."""
+    """Whether the causal or window mask is small enough for a constant."""
     windows = (node.attrs.get(f"{side}_window_size", -1) for side in ("left", "right"))
     ordered = bool(node.attrs.get("is_causal")) or max(windows) >= 0
     return not ordered or FLOAT32.itemsize * heads.queries * heads.keys <= _MOST_MASK
 
 
 def _mask_fits(mask: TensorType | None, heads: Heads) -> bool:
-    """Whether a mask has an element for each key; kernels explain one that is of no use."""
+    """Whether a mask has an element for each key; kernels report invalid masks."""
     if mask is None:
         return True
     try:
@@ -88,7 +89,7 @@ def _mask_fits(mask: TensorType | None, heads: Heads) -> bool:
 
 
 class _AttentionNodes(Expansion):
-    """The ``nodes`` that an Attention becomes."""
+    """Builder of the ``nodes`` that replace an Attention."""
 
     def __init__(self, node: Node, heads: Heads, policy: FusionPolicy, biases: Biases) -> None:
         super().__init__(node)
@@ -111,14 +112,14 @@ class _AttentionNodes(Expansion):
             y = self._steps(q, k, v, hidden, mask)
         output, first = node.outputs[0], node.inputs[0]
         assert output is not None and first is not None
-        # Inputs of rank 3 have all heads side by side, and ONNX gives the result as the inputs.
+        # Rank-3 inputs, and then the result, have their heads concatenated on the last axis.
         if first.rank == 3:
             y = self.transposed(y, (0, 2, 1, 3))
             y = self.reshaped(y, (heads.batch, heads.queries, heads.heads * heads.value_size))
         self._written(y, output)
 
     def _whole(self, inputs: Sequence[Value | None]) -> Node:
-        """All of it as one node."""
+        """Return the attention as a single fused node."""
         heads, attrs = self.heads, self.node.attrs
         dims = (heads.batch, heads.heads, heads.queries, heads.value_size)
         assert self.node.outputs[0] is not None
@@ -133,7 +134,7 @@ class _AttentionNodes(Expansion):
         return float(1 / math.sqrt(max(self.heads.size, 1)) if scale is None else scale)
 
     def _split(self, index: int, heads: int) -> Value:
-        """An input as [batch, heads, positions, size]."""
+        """Return an input reshaped to [batch, heads, positions, size]."""
         value = self.node.inputs[index]
         assert value is not None
         if value.rank == 4:
@@ -143,13 +144,13 @@ class _AttentionNodes(Expansion):
         return self.transposed(value, (0, 2, 1, 3))
 
     def _kept(self, value: Value, index: int) -> Value:
-        """The keys or the values, as an output of the node if it has that."""
+        """Return the keys or the values, written to the node's present output if it has one."""
         present = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value if present is None else self._written(value, present)
 
     def _written(self, value: Value, output: Value) -> Value:
-        """An output of the node that equals ``value``: its node writes that instead, if it is one
-        of these nodes."""
+        """Write ``value`` to an output of the node: directly, if its producer is one of
+        ``nodes``."""
         node = value.producer
         if node not in self.nodes:
             self.finish("Identity", [value], output)
@@ -161,14 +162,14 @@ class _AttentionNodes(Expansion):
     # Masks.
 
     def _as_numbers(self, mask: Value | None) -> Value | None:
-        """A mask as numbers that are added to scores."""
+        """Return a mask as an additive bias of the scores."""
         if mask is None or not isinstance(mask.type, TensorType) or mask.type.dtype != BOOL:
             return mask
         key = "numbers", mask
         if key not in self._biases:
             if mask.const is not None:
                 infinite = np.where(mask.const, np.float32(0), np.float32(-np.inf))
-                # -inf rather than a low number: Softmax must give hidden keys exactly 0.
+                # -inf rather than a low number: Softmax must give masked keys exactly 0.
                 self._biases[key] = self.constant(infinite)
             else:
                 numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
@@ -176,16 +177,16 @@ class _AttentionNodes(Expansion):
         return self._biases[key]
 
     def _infinite(self, hidden: np.ndarray) -> Value:
-        """Flags of keys that order hides as numbers that are added to scores."""
+        """Return the causal or window mask as an additive bias of the scores."""
         key = "hidden", hidden.shape, hidden.tobytes()
         if key not in self._biases:
             self._biases[key] = self.constant(np.where(hidden, np.float32(-np.inf), np.float32(0)))
         return self._biases[key]
 
     def _blind(self, bias: Value) -> Value | None:
-        """Flags of the queries that see no key; None if there are none."""
+        """Return flags of the queries whose keys are all masked; None if there are none."""
         if bias.const is not None:
-            # In a constant bias blind queries are known now; without any the Where is not needed.
+            # A constant bias shows which queries are blind; without any, no Where is needed.
             flags = np.isneginf(bias.const).all(-1, keepdims=True)
             return self.constant(flags) if flags.any() else None
         key = "blind", bias
@@ -197,7 +198,7 @@ class _AttentionNodes(Expansion):
             self._biases[key] = self.emit("Equal", [most, lowest], dims, BOOL)
         return self._biases[key]
 
-    # Steps of their own.
+    # The decomposed form.
 
     def _steps(
         self, q: Value, k: Value, v: Value, hidden: np.ndarray | None, mask: Value | None
@@ -206,7 +207,7 @@ class _AttentionNodes(Expansion):
         q, k, v = self._share_keys(q, k, v, mask)
         operands = [q, self._as_columns(k)]
         scores = self._capped(self._float("MatMul", operands, (*_dims(q)[:3], heads.keys)))
-        # Queries of heads that share keys are rows of one product: each head hides the same keys.
+        # Queries of heads that share keys are rows of one product: the mask is the same.
         rows = _dims(q)[2] // heads.queries
         bias = None if hidden is None else self._infinite(np.tile(hidden, (rows, 1)))
         if bias is not None and mask is not None:
@@ -220,14 +221,14 @@ class _AttentionNodes(Expansion):
             scores = self._float("Add", [scores, bias], _dims(scores))
         weights = self._float("Softmax", [scores], _dims(scores), axis=-1)
         y = self._float("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
-        # Softmax of scores that are all minus infinity is NaN.
+        # Softmax of a row of minus infinities is NaN.
         blind = None if bias is None else self._blind(bias)
         if blind is not None:
             y = self._float("Where", [blind, self.constant(np.float32(0)), y], _dims(y))
         return self.reshaped(y, (heads.batch, heads.heads, heads.queries, heads.value_size))
 
     def _as_columns(self, k: Value) -> Value:
-        """The keys with their last two dims swapped, in one step with a Transpose before."""
+        """Return the keys with their last two dims swapped, merged with a preceding Transpose."""
         axes, before = [0, 1, 3, 2], k.producer
         if before is not None and before.op.full_name == "Transpose":
             source, perm = before.inputs[0], before.attrs.get("perm", (3, 2, 1, 0))
@@ -238,8 +239,8 @@ class _AttentionNodes(Expansion):
     def _share_keys(
         self, q: Value, k: Value, v: Value, mask: Value | None
     ) -> tuple[Value, Value, Value]:
-        """Operands of products with as many heads: the queries of the heads that share one of keys
-        are rows of one product; under a mask, which may tell them apart, each has a copy."""
+        """Return operands with equal numbers of heads: the queries of a group become rows of one
+        product; under a mask, which may differ by head, keys and values are repeated instead."""
         heads = self.heads
         if heads.group == 1:
             return q, k, v
@@ -257,9 +258,9 @@ class _AttentionNodes(Expansion):
         return self.reshaped(value, (batch, kv_heads * group, positions, size))
 
     def _capped(self, scores: Value) -> Value:
-        """The scores times the scale, within the bounds of ``softcap``."""
+        """Return the scaled scores, limited by ``softcap``."""
         factor, cap, dims = self._scale(), self.node.attrs.get("softcap", 0.0), _dims(scores)
-        # ONNX: cap * tanh(scores / cap), with the scale in the first factor.
+        # ONNX: cap * tanh(scores / cap), with the scale folded into the first factor.
         if cap:
             scores = self._float("Mul", [scores, self.constant(np.float32(factor / cap))], dims)
             scores, factor = self._float("Tanh", [scores], dims), cap

@@ -1,4 +1,4 @@
-"""Writes the graph for packed rows of ``pack_rows``, as ``row_packing`` has proven it."""
+"""Code that rewrites a graph for packed rows, as ``row_packing`` has proven it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from penstock.passes.lowering.row_rules import (
 
 @dataclass(eq=False)
 class PackedWriter:
-    """Writes the packed graph: ``nodes`` so far. ``values``: packed forms of values, of padded ones
-    by the axes that they were packed along."""
+    """Writer of the packed graph: its ``nodes`` so far. ``values``: packed forms of values; those
+    of padded values by the axes that were packed."""
 
     packing: RowPacking
     nodes: list[Node] = field(default_factory=list)
     values: dict[Value | tuple[Value, Axes], Value] = field(default_factory=dict)
 
     def write(self) -> None:
-        """Change the graph: what needs no packed row comes first, then which rows these are."""
+        """Rewrite the graph: nodes that need no packed rows, then the live rows, then the rest."""
         packing, graph = self.packing, self.packing.graph
         late: list[Node] = []
         behind: set[Value] = set()
@@ -83,7 +83,7 @@ class PackedWriter:
     def _moved(
         self, beside: Node, x: Value, name: str, y: Value | Sequence[int], at: int = 0
     ) -> Value:
-        """The result of Gather along axis ``at``, or of Reshape."""
+        """Return the result of a Gather along axis ``at``, or of a Reshape."""
         other = y if isinstance(y, Value) else Value("packed/dims", const=np.array(y))
         result = Value(f"{x.name}/packed{len(self.nodes)}")
         attrs = {"axis": at} if name == "Gather" else {}
@@ -109,7 +109,7 @@ class PackedWriter:
         self._add(node, op, inputs, outputs, attrs)
 
     def _packed(self, beside: Node, value: Value, axes: Axes) -> Value:
-        """The packed form of a value."""
+        """Return the packed form of a value."""
         if value in self.values:
             return self.values[value]
         key = value, axes
@@ -118,14 +118,14 @@ class PackedWriter:
         return self.values[key]
 
     def _gathered(self, beside: Node, value: Value, axes: Axes) -> Value:
-        """The rows of a padded value, or of one that is the same for all samples."""
+        """Gather the live rows of a padded value, or of one that all samples share."""
         if not self.packing.are_gathered(value, axes):
             axes = without_samples(axes)
             value = self._of_first_sample(beside, value)
             if not self.packing.are_gathered(value, axes):
                 return value
         dims, at = static_dims(value), place_of_rows(axes)
-        if len(axes[at]) > 1:  # samples and rows on one axis
+        if len(axes[at]) > 1:  # samples and rows merged into one axis
             return self._moved(beside, value, "Gather", self.rows, at)
         if not self.packing.samples or self.packing.samples not in axes:
             return self._moved(beside, value, "Gather", self.positions, at)
@@ -137,12 +137,12 @@ class PackedWriter:
         return self._moved(beside, some, "Reshape", target)
 
     def _of_first_sample(self, beside: Node, value: Value) -> Value:
-        """The part of the first sample along the first axis, of a value that repeats it."""
+        """Return the first sample's part of a value that repeats it along the first axis."""
         dims, source = static_dims(value), value.producer
         x = source.inputs[0] if source is not None else None
         result = Value(f"{value.name}/sample{len(self.nodes)}")
         part = dims[0] // self.packing.batch
-        if source is not None and x is not None:  # which may not have to be repeated at all
+        if source is not None and x is not None:  # skip the repetition
             if source.op.name == "Tile" and static_dims(x) == (part, *dims[1:]):
                 return x
             if source.op.name == "Transpose":
@@ -155,19 +155,19 @@ class PackedWriter:
         return result
 
     def _repack(self, node: Node, value: Value) -> None:
-        """Add a node for rows in their places, and pack its result."""
+        """Add a node that computes all rows unpacked, and pack its result."""
         whole = Value(f"{value.name}/whole", value.type)
         self.nodes.append(node.derived(node.inputs, [whole]))
         self.values[value] = self._gathered(node, whole, self.packing.axes[value])
 
     def _unpack(self, node: Node, value: Value) -> None:
-        """Bring a value back to the dims that it had, for readers outside of the packed part."""
+        """Restore a value's padded dims, for readers outside the packed part."""
         packing, dims, packed = self.packing, static_dims(value), self.values[value]
         parts = [part for axis in packing.axes[value] for part in axis or (("", 1),)]
         rows = next(at for at, (name, _) in enumerate(parts) if name == ROWS)
-        # Each axis of the result is a part: samples, rows or features. An axis of the value may be
-        # several.
-        if packing.batch == 1:  # no axis has the one sample
+        # Each axis of the result is one factor: samples, rows or features; one of the value may
+        # merge several.
+        if packing.batch == 1:  # with one sample, no axis of samples exists
             if not rows or parts[rows - 1] != ("", 1):
                 parts.insert(rows, ("", 1))
                 rows += 1

@@ -1,8 +1,8 @@
-"""Attention that is not one node, between packed parts: computed for all rows, in their places.
+"""Unfused attention between packed parts: computed for all rows, unpacked.
 
-Scores may be sums of several products, some of them gathered by relative positions. Then queries,
-keys and values get their rows back, with 0 for those that a mask hides, attention is computed as it
-is, and rows of its result are packed again::
+Scores may be sums of several products, some of them gathered by relative position. Then queries,
+keys and values are unpacked, with zeros in rows that a mask hides, attention is computed as the
+model has it, and its result is packed again::
 
     q, k, v                     [1, T, width]
     UnpackRows                  samples, features, rows, features
@@ -11,15 +11,15 @@ is, and rows of its result are packed again::
     MatMul(weights, v)          samples, features, rows, features
     Gather                      [1, T, width]
 
-The rules prove that no row that the mask hides affects one that matters. Axes are as in
-``row_rules``, but a value may have several of rows. An element depends only on the rows of its
-sample at its indices, two for a score. Along an axis of weights it depends on all rows that
-matter as well, and is 0 for those that the mask hides: the exponential of a score is exactly 0 in
-float32 where a bias of ``LOWEST`` or less was added to it, as scores are not that far apart. Such
-weights may be summed up with rows, or with values that all rows share.
+The rules prove that no masked row affects a live one. Axes are as in ``row_rules``, but a value may
+have several axes of rows. An element depends only on its sample's rows at its indices, two for a
+score. Along an axis of weights it also depends on all live rows, and is 0 for masked ones: the
+exponential of a score is exactly 0 in float32 where a bias of ``LOWEST`` or less was added, as
+scores do not differ that much. Such weights may be contracted with rows, or with values that all
+rows share.
 
-0 times infinity is not 0, so weighted values must be finite where rows are 0: only operations that
-map finite numbers to finite ones may precede a Softmax.
+0 times infinity is NaN, so values must be finite in masked rows, whose weight is 0: only operations
+that map finite numbers to finite ones may precede a Softmax.
 """
 
 from __future__ import annotations
@@ -56,13 +56,12 @@ from penstock.passes.lowering.row_rules import (
 WEIGHTS = "weights"
 
 _HIGHEST_SCORE = 1e3
-"""the highest number that a constant may add to scores without being a bias that hides rows"""
+"""a constant whose magnitudes are all below this is no mask of scores"""
 
 
 class Padded(NamedTuple):
-    """A value that has rows in their places: its axes; ``terms`` that were added to scores, in
-    order; and whether it is ``weighed``, behind a Softmax, where it need not be finite in rows that
-    a mask hides."""
+    """An unpacked value with rows: its axes; the ``terms`` that were added to scores, in order; and
+    whether it is ``weighed``, computed after a Softmax, where masked rows need not be finite."""
 
     axes: Axes
     terms: Sequence[ScoreTerm] = ()
@@ -75,14 +74,13 @@ _Inputs: TypeAlias = "Sequence[Padded | None]"
 def padded_form(
     node: Node, inputs: _Inputs, samples: Axis, row: Axis
 ) -> tuple[Padded, Sequence[ScoreTerm]]:
-    """Return the form of a node for values with rows in their places, None for other inputs; and
-    the terms that hide rows from others there. Raises ``Stays``.
+    """Return the unpacked form of a node's result, and the terms that mask rows there. Raises
+    ``Stays``.
 
     Args:
         node: The node.
-        inputs: One for each input.
-        samples: The axis of all samples.
-        row: The axis of all rows of a sample.
+        inputs: The form of each input; None for inputs without rows. samples: The axis of samples.
+        row: The axis of rows of a sample.
     """
     check_pure(node)
     if any(node.outputs[1:]):
@@ -111,7 +109,7 @@ def padded_form(
 
 
 def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
-    """Return the terms of scores, added or selected, that ``products`` do not compute."""
+    """Return the terms of scores, added or selected by Where, that are not among ``products``."""
     if value is None:
         return []
     if value not in products:
@@ -123,17 +121,17 @@ def given_terms(value: Value | None, products: Container[Value]) -> list[Value]:
 
 
 def has_rows(axes: Axes) -> bool:
-    """Whether a value is one for each row, not for each sample alone."""
+    """Whether a value has one element per row, rather than per sample alone."""
     return not {ROWS, WEIGHTS}.isdisjoint(axis_names(axes))
 
 
 def _plain(value: Value | None) -> Padded:
-    """A value without rows."""
+    """Return the form of a value without rows."""
     return Padded(tuple(map(features, static_dims(value))))
 
 
 def _single(node: Node, inputs: _Inputs) -> Padded:
-    """The first input, if it alone has rows."""
+    """Return the first input, if it is the only one with rows."""
     first, *others = inputs
     if first is None or any(others):
         raise Stays("combines different rows")
@@ -141,10 +139,10 @@ def _single(node: Node, inputs: _Inputs) -> Padded:
 
 
 def _joined(known: Sequence[Axes]) -> Axes:
-    """The axes of values that broadcast to each other: of rows where one of them has rows."""
+    """Return the broadcast axes of values: an axis of rows where one of them has rows."""
     joined: list[Axis] = []
     for column in zip_longest(*[axes[::-1] for axes in known], fillvalue=()):
-        # Of the same size are features that have no rows: an index picks one for each key.
+        # Features of the same size have no rows: an index picks one for each key.
         named = {axis for axis in column if not are_features([axis])}
         if len(named) > 1:
             raise Stays("combines different rows")
@@ -157,7 +155,7 @@ def _elementwise(node: Node, inputs: _Inputs) -> Padded:
     axes = _joined([(x or _plain(v)).axes for x, v in zip(inputs, node.inputs, strict=True) if v])
     if name == "Div" and inputs[1] is not None:
         raise Stays("divides by rows, which are 0 where they are padding")
-    # Where a weight is 0, the result must be so: what is behind relies on it.
+    # Results must be 0 where weights are: later nodes rely on it.
     if any(WEIGHTS in axis_names(x.axes) for x in known) and not _keeps_zero(node, inputs):
         raise Stays("may change attention weights of 0 to other values")
     return Padded(axes, _terms(node, inputs), any(x.weighed for x in known))
@@ -177,15 +175,15 @@ def _keeps_zero(node: Node, inputs: _Inputs) -> bool:
         constant = node.inputs[2 if no is None else 1]
         is_zero = constant is not None and constant.const is not None and not constant.const.any()
         return inputs[0] is None and (yes is None or no is None) and is_zero
-    if name == "Mul":  # by what is finite, as far as it is computed of rows
+    if name == "Mul":  # the other factor is finite, as far as it is computed from rows
         return sum(x is not None and x.weighed for x in inputs) < 2
     moves = node.op.moves and len(inputs) == 1
     return moves or node.op is ZERO_NAN or (name == "Div" and inputs[1] is None)
 
 
 def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
-    """The terms that have been added to scores so far, as far as they are known."""
-    # Behind any other operation terms are unknown: scaled, a bias may hide nothing.
+    """Return the terms that have been added to scores so far, as far as they are known."""
+    # After any other operation, terms are unknown: a scaled bias may mask nothing.
     name = node.op.full_name
     if name in ("Cast", "Identity"):
         (x,) = inputs
@@ -209,14 +207,14 @@ def _terms(node: Node, inputs: _Inputs) -> Sequence[ScoreTerm]:
 
 
 def _may_hide(value: Value) -> bool:
-    """Whether what is added to scores may be a bias that hides rows."""
+    """Whether an additive term of scores may be a mask."""
     if not isinstance(value.type, TensorType) or value.type.dtype != FLOAT32:
         return False
     return value.const is None or not bool((np.abs(value.const) < _HIGHEST_SCORE).all())
 
 
 def _elements(node: Node, x: Padded) -> Padded:
-    """Elements picked by an index along features, others at their own places."""
+    """Return the form of a GatherElements along features, whose other indices stay in place."""
     at = normalize_axes([node.attrs.get("axis", 0)], len(x.axes))[0]
     dims, picked = [[*static_dims(value)] for value in node.inputs]
     size = picked[at]
@@ -229,12 +227,12 @@ def _elements(node: Node, x: Padded) -> Padded:
 def _product(a: Padded, b: Padded) -> Padded:
     if min(len(a.axes), len(b.axes)) < 2:
         raise Stays("multiplies rows by a vector, which is not supported here")
-    # A weight of 0 times what is not finite is not 0.
+    # A weight of 0 times a non-finite number is NaN.
     for x, other in ((a, b), (b, a)):
         if WEIGHTS in axis_names(x.axes) and other.weighed:
             raise Stays("applies attention weights to rows that may not be finite")
-    # Summed up are features, or weights with the rows that they are for: those of one axis, since
-    # samples and heads are along the others.
+    # The contracted axis has features, or weights and the rows that they weight: those of one axis,
+    # since samples and heads are along the others.
     summed = a.axes[-1], b.axes[-2]
     names = [name for name in axis_names(summed) if name]
     weighs = len(summed[0]) == len(summed[1]) == 1 and WEIGHTS in names
@@ -245,14 +243,14 @@ def _product(a: Padded, b: Padded) -> Padded:
 
 
 def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, Sequence[ScoreTerm]]:
-    """The weights of scores, and the terms that make those 0 of rows that are hidden."""
+    """Return the weights of scores, and the terms that make the weights of masked rows 0."""
     rank = len(x.axes)
     last = node.attrs.get("axis", -1) in (-1, rank - 1) and node.op.since >= SINGLE_AXIS
     if not last:
         raise Stays("is a Softmax over rows along an axis other than the last one")
     if x.weighed:
         raise Stays("applies attention weights to rows that may not be finite")
-    # Along the last axis may also be places alone, as where scores are of queries with positions.
+    # The last axis may also be of features alone, as in scores of queries with positions.
     terms = x.terms if _are_scores(x.axes, samples, row) else ()
     if terms:
         weights = tuple((WEIGHTS, size) for _, size in row)
@@ -263,7 +261,7 @@ def _softmax(x: Padded, node: Node, samples: Axis, row: Axis) -> tuple[Padded, S
 
 
 def _are_scores(axes: Axes, samples: Axis, row: Axis) -> bool:
-    """Whether axes are [samples, heads, rows or 1, rows], those of a bias."""
+    """Whether axes are [samples, heads, rows or 1, rows], as of a bias."""
     if len(axes) != 4 or axes[0] != samples or not are_features(axes[1:2]):
         return False
     return axes[2] in (row, ()) and axes[3] in (row, features(row[0][1]))
@@ -272,7 +270,7 @@ def _are_scores(axes: Axes, samples: Axis, row: Axis) -> bool:
 def _attention(
     node: Node, inputs: _Inputs, samples: Axis, row: Axis
 ) -> tuple[Padded, Sequence[ScoreTerm]]:
-    """An Attention, to whose scores is added what depends on rows."""
+    """Return the form of an Attention whose bias depends on rows."""
     values = node.inputs
     q, k, v = [x or _plain(value) for x, value in zip(inputs[:3], values, strict=False)]
     if not node.attrs.get("keys_last", 0):

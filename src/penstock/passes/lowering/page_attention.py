@@ -1,7 +1,7 @@
-"""Conversion of attention over caches that are fed and returned to attention over pages.
+"""Conversion of attention over fed and returned caches to paged attention.
 
-Exporters write it in three forms: as single operations, which ``RecognizeAttention`` has made
-one node, as ONNX's Attention with a past, and as GroupQueryAttention::
+Exporters write it in three forms: as elementary operations, which ``RecognizeAttention`` has fused,
+as ONNX's Attention with a past, and as GroupQueryAttention::
 
     present = Concat(past, k)                   (k, past) and (v, past_v) are cached
     y = penstock.Attention(q, Expand(present), Expand(present_v), bias)
@@ -10,8 +10,8 @@ one node, as ONNX's Attention with a past, and as GroupQueryAttention::
 
     y, present, present_v = GroupQueryAttention(q, k, v, past, past_v, lengths, total, cos, sin)
 
-Keys and values of encoder outputs, which are fed and do not change, are stored in pages of their
-own in the same pool, which all rows of a sequence see::
+In cross attention, keys and values of encoder outputs are fed and do not change. They are stored in
+separate pages of the same pool, which all rows of a sequence see::
 
     y = penstock.Attention(q, Expand(keys), Expand(values), bias)
 """
@@ -48,11 +48,11 @@ from penstock.passes.lowering.score_biases import ScoreBiases, Seen
 from penstock.passes.lowering.step_probes import Probes, Roles, is_mask
 
 _OF_HEADS = 4
-"""axes of keys or values"""
+"""number of axes of keys or values"""
 
 
 class _Source(NamedTuple):
-    """A ``value`` that keys or values are made of by ``moves`` alone, and their factor."""
+    """The ``value`` that data-movement nodes, ``moves``, turn into keys or values; their factor."""
 
     value: Value | None
     moves: Sequence[Node]
@@ -60,8 +60,8 @@ class _Source(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """Keys or values of attention: the ``past`` and the ``new`` rows that they come of, the
-    ``present`` that these are, and their factor ``scale``."""
+    """Keys or values of attention: the ``past`` and the ``new`` rows, their concatenation
+    ``present``, and the factor ``scale``."""
 
     past: Value
     new: Value
@@ -70,7 +70,7 @@ class _Operand(NamedTuple):
 
 
 class _Scores(NamedTuple):
-    """The factor of scores, their highest number or 0, and what a row sees."""
+    """The factor of scores, their softcap (0 for none), and the positions that a row sees."""
 
     scale: float
     softcap: float
@@ -78,8 +78,8 @@ class _Scores(NamedTuple):
 
 
 class PageAttention:
-    """The search for attention over caches in ``graph``, a copy of a decoder for some rows.
-    ``names`` are those of its outputs."""
+    """Search for attention over caches in ``graph``, a copy of a decoder for a fixed number of
+    rows. ``names`` are its output names."""
 
     def __init__(self, graph: Graph, names: Sequence[str], roles: Roles, probes: Probes) -> None:
         self.graph, self.roles, self._biases = graph, roles, ScoreBiases(probes)
@@ -87,7 +87,7 @@ class PageAttention:
         self.fixed: dict[tuple[str, bool], PagedCache] = {}
         self.page_size = self.fixed_size = 0
         self.masked: set[bool] = set()
-        """whether attention hides what is absent in a mask of what an encoder returned"""
+        """whether cross attention applies the mask of the encoder's output, by layer"""
         self._past = {v.name: v for v in graph.inputs if v.name in roles.caches}
         self._outputs = dict(zip(graph.outputs, names, strict=True))
         self.pool = Value(POOL, TensorType(FLOAT32, ("pages", "page_size")))
@@ -97,7 +97,7 @@ class PageAttention:
         self.fixed_pages = Value(FIXED_PAGES, TensorType(INT64, ("used_fixed_pages",)))
 
     def replace_attention(self) -> None:
-        """Let attention read pages in the place of caches."""
+        """Replace attention over caches by attention over pages."""
         for value in self._past.values():
             if value.dtype != FLOAT32:
                 raise RowsStay(f"cache {value.name!r} is {value.dtype}, but pages are float32")
@@ -123,9 +123,9 @@ class PageAttention:
             raise RowsStay("some layers apply the mask of the encoder's output, and others do not")
 
     def _check_fixed(self) -> None:
-        """See that fixed inputs that are read are keys, values and masks. Raises ``RowsStay``."""
+        """Raise ``RowsStay`` unless the fixed inputs that are read are keys, values and masks."""
         readers = readers_of(self.graph)
-        # Lengths are constants by now: hidden states that nothing else is read of have no readers.
+        # Lengths are folded: hidden states used for their length alone have no readers.
         for value in self.graph.inputs:
             if value.name not in self.roles.fixed or not readers.get(value) or is_mask(value):
                 continue
@@ -135,7 +135,7 @@ class PageAttention:
                     "each step; export a decoder with cached keys and values as inputs"
                 )
 
-    # Attention in its forms.
+    # The forms of attention.
 
     def _paged(self, node: Node) -> Node:
         """Convert penstock.Attention whose keys and values are, or repeat, past and new rows."""
@@ -170,7 +170,7 @@ class PageAttention:
                     node,
                     "has keys or values that are not cached inputs repeated for groups of heads",
                 )
-            # Layers may share what they read: nothing is written to it.
+            # Layers may share fixed keys and values, which are never written.
             place = fed.name, source is keys
             cache = self.fixed.get(place) or self._placed_fixed(fed, source is keys)
             attrs |= {name: cache.begins, "groups": cache.groups, "value_size": cache.size}
@@ -184,7 +184,7 @@ class PageAttention:
         return node.derived(inputs, node.outputs, attrs, op=PAGED_ATTENTION)
 
     def _placed_fixed(self, fed: Value, keys: bool) -> PagedCache:
-        """Where keys or values that are fed lie in a page."""
+        """Return the position of fed keys or values in a page."""
         _, groups, _, size = static_dims(fed)
         cache = PagedCache(fed.name, None, groups, size, self.fixed_size, keys)
         self.fixed_size += groups * PAGE * size
@@ -200,7 +200,7 @@ class PageAttention:
         scores: _Scores,
         y: Value | None,
     ) -> Node:
-        """Attention over pages."""
+        """Return a PagedAttention node."""
         for operand in (keys, values):
             if any(cache.past == operand.past.name for cache in self.caches):
                 raise stays(node, f"reads {operand.past.name!r}, which an earlier layer reads too")
@@ -215,7 +215,7 @@ class PageAttention:
         return node.derived(inputs, [y], attrs, op=PAGED_ATTENTION)
 
     def _placed(self, operand: _Operand, keys: bool) -> int:
-        """Where a cache lies in a page."""
+        """Return the position of a cache in a page."""
         _, groups, _, size = static_dims(operand.past)
         begins = self.page_size
         self.page_size += groups * PAGE * size
@@ -226,7 +226,7 @@ class PageAttention:
         return begins
 
     def _operand(self, node: Node, source: _Source, heads: int, last: bool) -> _Operand:
-        """Return the cache, new rows and scale of which keys or values are made."""
+        """Return the cache, the new rows and the scale from which keys or values are computed."""
         present, moves, scale = source
         concat = None if present is None else present.producer
         if concat is None or present is None or len(concat.inputs) != 2:
@@ -301,7 +301,7 @@ class PageAttention:
 
     @staticmethod
     def _scale(attrs: Attrs, q: Value) -> float:
-        """The factor of scores, by default that of the size of a head."""
+        """Return the factor of scores, by default 1 / sqrt(head size)."""
         return float(attrs.get("scale") or static_dims(q)[-1] ** -0.5)
 
     # Biases.
@@ -309,9 +309,9 @@ class PageAttention:
     def _seen(
         self, node: Node, given: Sequence[Value | None], heads: int, causal: bool = False
     ) -> Seen:
-        """Return the positions that rows see in attention with these biases added to its scores."""
-        # Steps of encoder-decoders are mostly traced with one row, which needs no mask: such a
-        # graph is right for rows one by one alone.
+        """Return the positions that rows see in attention whose scores have these biases added."""
+        # Steps of encoder-decoders are mostly traced with one row, which needs no causal mask: such
+        # a graph is correct for single rows only.
         one_by_one = bool(self.roles.fixed)
         try:
             seen = self._biases.seen_before(_given(given), causal or one_by_one)
@@ -328,7 +328,7 @@ def stays(node: Node, reason: str) -> RowsStay:
 
 
 def _source_of(node: Node, value: Value | None) -> _Source:
-    """The source of keys or values of attention."""
+    """Return the source of attention's keys or values."""
     moves: list[Node] = []
     scale = 1.0
     while value is not None and (source := value.producer) is not None:
@@ -363,7 +363,7 @@ def _given(values: Sequence[Value | None]) -> list[Value]:
 
 
 def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:
-    """``values``, none of which is left out."""
+    """Return ``values``, none of which may be omitted. Raises ``RowsStay``."""
     given = _given(values)
     if len(given) < len(values):
         raise stays(node, "lacks query, key, value or past inputs, or present outputs")
@@ -371,8 +371,8 @@ def _all(node: Node, values: Sequence[Value | None]) -> list[Value]:
 
 
 def _repeats(present: Value, moves: Iterable[Node], heads: int, last: bool) -> bool:
-    """Whether ``moves`` do no more to a cache than repeating it for the heads that share it, and
-    turning its rows to columns if these are ``last``: tried with numbers for its elements."""
+    """Whether ``moves`` only repeat a cache for the heads that share it, and transpose its rows to
+    columns if ``last``: tested on an arange."""
     dims = static_dims(present)
     x = numbers = np.arange(np.prod(dims), dtype=np.float32).reshape(dims)
     for node in moves:
@@ -389,14 +389,14 @@ def _repeats(present: Value, moves: Iterable[Node], heads: int, last: bool) -> b
 
 
 class _HeadsWriter:
-    """Writes the ``nodes`` around attention whose inputs have all heads side by side."""
+    """Writer of the ``nodes`` around attention whose inputs have all heads concatenated."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.nodes: list[Node] = []
 
     def add(self, op: Op, inputs: Sequence[Value | None], attrs: Attrs | None = None) -> Value:
-        """The result of a new node."""
+        """Add a node and return its result."""
         y = Value(f"{self.node.label}/joined{len(self.nodes)}")
         node = self.node.derived(inputs, [y], attrs or {}, op=op)
         (y.type,) = node_types(node)[:1]
@@ -404,14 +404,14 @@ class _HeadsWriter:
         return y
 
     def split(self, x: Value | None, heads: int) -> Value:
-        """[1, rows, heads * size] as [1, heads, rows, size]."""
+        """Reshape [1, rows, heads * size] to [1, heads, rows, size]."""
         one, rows, width = static_dims(x)
         dims = Value(f"{WRITTEN}dims", const=np.array([one, rows, heads, width // heads]))
         four = self.add(standard("Reshape"), [x, dims])
         return self.add(standard("Transpose"), [four], {"perm": [0, 2, 1, 3]})
 
     def parts(self, packed: Value | None, heads: int, groups: int) -> list[Value]:
-        """Queries, keys and values that lie one behind another in each row."""
+        """Split queries, keys and values that are concatenated in each row."""
         width = static_dims(packed)[-1]
         size = width // (heads + 2 * groups)
         ends = np.cumsum([0, heads * size, groups * size, groups * size])
@@ -429,12 +429,13 @@ class _HeadsWriter:
         ]
 
     def result(self, q: Value, v: Value, y: Value | None) -> Value:
-        """``y``, or a new value for the result of attention."""
+        """Return ``y``, or a new value for the result of attention."""
         dims = (*static_dims(q)[:3], static_dims(v)[3])
         return y or Value(f"{self.node.label}/joined", TensorType(FLOAT32, dims))
 
     def merged(self, result: Value, y: Value | None) -> list[Node]:
-        """All nodes, which write [1, heads, rows, size] to ``y`` in the end, heads side by side."""
+        """Return all nodes, the last of which merge the heads of [1, heads, rows, size] in
+        ``y``."""
         one, heads, rows, size = static_dims(result)
         turned = self.add(standard("Transpose"), [result], {"perm": [0, 2, 1, 3]})
         wide = Value(f"{WRITTEN}dims", const=np.array([one, rows, heads * size]))

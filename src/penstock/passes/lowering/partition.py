@@ -1,22 +1,22 @@
-"""Partition a graph into one part for each device; Sends and Recvs join the parts.
+"""Partition a graph into one part per device, connected by Sends and Recvs.
 
-Each value that a device needs from another has one ``_Send`` there and one ``_Recv`` here, however
-many nodes read it::
+Each value that crosses devices has one ``_Send`` on its device and one ``_Recv`` on each reading
+device, however many nodes read it::
 
     A: x ──> neg ──> _Send("neg:0", A to B)        B: _Recv("neg:0", A to B) ──> abs ──> y
 
-Keys of the rendezvous have a frame and an iteration, so that a transferred value must be produced
-once in each iteration of its frame. Outputs of an Enter or a NextIteration are not: these are
-copied to each device that reads them, where their inputs are received instead. A control edge
-transfers no value, only whether its source was alive.
+Rendezvous keys contain a frame and an iteration, so a transferred value must be produced once per
+iteration of its frame. Outputs of Enter and NextIteration are not: these nodes are copied to each
+device that reads them, where their inputs are received instead. A control edge transfers no value,
+only whether its source was alive.
 
-A frame with iterations that spans devices needs, on each of them, a node that runs once in each
-iteration, to trigger the Recvs: a control loop (Enter, Merge, Switch, NextIteration) that continues
-as long as the loop's LoopCond says, which is sent to all of them. The device of the LoopCond itself
-needs none if the LoopCond depends on no other device.
+A frame with iterations that spans devices needs, on each device, a node that runs once per
+iteration and triggers the Recvs: a control loop (Enter, Merge, Switch, NextIteration) that
+continues while the loop's LoopCond, which is sent to all devices, is true. The device of the
+LoopCond itself needs none if the LoopCond depends on no other device.
 
-This follows *Implementation of Control Flow in TensorFlow* (2017), except for the copies. The parts
-can be partitioned again: by worker first, then each of these parts by device.
+This follows *Implementation of Control Flow in TensorFlow* (2017), except for the copies. Parts can
+be partitioned again: first by worker, then by device.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext
 
 Need = Value | Node
-"""An import from another device: a value, or the signal that a node has run."""
+"""An import from another device: a value, or a node whose completion is signaled."""
 
 
 class Partition(Pass):
     """Partition a graph by the devices of its nodes (see ``partition``), if the ``FramePolicy``
-    says that these have parts of their own. The policy gets the parts: of a graph that stays whole,
-    that graph."""
+    separates devices. The parts are recorded in the policy: for a graph that stays whole, the graph
+    itself."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         frames, policy = Frames(graph), context.frames
@@ -53,17 +53,17 @@ class Partition(Pass):
 
 
 def _whole(graph: Graph, frames: Frames) -> GraphPart:
-    """A graph as its only part."""
+    """Return a graph as its only part."""
     inputs, outputs = range(len(graph.inputs)), range(len(graph.outputs))
     return GraphPart("", graph, tuple(inputs), tuple(outputs), frames.paths())
 
 
 def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list[GraphPart]:
-    """The parts of ``graph``, which must be sorted and is not changed, in the order in which its
-    nodes first name their ``devices``. ``frames`` are those of the graph.
+    """Return the parts of ``graph``, which must be sorted and is not changed, in the order in which
+    its nodes first name their ``devices``. ``frames`` are its frames.
 
-    Nodes keep the ``device`` that they have; those that are added have that of a node they serve.
-    Raises ``InvalidModel`` where a loop spans devices that has no LoopCond.
+    Nodes keep their ``device``; added nodes have that of a node that they serve. Raises
+    ``InvalidModel`` if a loop without a LoopCond spans devices.
     """
     whole = _Whole(graph, frames, devices)
     names = dict.fromkeys(devices[node] for node in graph.nodes)
@@ -82,9 +82,9 @@ def partition(graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> list
 
 
 class _Whole:
-    """Facts about the whole graph. ``frames`` has the frame that each node runs in, ``after`` that
-    of its outputs. ``looping`` are the frames with iterations, ``pivots`` the outputs of their
-    LoopConds, ``homes`` the devices of the nodes in each frame."""
+    """Facts about the whole graph. ``frames`` maps each node to the frame that it runs in,
+    ``after`` to that of its outputs. ``looping`` are the frames with iterations, ``pivots`` the
+    outputs of their LoopConds, ``homes`` the devices of each frame's nodes."""
 
     def __init__(self, graph: Graph, frames: Frames, devices: Mapping[Node, str]) -> None:
         self.graph = graph
@@ -118,10 +118,10 @@ class _Whole:
 class _Draft:
     """A part under construction.
 
-    ``received`` needs, ``copied`` Enters and NextIterations of other devices, and ``driven`` frames
-    (those that need a node that runs once in each iteration) each have the ``device`` that the
-    first node that needs them names. ``value_of`` and ``node_of`` map values and nodes of the whole
-    graph to those of the part.
+    ``received`` imports, ``copied`` Enters and NextIterations of other devices, and ``driven``
+    frames (those that need a node that runs once per iteration) have the ``device`` of the first
+    node that needs them. ``value_of`` and ``node_of`` map values and nodes of the whole graph to
+    those of the part.
     """
 
     def __init__(self, whole: _Whole, device: str) -> None:
@@ -140,20 +140,20 @@ class _Draft:
         self.added: list[Node] = []
         self.paths: dict[Node, tuple[str, ...]] = {}
 
-    # Imports of the part from others.
+    # Imports from other parts.
 
     def find_needs(self) -> None:
         controls: dict[Node, str] = {}
         for node in self.own:
             self.need(node, node.device, controls)
-        # An output of a node that is received also says whether the node has run.
+        # A received output of a node also signals that the node has run.
         for node, device in controls.items():
             if not self.received_signal(node):
                 self.received[node] = device
                 self.drive(self.whole.after[node], device)
 
     def need(self, node: Node, device: str, controls: dict[Node, str]) -> None:
-        """Note the inputs that ``node`` needs in order to run here."""
+        """Record the imports that ``node`` needs in order to run here."""
         for value in all_reads(node):
             producer = value.producer
             if producer is None:
@@ -168,7 +168,7 @@ class _Draft:
             elif self.whole.devices[before] != self.device:
                 controls.setdefault(before, device)
         if node.op.role is Role.ENTER and node.attrs.get("is_constant"):
-            # Its value is for all iterations, so that all of them must take place here.
+            # Its value is for all iterations, so all iterations must take place here.
             frame = self.whole.after[node]
             homes = self.whole.homes.get(frame, set())
             if frame in self.whole.looping and self.device in homes and len(homes) > 1:
@@ -192,15 +192,16 @@ class _Draft:
     def drive(self, frame: Frame, device: str) -> None:
         if frame.parent is not None and frame not in self.driven:
             self.driven[frame] = device
-            # The frame is entered once in each iteration of the one around it, which has to take
-            # place here, too.
+            # The frame is entered once per iteration of its parent frame, which must take place
+            # here, too.
             self.drive(frame.parent, device)
             if frame in self.whole.looping:
                 self.receive(self.whole.pivot(frame), device)
 
     def received_signal(self, node: Node) -> Value | None:
-        """A received value that is alive if, and only if, ``node`` was; None if there is none."""
-        # A Switch that runs leaves one of its outputs dead.
+        """Return a received value that is alive if and only if ``node`` was; None if there is
+        none."""
+        # A Switch that runs has one dead output.
         if node.op.role is Role.SWITCH:
             return None
         return next((v for v in node.outputs if v is not None and v in self.received), None)
@@ -224,7 +225,7 @@ class _Draft:
             both = zip(node.outputs, own.outputs, strict=True)
             self.value_of.update((a, b) for a, b in both if a is not None and b is not None)
         self.paths = {own: self.whole.paths[node] for node, own in self.node_of.items()}
-        del graph.inputs[len(inputs) :]  # the others are produced in this part
+        del graph.inputs[len(inputs) :]  # the removed ones are produced in this part
         self.add_receives()
         self.add_copies()
         for node, own in self.node_of.items():
@@ -247,7 +248,7 @@ class _Draft:
             attrs = _transfer(self.whole.devices[source], self.device, name)
             if isinstance(need, Value):
                 attrs["type"] = need.type
-            # So the LoopCond is found when this part is partitioned again.
+            # Keep the LoopCond recognizable when this part is partitioned again.
             if need is self.whole.pivots.get(self.whole.after[source]):
                 attrs["loop_cond"] = True
             origin = f"the transfer of {name!r}"
@@ -280,16 +281,16 @@ class _Draft:
         return value if value is None or value.const is not None else self.value_of[value]
 
     def local_control_source(self, node: Node) -> Node:
-        """The node of this part that stands for ``node`` as a control input."""
+        """Return the node of this part that represents ``node`` as a control input."""
         if node in self.node_of:
             return self.node_of[node]
         signal = self.received_signal(node)
         return self.receives[node if signal is None else signal]
 
-    # Nodes that run once in each iteration of a frame.
+    # Nodes that run once per iteration of a frame.
 
     def trigger(self, frame: Frame) -> Node:
-        """A node that runs once in each iteration of ``frame``."""
+        """Return a node that runs once per iteration of ``frame``."""
         if frame not in self.triggers:
             if frame not in self.whole.looping:
                 self.triggers[frame] = self.enter(frame)
@@ -300,7 +301,8 @@ class _Draft:
         return self.triggers[frame]
 
     def leads(self, frame: Frame) -> bool:
-        """Whether the LoopCond is in this part and, in an iteration, depends on no other part."""
+        """Whether the LoopCond is in this part and, within an iteration, depends on no other
+        part."""
         stack = [_source(self.whole.pivot(frame))]
         seen: set[Node] = set()
         has_back_edge = False
@@ -311,8 +313,7 @@ class _Draft:
             seen.add(node)
             if node not in self.node_of:
                 return False
-            # A value from the previous iteration keeps the LoopCond from running more than once in
-            # each.
+            # A value from the previous iteration limits the LoopCond to one run per iteration.
             if node.op.role is Role.NEXT_ITERATION:
                 has_back_edge = True
             elif self.whole.frames[node] is frame:
@@ -321,7 +322,7 @@ class _Draft:
         return has_back_edge
 
     def enter(self, frame: Frame) -> Node:
-        """An Enter that enters ``frame`` whenever other parts do."""
+        """Return an Enter that enters ``frame`` whenever other parts do."""
         assert frame.parent is not None
         # The outermost frame has no iterations and needs no trigger.
         around = [] if frame.parent.parent is None else [self.trigger(frame.parent)]
@@ -334,13 +335,14 @@ class _Draft:
         return self.primitive("Enter", frame, [signal], ["entered"], attrs, around)
 
     def control_loop(self, frame: Frame) -> Node:
-        """The Merge of a new loop that runs as long as that of another device does."""
+        """Return the Merge of a new control loop that runs as long as the loop on another
+        device."""
         entered = self.enter(frame).outputs
         again = Value(f"{frame.name}#again", TensorType(BOOL, ()))
         merge = self.primitive("Merge", frame, [*entered, again], ["merged", "index"])
         pivot = self.local_value(self.whole.pivot(frame))
         switch = self.primitive("Switch", frame, [merge.outputs[0], pivot], ["ended", "going"])
-        # The Merge reads what NextIteration computes, so that value was needed before its node.
+        # The Merge reads NextIteration's output, so that value existed before its node.
         following = self.primitive("NextIteration", frame, [switch.outputs[1]], [])
         following.outputs.append(again)
         again.producer = following
@@ -369,13 +371,13 @@ class _Draft:
         return node
 
     def add(self, node: Node, frame: Frame) -> None:
-        """Add a node that only this part has, and that runs in ``frame``."""
+        """Add a node that exists in this part only, and runs in ``frame``."""
         self.added.append(node)
         self.paths[node] = frame.path
 
 
 def _source(need: Need) -> Node:
-    """The node that produces, or is, what is needed."""
+    """Return the node of an import: the value's producer, or the node itself."""
     node = need if isinstance(need, Node) else need.producer
     assert node is not None
     return node

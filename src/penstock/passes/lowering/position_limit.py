@@ -1,4 +1,4 @@
-"""Number of positions of a decoder, by the tables from which it gathers by position."""
+"""Position limit of a decoder, from the tables that it gathers from by position."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.ops.onnx.rotary import cache_places
 
 
 def position_limit(graph: Graph) -> tuple[int, str] | None:
-    """Return the most rows that a sequence of joined steps may have, and the name of the table that
-    sets the limit; None if no table does."""
+    """Return the maximum length, in positions, of a sequence of joined steps, and the name of the
+    table that sets it; None if no table does."""
     # Upper bounds of values, relative to the positions, as far as they are known.
     beyond = {value: 0 for value in graph.inputs if value.name == POSITIONS}
     found: list[tuple[int, str]] = []
     for node in graph.nodes:
         known = [(i, beyond[v]) for i, v in enumerate(node.inputs) if v is not None and v in beyond]
-        # Sums of positions and the like are no places of a table.
+        # Sums of positions and the like are not indices into a table.
         if len(known) != 1:
             continue
         ((place, offset),) = known
@@ -29,7 +29,7 @@ def position_limit(graph: Graph) -> tuple[int, str] | None:
 
 
 def _table_of(node: Node, place: int) -> tuple[Value, int] | None:
-    """The constant of which input ``place`` picks, and how many places it has."""
+    """Return the constant table that input ``place`` indexes, and its number of entries."""
     name, axis = node.op.full_name, 0
     if name.endswith("RotaryEmbedding"):
         cos, _, positions = cache_places(node.op)
@@ -46,13 +46,13 @@ def _table_of(node: Node, place: int) -> tuple[Value, int] | None:
 
 
 def _change(node: Node, place: int) -> int | None:
-    """Return an upper bound of what a node adds to input ``place``; None if none is known."""
+    """Return an upper bound of the offset that a node adds to input ``place``; None if unknown."""
     if node.op.moves or node.op.full_name == "Cast":
         return 0 if place == 0 else None
     other = node.inputs[1 - place] if len(node.inputs) == 2 else None
     if other is None:
         return None
-    # Flags of tokens that are no padding.
+    # Flags of non-padding tokens.
     source = other.producer
     if node.op.full_name == "Mul" and source is not None and source.op.full_name == "Cast":
         flags = source.inputs[0]

@@ -1,8 +1,8 @@
-"""Rewrite float32 operations between DequantizeLinear and QuantizeLinear to work on 8-bit codes.
+"""Rewrite float32 operations between DequantizeLinear and QuantizeLinear to 8-bit arithmetic.
 
-Operations that only move elements move the codes instead. Convolutions and products become
-one fused node with the conversions around them, for which a backend may have an integer kernel; on
-other backends its parts run one after the other.
+Data-movement operations move the quantized codes instead. Convolutions and matrix products are
+fused with the conversions around them into one node, for which a backend may have an integer
+kernel; on other backends its parts run in sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.passes.lowering.fuse import became
 from penstock.passes.rewrite import forward
 
 BOUNDING = frozenset({"Clip", "Relu"})
-"""operations that may stand between one of ``COMPUTING`` and the conversion of its result"""
+"""operations allowed between one of ``COMPUTING`` and the conversion of its result"""
 
 _QUANTIZING = ("QuantizeLinear", f"{MICROSOFT}.QuantizeLinear")
 _MOST_BOUNDS = 2
@@ -31,17 +31,16 @@ _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 class Quantize(Pass):
-    """Rewrite operations on dequantized values as operations on their 8-bit codes: as the same
-    operation if it only moves elements, and as a fused node where a backend has a kernel for it."""
+    """Rewrite operations on dequantized values as operations on their 8-bit codes: data movement as
+    the same operation, computation as a fused node where a backend has a kernel for it."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         policy = context.fusion
         if policy is None or not any(is_conversion(n, "DequantizeLinear") for n in graph.walk()):
             return False
-        # Moves first: with codes on both sides of them, an operation and its conversions come to
-        # stand next to each other.
+        # Data movement first: once it moves codes, operations are adjacent to their conversions.
         changed = forward(graph, dict.fromkeys(_QUANTIZING, _Moving(graph)))
-        # An operation whose result is not quantized again may still have an integer kernel.
+        # An operation whose result is not requantized may still have an integer kernel.
         for last in (_QUANTIZING, COMPUTING):
             changed |= forward(graph, dict.fromkeys(last, _Computing(graph, policy)))
             if changed:
@@ -60,8 +59,8 @@ def _awaited(graph: Graph) -> set[Node]:
 
 
 class _Moving:
-    """A visit of each QuantizeLinear: drop it if its input only moves elements whose codes are the
-    codes that it would compute."""
+    """Visitor of each QuantizeLinear: drop it if its input only moves dequantized elements whose
+    codes equal those that it would compute."""
 
     def __init__(self, graph: Graph) -> None:
         self.readers = readers_of(graph)
@@ -94,7 +93,7 @@ class _Moving:
 
 
 def _are_inverse(before: Node, after: Node) -> bool:
-    """Whether codes that are dequantized and then quantized are the same again."""
+    """Whether dequantizing and then quantizing leaves codes unchanged."""
     values = [v for node in (before, after) for v in (node.inputs[0], node.outputs[0]) if v]
     dtypes = [v.type.dtype if isinstance(v.type, TensorType) else None for v in values]
     if dtypes not in ([INT8, FLOAT32, FLOAT32, INT8], [UINT8, FLOAT32, FLOAT32, UINT8]):
@@ -102,15 +101,15 @@ def _are_inverse(before: Node, after: Node) -> bool:
     parameters = _parameters(before)
     if parameters is None or parameters != _parameters(after):
         return False
-    # With a scale near infinity or denormal, products and quotients lose digits.
+    # With a scale near infinity or subnormal, products and quotients lose precision.
     return _SMALLEST < parameters[0] < _LARGEST
 
 
 def _parameters(node: Node) -> tuple[float, int] | None:
-    """The scale and zero point of a conversion, if both are constant and one for all elements."""
+    """Return the scale and zero point of a conversion, if both are constant and per tensor."""
     scale, zero = [*node.inputs, None][1:3]
     scales = None if scale is None else scale.const
-    # ONNX: without a zero point it is 0.
+    # ONNX: the zero point is 0 by default.
     zeros = np.zeros(1) if zero is None else zero.const
     if scales is None or zeros is None or scales.dtype != FLOAT32:
         return None
@@ -118,8 +117,8 @@ def _parameters(node: Node) -> tuple[float, int] | None:
 
 
 class _Computing:
-    """A visit of each of the operations ``last``: turn it into the fused node of an operation with
-    the conversions around it, where ``policy`` accepts that."""
+    """Visitor of each of the operations ``last``: fuse it with an operation and the conversions
+    around that, where ``policy`` accepts the fused node."""
 
     def __init__(self, graph: Graph, policy: FusionPolicy) -> None:
         self.readers = readers_of(graph)
@@ -132,8 +131,8 @@ class _Computing:
         return candidate is not None and became(node, candidate, self.policy)
 
     def fused(self, last: Node) -> Node | None:
-        """The fused node of copies of the conversions of operands, the operation, and the nodes
-        behind it up to ``last``, if these are all there."""
+        """Return the fused node of copies of the operands' conversions, the operation, and the
+        nodes after it up to ``last``; None if they do not match."""
         chain = self.chain(last)
         if chain is None:
             return None
@@ -144,7 +143,8 @@ class _Computing:
         return fused_copies([*before, *chain])
 
     def chain(self, last: Node) -> list[Node] | None:
-        """The nodes from one of ``COMPUTING`` to ``last``, each read by the next one alone."""
+        """Return the nodes from one of ``COMPUTING`` to ``last``, each read by the next one
+        alone."""
         chain = [last]
         while chain[0].op.name not in COMPUTING:
             value = chain[0].inputs[0]

@@ -1,4 +1,4 @@
-"""Fusion of the operations of attention into one node, in all forms that models use.
+"""Fusion of the operations of scaled dot-product attention into one node.
 
 ::
 
@@ -6,13 +6,13 @@
     s = MatMul(q, t) * scale + bias
     y = MatMul(Softmax(s), Expand(values))
 
-In separate steps the scores would be written and read several times, and keys that heads share
-would be copied for each of them. ONNX's Attention becomes the same node (``onnx_attention``).
+As separate steps, the scores would be written and read several times, and keys that heads share
+would be copied for each head. ONNX's Attention becomes the same node (``onnx_attention``).
 
-If shapes are known, a backend decides by its kernel and by costs. If the number of keys is not, as
-in a decoder's step over its cache, few queries become one node on any backend. There the bias
-may be a sum of masks, or a Where that replaces a score by a number of at most -1e30, or minus
-infinity: anything added to that vanishes in float32. Other forms are left as they are.
+With static shapes, the pass fuses if a backend has a kernel and the cost model favors it. With an
+unknown number of keys, as in a decoder's step over its cache, attention of few queries is fused on
+any backend. There the bias may be a sum of masks, or a Where that replaces a score by at most
+-1e30: anything added to that vanishes in float32. Other forms are left as they are.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from penstock.passes.dead_code import prune
 _MOST_QUERIES = 32
 _MOST_TERMS = 8
 _LOWEST = -1e30
-"""numbers from which on downwards float32 has no digits for scores"""
+"""float32 numbers at or below it absorb any score that is added"""
 _LOWEST_FINITE = float(np.finfo(FLOAT32).min)
 _LEAST = 1e-18
-"""the least factor of scores: with smaller ones, steps may overflow where one node does not"""
+"""the least factor of scores: with smaller ones, separate steps may overflow where a fused node
+does not"""
 
 
 class ScoreTerm(NamedTuple):
-    """A bias, ``operand``, which is added times ``scale``; or the condition of a Where, the number
-    that it puts in the place of scores, and whether that is for what ``holds``."""
+    """An additive bias, ``operand`` times ``scale``; or the condition of a Where, the number that
+    replaces scores, and whether it does so where the condition ``holds``."""
 
     operand: Value
     number: float | None = None
@@ -55,8 +56,7 @@ class ScoreTerm(NamedTuple):
 
 @dataclass(frozen=True)
 class _Scores:
-    """The product of queries and keys, times ``scale``, what is done to it then, and the nodes that
-    do it."""
+    """The product of queries and keys, times ``scale``, the terms added to it, and their nodes."""
 
     nodes: tuple[Node, ...]
     scale: float = 1.0
@@ -78,8 +78,8 @@ class _Operands:
     keys_last: bool
 
     def shapes(self) -> list[tuple[int | None, ...]]:
-        """Their dims, None for unknown ones, of keys as [..., positions, size]; nothing unless all
-        are floats of one type and rank."""
+        """Return their dims, None for unknown ones, of keys as [..., positions, size]; empty unless
+        all have one float dtype and one rank."""
         values = self.q, self.k, self.v
         types = [value.type for value in values]
         dtypes = {t.dtype if isinstance(t, TensorType) else None for t in types}
@@ -95,9 +95,9 @@ class _Operands:
 
 
 class RecognizeAttention(Pass):
-    """Replace attention by an Attention of Penstock's own: where shapes are known, if that is
-    faster, or ``always``: also where results are to be reproducible, since that depends on sizes,
-    and rows that pad are left out of it as one node alone."""
+    """Replace attention by Penstock's Attention: for static shapes, if that is faster, or
+    ``always``: for reproducible results too, as the choice depends on sizes and padding rows are
+    removed from fused attention only."""
 
     def __init__(self, always: bool = False) -> None:
         self.always = always
@@ -122,9 +122,9 @@ class RecognizeAttention(Pass):
 
 @dataclass
 class _Search:
-    """The search for attention among the nodes ``inside`` a graph. ``awaited`` nodes must run at
-    their own time. ``biases`` are the values that were computed for biases so far, by their
-    operation and inputs: layers share them."""
+    """Search for attention among the nodes ``inside`` a graph. ``awaited`` nodes are control inputs
+    and must stay. ``biases`` are the values computed for biases so far, by operation and inputs:
+    layers share them."""
 
     context: PassContext
     readers: Readers
@@ -134,7 +134,7 @@ class _Search:
     biases: dict[tuple[object, ...], Value] = field(default_factory=dict)
 
     def replacement(self, node: Node) -> Sequence[Node] | None:
-        """The replacement of ``node``, the second product or ONNX's Attention."""
+        """Return the replacement of ``node``, the second product or ONNX's Attention."""
         if node.op.name not in ("Attention", "MatMul") or node.control_inputs:
             return None
         if node.outputs[0] is None:
@@ -148,7 +148,7 @@ class _Search:
             return None
         behind = [softmax, guard, node] if guard is not None else [softmax, node]
         for before, reader in pairwise(behind):
-            # Another reader of a value between needs it as a tensor.
+            # An intermediate value with another reader must exist as a tensor.
             output = before.outputs[0]
             if output is None or self.readers.get(output) != [reader]:
                 return None
@@ -156,8 +156,7 @@ class _Search:
         if scores is None:
             return None
         pieces = [*scores.nodes, *behind]
-        # The nodes of an outer graph run once for all iterations of a body, and may not move into
-        # it.
+        # Nodes of an outer graph run once for all iterations, and may not move into a body.
         if not self.inside >= set(pieces) or not self.awaited.isdisjoint(pieces):
             return None
         return self._attention(node, scores, pieces)
@@ -165,21 +164,20 @@ class _Search:
     def _attention(
         self, node: Node, scores: _Scores, pieces: Sequence[Node]
     ) -> Sequence[Node] | None:
-        """An Attention in the place of the product ``node``, behind the nodes that add up its
-        bias, if all is as that takes it."""
+        """Return an Attention that replaces the product ``node``, after the nodes that sum its
+        bias; None if the operands do not fit."""
         q, b = scores.product.inputs
         keys, factor = _transposed(b)
         keys_last = keys is None
         k, v = b if keys is None else keys, node.inputs[1]
         if q is None or k is None or v is None:
             return None
-        # Only behind a transposition is the factor taken out of the keys; here ``b`` still has it.
+        # The factor is taken out of the keys only after a Transpose; here ``b`` still has it.
         if keys_last:
             factor = 1.0
         else:
             k, v = _repeated(k), _repeated(v)
-            # Attention takes as many heads of keys as of values: with other numbers both stay
-            # repeated.
+            # Attention needs as many key heads as value heads; otherwise both stay repeated.
             if len(k.shape or ()) == 4 and _dims(k)[1] != _dims(v)[1]:
                 k, v = keys, node.inputs[1]
         assert k is not None and v is not None
@@ -208,8 +206,7 @@ class _Search:
             return [*nodes, node.derived(inputs, [y], attrs, op=ATTENTION)]
         if policy is None:
             return None
-        # Whether it has a kernel is asked with an output of its own: ``y`` keeps its producer if
-        # not.
+        # Query the kernel with a separate output: if there is none, ``y`` keeps its producer.
         candidate = node.derived(inputs, [Value(y.name, y.type)], attrs, op=ATTENTION)
         if not policy.is_faster(candidate, pieces) or not policy.has_kernel(candidate):
             return None
@@ -217,7 +214,7 @@ class _Search:
 
 
 def _dims(value: Value | None) -> tuple[int | None, ...]:
-    """The dims of a tensor, None for unknown ones; nothing for one of unknown rank."""
+    """Return the dims of a tensor, None for unknown ones; empty for unknown rank."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or type_.shape is None:
         return ()
@@ -225,7 +222,7 @@ def _dims(value: Value | None) -> tuple[int | None, ...]:
 
 
 def _is_open(operands: _Operands, scores: _Scores) -> bool:
-    """Whether only the number of keys is unknown, and queries are few."""
+    """Whether only the number of keys is unknown, and there are few queries."""
     shapes = operands.shapes()
     if not shapes or len(shapes[0]) != 4 or operands.keys_last or None in shapes[0]:
         return False
@@ -239,15 +236,15 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
         return False
     if of_v[:3] != (batch, groups, None) or not of_v[3]:
         return False
-    # A bias that is broadcast to more scores than there are products would enlarge the result.
+    # A bias with larger dims than the product would broadcast the result.
     if any(_dims(node.outputs[0])[:3] != (batch, heads, rows) for node in scores.nodes):
         return False
     return all(_is_bias(term.operand) for term in scores.terms)
 
 
 def _is_known(operands: _Operands, scores: _Scores, replaced: bool = False) -> bool:
-    """Whether shapes are known, and scores have no other dims than the product of all queries with
-    all keys; whether biases are only added, unless scores may be ``replaced``."""
+    """Whether shapes are static, scores have the dims of the product of queries and keys, and,
+    unless scores may be ``replaced``, all biases are additive."""
     shapes = operands.shapes()
     if not shapes or any(not dim for shape in shapes for dim in shape):
         return False
@@ -263,12 +260,12 @@ def _is_known(operands: _Operands, scores: _Scores, replaced: bool = False) -> b
 
 
 def _is_added(term: ScoreTerm) -> bool:
-    """Whether a bias is added to scores as it is."""
+    """Whether a bias is added to scores unscaled."""
     return term.number is None and term.scale == 1
 
 
 def _is_bias(operand: Value) -> bool:
-    """Whether a bias or a condition has an element for each key."""
+    """Whether a bias or a condition has one element per key."""
     shape = operand.shape
     return shape is not None and 0 < len(shape) <= 4 and shape[-1] != 1
 
@@ -277,15 +274,15 @@ def _is_bias(operand: Value) -> bool:
 
 
 def _producer(value: Value | None, *names: str) -> Node | None:
-    """The producer of ``value``, if it is one of these operations."""
+    """Return the producer of ``value``, if it is one of these operations."""
     node = None if value is None else value.producer
     fits = node is not None and node.op.full_name in names and not node.control_inputs
     return node if fits else None
 
 
 def _softmax(node: Node) -> tuple[Node | None, Node | None]:
-    """The Softmax along the last axis whose result, or that without NaN, a product reads; and what
-    replaces NaN."""
+    """Return the Softmax along the last axis whose result, possibly with NaN replaced, a product
+    reads; and the node that replaces NaN."""
     if node.op.full_name != "MatMul":
         return None, None
     value = node.inputs[0]
@@ -295,7 +292,7 @@ def _softmax(node: Node) -> tuple[Node | None, Node | None]:
     else:
         guard = None
     softmax = _producer(value, "Softmax")
-    # Up to opset 12, ONNX's Softmax flattens all axes from ``axis`` on into one.
+    # Up to opset 12, ONNX's Softmax flattens all axes from ``axis`` on.
     if softmax is None or softmax.op.since < SINGLE_AXIS or value is None:
         return None, None
     last = softmax.attrs.get("axis", -1) in (-1, len(value.shape or ()) - 1)
@@ -308,7 +305,7 @@ def _number(value: Value | None) -> float | None:
 
 
 def _factor(node: Node, i: int) -> float | None:
-    """The number by which input ``i``, of a Mul or a Div, multiplies the other one."""
+    """Return the factor by which input ``i`` of a Mul or a Div scales the other one."""
     number = _number(node.inputs[i])
     if number is None or not _LEAST < abs(number) < 1 / _LEAST:
         return None
@@ -316,7 +313,7 @@ def _factor(node: Node, i: int) -> float | None:
 
 
 def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | None:
-    """Return the nodes from a product to ``value``; no other node may read the values between."""
+    """Return the scores from a product to ``value``; no other node may read intermediate values."""
     if value is None or depth > _MOST_TERMS or len(readers.get(value, ())) != 1:
         return None
     node = _producer(value, "MatMul", "Mul", "Div", "Add", "Where")
@@ -326,7 +323,7 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
         return _Scores((node,))
     if node.op.name == "Where":
         return _where(node, readers, depth)
-    # A number divided by scores is no factor of them.
+    # A number divided by scores does not scale them.
     for i in (0, 1) if node.op.name != "Div" else (0,):
         x, other = node.inputs[i], node.inputs[1 - i]
         factor = None if node.op.name == "Add" else _factor(node, 1 - i)
@@ -345,8 +342,8 @@ def _chain(value: Value | None, readers: Readers, depth: int = 0) -> _Scores | N
 
 
 def _scaled(scores: _Scores, factor: float) -> _Scores | None:
-    """Return scores times a number, with scaled biases; None if the number by which a Where
-    replaces some would no longer be low enough."""
+    """Return scores times a number, with scaled biases; None if the replacement of a Where would no
+    longer be low enough."""
     terms = []
     for term in scores.terms:
         if term.number is None:
@@ -355,13 +352,13 @@ def _scaled(scores: _Scores, factor: float) -> _Scores | None:
         number = term.number * factor
         if not number <= _LOWEST:
             return None
-        # As float32 has it.
+        # As float32 represents it.
         terms.append(term._replace(number=number if number >= _LOWEST_FINITE else -np.inf))
     return replace(scores, scale=scores.scale * factor, terms=tuple(terms))
 
 
 def _capped(node: Node, x: Value | None, highest: float, readers: Readers) -> _Scores | None:
-    """The scores of ``node``, ``tanh(scores / highest) * highest``."""
+    """Return the scores of ``node``, ``tanh(scores / highest) * highest``."""
     tanh = _producer(x, "Tanh")
     if tanh is None or x is None or len(readers.get(x, ())) != 1:
         return None
@@ -376,7 +373,7 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
     condition, yes, no = node.inputs
     for x, other, holds in ((no, yes, True), (yes, no, False)):
         number = _number(other)
-        # The negation refuses NaN, which a lowest number must not be.
+        # The negation rejects NaN.
         if condition is None or number is None or not number <= _LOWEST:
             continue
         chain = _chain(x, readers, depth + 1)
@@ -388,9 +385,10 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
 
 
 def _transposed(value: Value | None) -> tuple[Value | None, float]:
-    """Keys whose transposition ``value`` is, but for a factor, and the factor; else None."""
+    """Return the keys whose transpose, times a factor, is ``value``, and the factor; None for other
+    values."""
     factor, keys = 1.0, None
-    # A factor may stand before the transposition and behind it.
+    # A factor may precede or follow the Transpose.
     for _ in range(3):
         node = _producer(value, "Mul", "Div", "Transpose")
         if node is None:
@@ -398,7 +396,7 @@ def _transposed(value: Value | None) -> tuple[Value | None, float]:
         if node.op.name == "Transpose":
             last = list(range(len(_dims(value))))
             last[-2:] = last[:-3:-1]
-            # ONNX's default permutation reverses all axes, which is another one for more than two.
+            # ONNX's default permutation reverses all axes, which differs for rank above 2.
             if keys is not None or list(node.attrs.get("perm", ())) != last:
                 break
             value = keys = node.inputs[0]
@@ -409,13 +407,13 @@ def _transposed(value: Value | None) -> tuple[Value | None, float]:
             break
         factor *= number
         value = node.inputs[1 - i]
-        # A factor without a transposition behind it belongs to keys as they are.
+        # Without a Transpose, the factor stays with the keys.
         keys = value if keys is not None else None
     return keys, factor
 
 
 def _repeated(value: Value) -> Value:
-    """Return the value that a Reshape of an Expand repeats for a group's heads; else ``value``."""
+    """Return the value that Expand and Reshape repeat for the heads of a group; else ``value``."""
     reshape = _producer(value, "Reshape")
     expand = None if reshape is None else _producer(reshape.inputs[0], "Expand")
     unsqueeze = None if expand is None else _producer(expand.inputs[0], "Unsqueeze", "Reshape")
@@ -431,7 +429,7 @@ def _repeated(value: Value) -> Value:
     times = wide[2]
     if times is None or groups is None:
         return value
-    # Expand may broadcast axes of length 1 as well; only the new axis may grow.
+    # Expand may also broadcast axes of length 1; only the new axis may grow.
     fits = wide[:2] == (batch, groups) and wide[4] == size and wide[3] in (None, keys)
     after_fits = after[:2] == (batch, groups * times) and after[3] == size
     return x if fits and after_fits and after[2] in (None, keys) else value
@@ -441,8 +439,8 @@ def _repeated(value: Value) -> Value:
 
 
 class BiasSum:
-    """Builder of the bias of attention, as ``nodes`` beside the second product. ``values`` are
-    those computed before; names of new ones have ``suffix``."""
+    """Builder of the bias of attention, as ``nodes`` before the second product. ``values`` are
+    those computed so far; names of new ones have ``suffix``."""
 
     def __init__(
         self,
@@ -454,13 +452,12 @@ class BiasSum:
         self._beside, self._values, self._nodes, self._suffix = beside, values, nodes, suffix
 
     def total(self, terms: Sequence[ScoreTerm]) -> Value | None:
-        """The sum of all terms; None if there are none."""
+        """Return the sum of all terms; None if there are none."""
         total: Value | None = None
         for operand, number, holds, scale in terms:
             term = self._of_rank_4(operand)
             if number is not None:
-                # Where replaces the scores and what was added to them so far, so it must see that
-                # sum.
+                # Where replaces the scores including the terms added so far, so it reads that sum.
                 other = self._constant(0) if total is None else total
                 low = self._constant(number)
                 choices = (low, other) if holds else (other, low)

@@ -1,11 +1,11 @@
-"""Let kernels round the input of a product or convolution to bfloat16, where the model does.
+"""Fuse the rounding of a product's or convolution's input to bfloat16 into its kernel.
 
 ::
 
     x -> Cast(bfloat16) -> Cast(float32) -> Conv(, w)    becomes one fused node of the three
 
-Casts that others read as well stay for these. Weights must be constants that bfloat16 holds, so
-that a kernel which rounds both operands computes what the model says.
+Casts with other readers stay for these. Weights must be constants that bfloat16 represents exactly,
+so that a kernel that rounds both operands computes the model's result.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _BFLOAT16, _LOW_BITS = element_number("bfloat16"), np.uint32(0xFFFF)
 
 
 class RoundOperands(Pass):
-    """Make one fused node of a product or convolution and the Casts that round its input, where a
-    backend has a kernel for it."""
+    """Fuse a product or convolution with the Casts that round its input, where a backend has a
+    kernel for the fused node."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         policy = context.fusion
         if policy is None:
             return False
-        # A node that others wait for must stay to be waited for.
+        # A node that is a control input of others must stay.
         awaited = {before for node in graph.walk() for before in node.control_inputs}
 
         def visit(node: Node) -> bool:
@@ -55,7 +55,8 @@ def rounds_to_bfloat16(node: Node) -> bool:
 
 
 def _casts_before(node: Node) -> tuple[Node, ...]:
-    """The Casts of the input of ``node`` to bfloat16 and back to float32; none if it has others."""
+    """Return the Casts of ``node``'s input to bfloat16 and back to float32; empty if there are
+    none."""
     x = node.inputs[0]
     widen = None if x is None else x.producer
     if x is None or x.dtype != FLOAT32 or widen is None or widen.op.full_name != "Cast":
@@ -67,7 +68,7 @@ def _casts_before(node: Node) -> tuple[Node, ...]:
 
 
 def _is_held_by_bfloat16(value: Value | None) -> bool:
-    """Whether a value is a constant of float32, all of whose elements bfloat16 has."""
+    """Whether a value is a float32 constant whose elements bfloat16 represents exactly."""
     array = value.peek if value is not None and value.is_constant else None
     if array is None or array.dtype != FLOAT32:
         return False

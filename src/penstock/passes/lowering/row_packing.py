@@ -1,4 +1,4 @@
-"""Proof, for ``pack_rows``, of which nodes of a graph may be computed for packed rows alone."""
+"""Analysis for ``pack_rows``: which nodes may be computed for packed rows alone."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from penstock.passes.lowering.row_rules import (
 
 
 def _may_hide(bias: Value) -> bool:
-    """Whether a bias may hide rows: a constant mostly tells how far away they are."""
+    """Whether a bias may be a padding mask: a constant mostly encodes relative positions."""
     return bias.const is None or not bool((bias.const > LOWEST).all())
 
 
 def _is_softmax_of_scores(node: Node) -> bool:
-    """Whether a node weighs rows for each row, [samples, heads, rows, rows]."""
+    """Whether a node is a Softmax of scores [samples, heads, rows, rows]."""
     type_ = node.inputs[0].type if node.op.full_name == "Softmax" and node.inputs[0] else None
     dims = type_.dims if isinstance(type_, TensorType) and type_.static else ()
     return len(dims) == 4 and dims[2] == dims[3] > 1
 
 
 def _adds(node: Node) -> bool:
-    """Whether a node may hide rows in scores."""
+    """Whether a node may apply a mask to scores."""
     return node.op.full_name in ("Add", "Where")
 
 
 def _multiplies(node: Node) -> bool:
-    """Whether a node is a product of matrices."""
+    """Whether a node is a matrix product."""
     return "MatMul" in node.op.name or node.op.name in ("Einsum", "Gemm")
 
 
@@ -66,21 +66,19 @@ class RowPacking:
         self.axes: dict[Value, Axes] = {}
         self.packed: dict[Node, Packed] = {}
         self.padded: dict[Value, Padded] = {}
-        """values of attention that is computed for all rows, which are not packed again"""
+        """values of attention computed for all rows, unpacked"""
         self.repacked: set[Value] = set()
-        """results of such attention that are"""
+        """results of such attention that are packed again"""
         self.in_place: set[Node] = set()
         """the nodes of such attention"""
         self.guards: dict[tuple[Value, int], None] = {}
-        """what tells which rows matter, each with its number in the ``groups`` of LiveRows"""
+        """values that determine the live rows, each with its index in the ``groups`` of LiveRows"""
         self.first = False
-        self._factors: dict[Value, Sequence[Value]] = {}  # that make padded rows 0
+        self._factors: dict[Value, Sequence[Value]] = {}  # that zero padding rows
         self._why: dict[Node, Stays] = {}
-        self._hiding: dict[
-            Node, Sequence[ScoreTerm]
-        ] = {}  # what hides rows in attention for all rows
+        self._hiding: dict[Node, Sequence[ScoreTerm]] = {}  # the masks of unpacked attention
         self.bias_nodes: list[Node] = []
-        """nodes that add up the biases of such attention"""
+        """nodes that sum the biases of such attention"""
         self.attention = [node for node in graph.nodes if node.op is ATTENTION]
         scores = [node for node in graph.nodes if _is_softmax_of_scores(node)]
         if not (self.attention or scores) or any(inner is not graph for inner in graph.graphs()):
@@ -89,13 +87,13 @@ class RowPacking:
         self.batch, self.rows = self._sizes() if self.attention else sizes[0][::3]
         found = zip(scores, sizes, strict=True)
         self.scores = [node for node, dims in found if dims[::3] == (self.batch, self.rows)]
-        """each Softmax of scores of attention that is not one node, but is hidden by a mask"""
+        """each Softmax of masked scores in unfused attention"""
         self.terms: set[Value] = set()
-        """what hides rows: biases of scores, and conditions"""
+        """masks: biases of scores, and conditions"""
         self.masks: set[Node] = set()
         """the nodes that compute these"""
         self.sums_scores = False
-        """whether some attention adds what depends on rows to its scores, or is not one node"""
+        """whether some attention is unfused, or adds row-dependent terms to its scores"""
 
     @cached_property
     def readers(self) -> Readers:
@@ -104,12 +102,12 @@ class RowPacking:
 
     @property
     def samples(self) -> Axis:
-        """An axis of all samples."""
+        """The axis of all samples."""
         return ((SAMPLES, self.batch),) if self.batch > 1 else ()
 
     @property
     def row(self) -> Axis:
-        """An axis of all rows of a sample."""
+        """The axis of all rows of a sample."""
         return ((ROWS, self.rows),)
 
     def _sizes(self) -> tuple[int, int]:
@@ -131,8 +129,8 @@ class RowPacking:
         return sizes.pop()
 
     def find(self, anything: bool) -> None:
-        """Find the nodes that are computed for packed rows, and see that nothing reads others of
-        their rows, but outputs, of which padded rows may be ``anything``."""
+        """Find the nodes that are computed for packed rows. Raise ``RowsStay`` if anything reads
+        their padding rows, except outputs if these may be ``anything``."""
         self.masks = self._find_masks()
         for node in self.attention:
             if not any(v is not None and _may_hide(v) for v in node.inputs[3:]):
@@ -153,15 +151,15 @@ class RowPacking:
         for value in self.graph.outputs:
             if value in self.axes or value in self.padded:
                 self._check_reader(value, None, anything)
-        # The rows that matter must be known before anything is packed.
+        # The live rows must be known before anything is packed.
         late = self._behind(lambda node: node in self.packed or node in self.in_place)
         for guard, _ in self.guards:
             if guard in late:
                 raise _stay(guard.producer, "computes the mask from the rows that it hides")
 
     def refuse_all_rows(self) -> None:
-        """Raise ``RowsStay`` if attention is computed for all rows: its bits depend on their
-        number, and on whether others are packed."""
+        """Raise ``RowsStay`` if attention is computed for all rows: its rounding depends on their
+        number, and on packing."""
         for node in self.graph.nodes:
             if node in self.in_place:
                 raise _stay(
@@ -170,16 +168,16 @@ class RowPacking:
                 )
 
     def _find_masks(self) -> set[Node]:
-        """The nodes that compute what hides rows."""
+        """Return the nodes that compute masks."""
         biases = [v for node in self.attention for v in node.inputs[3:] if v is not None]
         late = self._behind(lambda node: node.op is ATTENTION or node in self.scores)
         products = late | self._behind(_multiplies)
-        # A mask may be a product, too, of masks; what is added to scores is one of what queries and
-        # keys are made of, or of what attention before has made.
+        # A mask may also be a product of masks; other additive terms are computed from the sources
+        # of queries and keys, or from earlier attention.
         before = self._before([v for n in self.attention for v in n.inputs[:3] if v is not None])
         shared = self._behind(lambda node: node in before and _multiplies(node))
         self.sums_scores = not (late | shared).isdisjoint(biases)
-        if self.sums_scores:  # what is added to scores depends on rows
+        if self.sums_scores:  # additive terms depend on rows
             biases = [term for bias in biases for term in given_terms(bias, products)]
         own = {node: given_terms(node.inputs[0], products) for node in self.scores}
         self.scores = [node for node in own if any(not v.is_constant for v in own[node])]
@@ -194,7 +192,7 @@ class RowPacking:
         return self._before(self.terms)
 
     def _behind(self, starts: Callable[[Node], bool]) -> set[Value]:
-        """The values that are computed of what some nodes make."""
+        """Return the values that depend on the outputs of some nodes."""
         found: set[Value] = set()
         for node in self.graph.nodes:
             if starts(node) or not found.isdisjoint(all_reads(node)):
@@ -202,8 +200,7 @@ class RowPacking:
         return found
 
     def _guard_attention(self) -> None:
-        """Let the biases of attention tell which rows matter: those of each, which layers mostly
-        share."""
+        """Let the biases of each attention, which layers mostly share, determine the live rows."""
         groups = {tuple(n.inputs[3:]): None for n in self.attention if n not in self._hiding}
         sums: dict[tuple[object, ...], Value] = {}
         for node, terms in self._hiding.items():
@@ -214,8 +211,8 @@ class RowPacking:
                     self.guards[bias, number] = None
 
     def _find_among(self, wanted: Container[Node], whole: Container[Node]) -> set[Node]:
-        """Find nodes to pack, behind attention or ``wanted`` before it, and not to be computed
-        ``whole``. Returns those before attention that others read as they are."""
+        """Find nodes to pack: those after attention, and ``wanted`` ones before it, except those
+        computed ``whole``. Return the nodes before attention that others read unpacked."""
         state = self.axes, self.padded, self.repacked, self.packed, self.in_place
         for found in (*state, self._factors, self._why, self._hiding):
             found.clear()
@@ -243,12 +240,11 @@ class RowPacking:
         }
 
     def _find_form(self, node: Node) -> None:
-        """Note how a node is computed: for packed rows, or as a part of attention for all of them.
-        Raises ``Stays``."""
+        """Record the form of a node: packed, or as part of unpacked attention. Raises ``Stays``."""
         known = [v for v in node.inputs if v in self.axes or v in self.padded]
         added = node.inputs[3:] if node.op is ATTENTION else ()
         in_place = any(v in self.padded for v in known) or any(v in known for v in added)
-        # Packed values become 0 where rows pad, and would lose the bias that hides them there.
+        # Unpacking zeros padding rows, which would drop the bias that masks them.
         in_place |= _adds(node) and bool(known) and not self.terms.isdisjoint(all_reads(node))
         if in_place and self.sums_scores:
             self._keep_in_place(node)
@@ -256,7 +252,7 @@ class RowPacking:
         try:
             self._pack(node)
         except Stays as reason:
-            # A reader of rows that a mask has made 0 needs no proof: it reads the same as before.
+            # A reader of rows zeroed by a mask needs no proof: its input is unchanged.
             if not self.sums_scores or all(v in self._factors for v in known):
                 raise
             try:
@@ -265,7 +261,7 @@ class RowPacking:
                 raise reason from None
 
     def _pack(self, node: Node) -> None:
-        """Note how a node is computed for packed rows. Raises ``Stays``."""
+        """Record a node's packed form. Raises ``Stays``."""
         inputs = [None if v is None else self.axes.get(v) for v in node.inputs]
         if not any(inputs):
             inputs = [self._seed(value) for value in node.inputs]
@@ -284,16 +280,16 @@ class RowPacking:
         self._note_factors(node)
 
     def _check_gathered(self, value: Value, axes: Axes) -> None:
-        """Raise ``Stays`` for a value whose rows cannot be gathered by their numbers."""
+        """Raise ``Stays`` for a value whose rows cannot be gathered by index."""
         if not self.are_gathered(value, axes) and not self.are_repeated(value, axes):
             raise Stays("combines rows with a value that cannot be gathered by row")
 
     def are_gathered(self, value: Value, axes: Axes) -> bool:
-        """Whether the rows of a value are gathered by their numbers in the batch, or by their
-        places where all samples have the same."""
+        """Whether a value's rows are gathered by index in the batch, or by position if all samples
+        share them."""
         names = axis_names(axes)
         at = place_of_rows(axes) if ROWS in names else None
-        if at is None or SAMPLES not in names:  # what all samples have, or the only one
+        if at is None or SAMPLES not in names:  # shared by all samples, or a single one
             return at is not None and axes[at] == self.row
         if axes[at] == self.samples + self.row:
             return True
@@ -302,14 +298,14 @@ class RowPacking:
         return axes[at] == self.row and first < at and prod(between) == 1
 
     def are_repeated(self, value: Value, axes: Axes) -> bool:
-        """Whether a value is the same for all samples, which are first along its first axis."""
+        """Whether a value is equal for all samples, which come first along its first axis."""
         one = without_samples(axes)
         if self.batch == 1 or axes[0][:1] != self.samples or not repeats(value, self.batch):
             return False
         return ROWS not in axis_names(one) or self.are_gathered(value, one)
 
     def _keep_in_place(self, node: Node) -> None:
-        """Note what a node computes of rows that are in their places. Raises ``Stays``."""
+        """Record a node's form for unpacked rows. Raises ``Stays``."""
         inputs = [
             Padded(self.axes[v]) if v in self.axes else self.padded.get(v) if v else None
             for v in node.inputs
@@ -322,10 +318,10 @@ class RowPacking:
             self._hiding[node] = terms
         axes, y = result.axes, node.outputs[0]
         plain = are_features(axes[2:])
-        # A value per sample depends on rows that matter alone, and stays as it would be.
+        # A value per sample depends on live rows only, and is unchanged.
         if y is None or not has_rows(axes):
             return
-        # Before a Softmax nothing is packed again: it would soon be read in its place.
+        # Nothing is packed again before a Softmax, which reads it unpacked.
         if result.weighed and plain and axes[:2] == (self.samples, self.row):
             self.axes[y] = axes
             self.repacked.add(y)
@@ -333,8 +329,8 @@ class RowPacking:
             self.padded[y] = result
 
     def _seed(self, value: Value | None) -> Axes | None:
-        """The axes of a padded value with as many samples and rows. What it is need not be known:
-        row j of sample i is what is read as that."""
+        """Return the axes of a padded value with the batch's numbers of samples and rows. Its
+        origin is irrelevant: element [i, j] is read as row j of sample i."""
         dims = (value.shape if value is not None and not value.is_constant else None) or ()
         rest = [features(n) for n in dims[2:] if isinstance(n, int)]
         if dims[:2] != (self.batch, self.rows) or len(rest) < len(dims) - 2:
@@ -342,14 +338,14 @@ class RowPacking:
         return (self.samples, self.row, *rest)
 
     def _reason(self, node: Node) -> RowsStay:
-        """Why attention cannot be packed: what is in the way before it, if anything."""
+        """Return the reason why attention cannot be packed: that of an earlier node, if any."""
         before = self._before([v for v in node.inputs[:3] if v is not None])
         first = next((n for n in self.graph.nodes if n in before and n in self._why), node)
         return _stay(first, self._why[first])
 
     @staticmethod
     def _before(values: Iterable[Value]) -> set[Node]:
-        """The nodes that compute ``values``."""
+        """Return the nodes that compute ``values``."""
         found: set[Node] = set()
         stack = [value.producer for value in values]
         while stack:
@@ -362,7 +358,7 @@ class RowPacking:
     # Nodes that may read padded rows.
 
     def _note_factors(self, node: Node) -> None:
-        """Note what makes padded rows of the results of ``node`` 0."""
+        """Record the factors that zero the padding rows of ``node``'s results."""
         y, inputs = node.outputs[0], [v for v in node.inputs if v is not None]
         known = [self._factors[v] for v in inputs if v in self._factors]
         name = node.op.full_name
@@ -377,14 +373,15 @@ class RowPacking:
             self._factors[y] = [factor for own in known for factor in own]
 
     def _is_mask(self, factor: Value, axes: Axes) -> bool:
-        """Whether a run gives a factor of rows along these axes, one for each row at least."""
+        """Whether a factor along these axes is computed at run time and has at least one element
+        per row."""
         dims = factor.shape or ()
         is_given = factor not in self.axes and not factor.is_constant
         fits = len(dims) == len(axes) and dims[1:2] == (self.rows,) and axes[1] == self.row
         return is_given and fits
 
     def _check_reader(self, value: Value, reader: Node | None, anything: bool) -> None:
-        """See that padded rows of a packed value matter to none of its readers."""
+        """Raise ``RowsStay`` if a reader of a packed value uses its padding rows."""
         index = None if reader is None or value in self.padded else self._index(reader, value)
         if value in self._factors:
             self.guards.update({(factor, FACTOR): None for factor in self._factors[value]})
@@ -406,7 +403,7 @@ class RowPacking:
             raise _stay(value.producer, f"{text}; dead_rows='any' allows these to be 0")
 
     def _reads_first(self, node: Node, value: Value) -> bool:
-        """Whether a node reads but the first row of each sample."""
+        """Whether a node reads only the first row of each sample."""
         axes, operands = self.axes[value], [v and v.const for v in node.inputs[1:]]
         if node.inputs[0] is not value or self.row not in axes:
             return False
@@ -422,8 +419,8 @@ class RowPacking:
         return any(axis == at and end - start == 1 for axis, start, end in bounds if not start)
 
     def _index(self, node: Node, value: Value) -> Value | None:
-        """Return the index of the rows that a node reads one by one: their numbers in the batch, or
-        pairs of sample and row; None if it reads others."""
+        """Return the index of the rows that a node gathers: flat indices in the batch, or pairs of
+        sample and row; None for other nodes."""
         axes, index = self.axes[value], node.inputs[1] if len(node.inputs) > 1 else None
         if node.inputs[0] is not value or index is None or index in self.axes or index.is_constant:
             return None

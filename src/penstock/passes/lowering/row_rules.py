@@ -1,4 +1,4 @@
-"""Rules for operations on packed rows, if each row of their results needs one row alone.
+"""Rules for row-wise operations on packed rows: each result row depends on one row alone.
 
 The rules track where the axes of samples and rows are. An axis is a tuple of its factors, each with
 a name and a size: samples, rows, or features, whose name is empty::
@@ -8,8 +8,8 @@ a name and a size: samples, rows, or features, whose name is empty::
     Transpose  [batch, heads, rows, size]     samples, features, rows, features
     Reshape    [batch * heads, rows, size]    samples and features, rows, features
 
-In a packed batch there is one sample, with the rows of all. What an operation does along axes of
-features is the same for it, and needs no more than that its constants name no samples and rows.
+A packed batch has one sample, with the rows of all samples. Along axes of features an operation is
+unchanged; only constants that contain numbers of samples or rows must be rewritten.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.ops.onnx.rotary import cache_places
 SAMPLES, ROWS = "samples", "rows"
 
 Axis: TypeAlias = "tuple[tuple[str, int], ...]"
-"""samples, rows or features, the last of which change fastest; none for an axis of one element"""
+"""factors (samples, rows or features), the last varying fastest; empty for an axis of length 1"""
 Axes: TypeAlias = "tuple[Axis, ...]"
 
 
@@ -39,9 +39,9 @@ class Stays(Exception):  # noqa: N818 - no error: all rows are computed
 
 
 class Packed(NamedTuple):
-    """Form of a node for packed rows: the axes of its outputs; those of each packed input, or None
-    for one that stays; and, where they change, the operation by name, the attributes, and the
-    constant inputs behind the first one."""
+    """Form of a node for packed rows: the axes of its outputs; those of each packed input, None for
+    unpacked ones; and, where they change, the operation name, the attributes, and the constant
+    inputs after the first one."""
 
     outputs: Sequence[Axes]
     inputs: Sequence[Axes | None]
@@ -56,7 +56,7 @@ _RULES: dict[str, _Rule] = {}
 
 
 def packed_form(node: Node, inputs: _Inputs) -> Packed:
-    """Return the form of a node for packed rows, by the axes of its inputs. Raises ``Stays``."""
+    """Return the form of a node for packed rows, given the axes of its inputs. Raises ``Stays``."""
     found = axes_rule(node, inputs)
     for axes in found.outputs:
         if axis_names(axes).count(ROWS) != 1:
@@ -65,7 +65,7 @@ def packed_form(node: Node, inputs: _Inputs) -> Packed:
 
 
 def axes_rule(node: Node, inputs: _Inputs) -> Packed:
-    """The result of the rule of an operation, whatever the axes."""
+    """Apply the rule of an operation, without checking the resulting axes."""
     check_pure(node)
     name = node.op.full_name
     rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
@@ -77,13 +77,13 @@ def axes_rule(node: Node, inputs: _Inputs) -> Packed:
 
 
 def check_pure(node: Node) -> None:
-    """Raise ``Stays`` for a node that is no function of its inputs."""
+    """Raise ``Stays`` for a node that is not a pure function of its inputs."""
     if not node.op.pure or node.control_inputs or node.graphs or node.op.role is not None:
         raise Stays("has side effects, control edges or control flow")
 
 
 def static_dims(value: Value | None) -> tuple[int, ...]:
-    """The dims of a tensor. Raises ``Stays`` where they are unknown."""
+    """Return the static dims of a tensor. Raises ``Stays`` if any is unknown."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
         raise Stays("has an input or output with unknown dims")
@@ -91,32 +91,32 @@ def static_dims(value: Value | None) -> tuple[int, ...]:
 
 
 def features(size: int) -> Axis:
-    """An axis of ``size`` features."""
+    """Return an axis of ``size`` features."""
     return () if size == 1 else (("", size),)
 
 
 def axis_names(axes: Iterable[Axis]) -> list[str]:
-    """The names of the factors of axes, in order: samples, rows, and "" for features."""
+    """Return the names of the factors of axes, in order: samples, rows, and "" for features."""
     return [name for axis in axes for name, _ in axis]
 
 
 def are_features(axes: Iterable[Axis]) -> bool:
-    """Whether axes have features alone."""
+    """Whether axes have factors of features only."""
     return not any(axis_names(axes))
 
 
 def place_of_rows(axes: Axes) -> int:
-    """The axis of rows."""
+    """Return the index of the axis of rows."""
     return next(i for i, axis in enumerate(axes) if ROWS in axis_names([axis]))
 
 
 def without_samples(axes: Axes) -> Axes:
-    """The axes of what is the same for all samples, of one of them."""
+    """Return the axes without samples, for a value that all samples share."""
     return tuple([_merged(tuple([p for p in axis if p[0] != SAMPLES])) for axis in axes])
 
 
 def repeats(value: Value | None, batch: int) -> bool:
-    """Whether a value is known to repeat its first part along the first axis, in equal parts."""
+    """Whether a value is known to be ``batch`` equal parts along the first axis."""
     dims = value.shape if value is not None else None
     if value is None or not dims or not isinstance(dims[0], int) or dims[0] % batch:
         return False
@@ -140,7 +140,7 @@ def repeats(value: Value | None, batch: int) -> bool:
 
 
 def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
-    """Return the axes of a ``value`` combined with rows along ``axes``; None to share it."""
+    """Return the axes of a ``value`` combined with rows along ``axes``; None if rows share it."""
     own: list[Axis] = []
     for size, axis in zip(reversed(static_dims(value)), reversed(axes), strict=False):
         own.insert(0, features(size) if size == 1 or are_features([axis]) else axis)
@@ -152,7 +152,7 @@ def beside(value: Value, axes: Sequence[Axis]) -> Axes | None:
 
 
 def _rule(*names: str) -> Callable[[_Rule], _Rule]:
-    """Register how operations are computed for packed rows."""
+    """Register the packed-row rule of the operations ``names``."""
 
     def registered(rule: _Rule) -> _Rule:
         _RULES.update(dict.fromkeys(names, rule))
@@ -173,7 +173,7 @@ def _want_no_rows(axes: Iterable[Axis]) -> None:
 
 
 def _merged(axis: Axis) -> Axis:
-    """An axis with adjacent features as one."""
+    """Return an axis with adjacent features merged."""
     merged: list[tuple[str, int]] = []
     for name, size in axis:
         if merged and not name and not merged[-1][0]:
@@ -184,7 +184,7 @@ def _merged(axis: Axis) -> Axis:
 
 
 def _joined(column: Sequence[Axis]) -> Axis:
-    """Return the axis that results from axes that broadcast to each other. Raises ``Stays``."""
+    """Return the broadcast of axes. Raises ``Stays``."""
     different = {_merged(axis) for axis in column if axis}
     if len(different) > 1:
         raise Stays("combines different rows")
@@ -192,7 +192,7 @@ def _joined(column: Sequence[Axis]) -> Axis:
 
 
 def _only(inputs: _Inputs, place: int = 0) -> Axes:
-    """The axes of the one input that has rows."""
+    """Return the axes of the only input with rows. Raises ``Stays``."""
     axes = inputs[place] if place < len(inputs) else None
     if axes is None or sum(a is not None for a in inputs) > 1:
         raise Stays("combines different rows")
@@ -225,7 +225,7 @@ def _of_elementwise(node: Node, inputs: _Inputs) -> Packed:
 @_rule("QuantizeLinear", "DequantizeLinear")
 def _of_codes(node: Node, inputs: _Inputs) -> Packed:
     axes, scale = _only(inputs), static_dims(node.inputs[1])
-    if prod(scale) > 1:  # one for each feature, say
+    if prod(scale) > 1:  # such as one per feature
         at = _axis(node, 1, len(axes))
         _want_plain(axes if len(scale) > 1 else axes[at : at + 1])
     return Packed([axes], inputs)
@@ -254,7 +254,7 @@ def _of_gathered_codes(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("GatherND")
 def _of_places(node: Node, inputs: _Inputs) -> Packed:
-    """Rows of a table by numbers, or some features of rows."""
+    """Return the form of a Gather: rows of a table by index, or selected features of rows."""
     index = static_dims(node.inputs[1])
     depth = index[-1]
     if node.attrs.get("batch_dims", 0):
@@ -280,8 +280,8 @@ def _of_repetition(node: Node, inputs: _Inputs) -> Packed:
 
 
 def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | None]]:
-    """The attribute ``axis``, which has features, what inputs have along the others, and the axes
-    of each."""
+    """Return the attribute ``axis``, an axis of features; the inputs' broadcast other axes; and the
+    axes of each input."""
     known = [axes for axes in inputs if axes is not None]
     at = _axis(node, 0, len(known[0]))
     _want_plain(axes[at] for axes in known)
@@ -296,7 +296,7 @@ def _along(node: Node, inputs: _Inputs) -> tuple[int, list[Axis], list[Axes | No
 
 @_rule("GatherElements")
 def _of_elements(node: Node, inputs: _Inputs) -> Packed:
-    if inputs[0] is None:  # places of a table, by numbers for each of its other elements
+    if inputs[0] is None:  # indices into a table, one per other element
         index = _only(inputs, 1)
         at = _axis(node, 0, len(index))
         _want_plain(index[:at] + index[at + 1 :])
@@ -323,7 +323,7 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
     lead = [*axes[:-2]]
     known, at = [*inputs], len(axes) - len(other)
     for i, size in enumerate(other[:-2], at):
-        if size > 1 and are_features([lead[i]]):  # matrices for each element of an axis
+        if size > 1 and are_features([lead[i]]):  # one matrix per element of an axis
             lead[i] = features(size)
         elif size > 1:  # for each sample
             _want_no_rows([lead[i]])
@@ -336,7 +336,7 @@ def _of_product(node: Node, inputs: _Inputs) -> Packed:
 
 
 def _of_products(a: Axes, b: Axes) -> Packed:
-    """Form of products of each row's matrices with those of the same row."""
+    """Return the form of products of matrices within each row."""
     rank = max(len(a), len(b))
     a, b = _of_rank(a, rank), _of_rank(b, rank)
     _want_plain(a[-2:] + b[-2:])
@@ -443,7 +443,7 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
             else:
                 raise Stays("merges a row with parts of other rows")
         result.append(_merged(tuple(axis)))
-    # Rows of a packed batch are as many as there are, of one sample.
+    # A packed batch is one sample, with a variable number of rows.
     sizes = [
         -1 if ROWS in axis_names([axis]) else prod(n for name, n in axis if not name)
         for axis in result
@@ -527,7 +527,7 @@ def _of_slice(node: Node, inputs: _Inputs) -> Packed:
 def _of_expand(node: Node, inputs: _Inputs) -> Packed:
     dims = static_dims(node.outputs[0])
     axes = _of_rank(_only(inputs), len(dims))
-    # Along samples and rows there is nothing to repeat, which a target of 1 says.
+    # Samples and rows are not broadcast: their target dim is 1.
     target = [n if are_features([axis]) else 1 for axis, n in zip(axes, dims, strict=True)]
     result = tuple([axis or features(n) for axis, n in zip(axes, dims, strict=True)])
     return Packed([result], inputs[:1], "Expand", {}, [np.array(target)])
@@ -548,8 +548,8 @@ def _of_convolution(node: Node, inputs: _Inputs) -> Packed:
     *("GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth"),
 )
 def _of_samples(node: Node, inputs: _Inputs) -> Packed:
-    """Form of a node that computes each element of the first axis of its first input by itself; no
-    other outputs, such as batch statistics or indices into the batch."""
+    """Return the form of a node that maps each element along the first axis of its first input
+    separately, without outputs such as batch statistics or indices into the batch."""
     axes = _only(inputs)
     _want_plain(axes[1:])
     if node.attrs.get("training_mode", 0):
@@ -560,7 +560,7 @@ def _of_samples(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("LSTM", "GRU", "RNN")
 def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
-    """Form of recurrent layers over independent sequences: they are rows along the batch axis."""
+    """Return the form of recurrent layers over independent sequences, rows along the batch axis."""
     batch, x = (0 if node.attrs.get("layout", 0) else 1), inputs[0]
     if x is None:
         raise Stays("has an input sequence without rows")
@@ -570,7 +570,7 @@ def _of_recurrence(node: Node, inputs: _Inputs) -> Packed:
             if inputs[i] is not None:
                 raise Stays("has weights that depend on rows")
             continue
-        at = 0 if i == 4 else batch  # lengths are by sequence alone
+        at = 0 if i == 4 else batch  # lengths have the batch axis only
         expected = [features(n) for n in static_dims(value)]
         expected[at] = row
         if inputs[i] not in (None, tuple(expected)):

@@ -1,4 +1,4 @@
-"""Effects of biases on the scores of attention, recognized by their values at probes.
+"""Recognition of masks and position biases of attention by their values at probes.
 
 ::
 
@@ -22,23 +22,23 @@ from penstock.passes.lowering.row_rules import Stays
 from penstock.passes.lowering.step_probes import Probe, Probes
 
 _LOWEST_OF_ALL = -1e30
-"""what hides a position beside numbers that are large far away, as those of ALiBi"""
+"""threshold of masked positions, below distance biases such as ALiBi's"""
 
 
 class Seen(NamedTuple):
-    """Positions that a row sees: the last ``window``, or 0 for all up to its own; and the bias that
-    is added to scores ``by_distance``, if any."""
+    """Positions that a row attends to: the last ``window``, 0 for all up to its own; and the bias
+    ``by_distance`` of the scores, if any."""
 
     window: int = 0
     by_distance: np.ndarray | None = None
 
     def within(self, window: int) -> Seen:
-        """The same within a window; 0 or less for none."""
+        """Return this restricted to a window; 0 or less for none."""
         return self._replace(window=min(self.window or window, window)) if window > 0 else self
 
 
 class ScoreBiases:
-    """Tells what biases do by ``probes`` of a graph."""
+    """Classifies biases by their values at the ``probes`` of a graph."""
 
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
@@ -46,8 +46,8 @@ class ScoreBiases:
         self._known: list[tuple[list[np.ndarray], Seen]] = []
 
     def seen_before(self, biases: Sequence[Value], causal: bool) -> Seen:
-        """Return the positions up to its own that a row sees with these biases added to its scores.
-        ``causal``: those behind a row are hidden anyway. Raises ``Stays``."""
+        """Return the positions that a row attends to, up to its own, under these biases.
+        ``causal``: later ones are masked anyway. Raises ``Stays``."""
         key = tuple(biases)
         if not key:
             if causal:
@@ -59,7 +59,7 @@ class ScoreBiases:
 
     def _seen_of(self, biases: Sequence[Value], causal: bool) -> Seen:
         cases, name = self._cases(biases, causal), biases[0].name
-        # Layers have biases of their own with equal values, and these may be large.
+        # Layers have separate, possibly large biases with equal values.
         arrays = [bias for _, bias in cases]
         for others, seen in self._known:
             if all(map(np.array_equal, arrays, others)):
@@ -72,7 +72,7 @@ class ScoreBiases:
         else:
             raise Stays(f"has a mask {name!r} that is neither causal nor a sliding window")
         window = windows[-1] or 0
-        # A window that is longer than a probe shows in a longer one alone.
+        # A window longer than a probe is only visible in a longer probe.
         ends = [probe.past + probe.rows for probe, _ in cases[:-1]]
         if windows[:-1] != [0 if window >= end else window for end in ends]:
             raise Stays(f"has a sliding window {name!r} whose size depends on the length")
@@ -81,8 +81,8 @@ class ScoreBiases:
         return seen
 
     def hides_absent(self, biases: Sequence[Value]) -> bool:
-        """Whether these biases hide the positions where a mask of what an encoder returned has
-        zeros; False if they hide none. Raises ``Stays`` where they do anything else."""
+        """Whether these biases mask the positions where the mask of the encoder's output is 0;
+        False if they mask none. Raises ``Stays`` if they do anything else."""
         if not biases:
             return False
         name, hides = biases[0].name, set()
@@ -112,7 +112,8 @@ class ScoreBiases:
         return hides == {True}
 
     def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
-        """Return the sum of all biases at near probes, and at one that is far. Raises ``Stays``."""
+        """Return the sum of all biases at the near probes and at one far probe. Raises
+        ``Stays``."""
         found = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
         for probe in self._probes.far:
             if (total := _total(biases, probe, causal)) is not None:
@@ -125,7 +126,7 @@ class ScoreBiases:
 
 
 def _total(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | None:
-    """Return the sum of all biases at a probe; None if it is not known."""
+    """Return the sum of all biases at a probe; None if unknown."""
     total: np.ndarray = np.zeros((), np.float32)
     try:
         arrays = [_computed(bias, probe) for bias in biases]
@@ -137,15 +138,15 @@ def _total(biases: Sequence[Value], probe: Probe, causal: bool) -> np.ndarray | 
                 return None
             hides = array.dtype == np.bool_
             own = np.where(array, np.float32(0), np.float32(-np.inf)) if hides else array
-            with np.errstate(over="ignore"):  # lowest numbers become minus infinity
+            with np.errstate(over="ignore"):  # the lowest floats overflow to -inf
                 total = total + own
-    except ValueError:  # a table of numbers may have fewer positions than the probe
+    except ValueError:  # a table may have fewer positions than the probe
         return None
     return total
 
 
 def _computed(value: Value | None, probe: Probe) -> np.ndarray | None:
-    """The value of a bias: the model's, or what ``RecognizeAttention`` computes of several."""
+    """Return the value of a bias: the model's, or a sum that ``RecognizeAttention`` added."""
     if value is None:
         return None
     source = value.name.removesuffix(LIFTED)

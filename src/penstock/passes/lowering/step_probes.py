@@ -1,13 +1,13 @@
-"""Meanings of a decoder's inputs, and positions that its rows see, recognized by values.
+"""Roles of a decoder's inputs, and its positions and masks, recognized by trial evaluation.
 
 Exporters write positions and masks in dozens of ways, with ranges, comparisons, expansions and
-gathers. The results depend only on the numbers of rows and of positions before them.
-So they are computed, for a few such numbers, with a mask of ones::
+gathers. The results depend only on the numbers of rows and of past positions, so they are evaluated
+for a few such numbers, with a mask of ones::
 
     7 rows behind 11 positions      [11, 12, 13, 14, 15, 16, 17]    the positions of the rows
                                     0 up to each row, then -inf     rows see those before them
 
-and once behind tens of thousands of positions, which shows whether there is a window.
+and once after tens of thousands of positions, which shows whether there is a window.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from penstock.passes.lowering.count_tokens import count_tokens
 from penstock.passes.pipeline import PASSES, STRUCTURE, optimize, run_passes
 
 ROWS, PAST = 7, 11
-"""of the graph whose rows are found: no other dim is likely to have these sizes"""
+"""sizes of the graph in which rows are located: no other dim is likely to equal them"""
 _OTHER = 13, 5
 _FEW = 3
 _FAR = tuple([part << n for n in range(15, 2, -1) for part in (4, 3)])
-"""numbers of positions: tables of a model may have fewer than the largest of these"""
+"""numbers of positions to try: a model's tables may have fewer than the largest"""
 _SOURCE, _OTHER_SOURCE, _FAR_SOURCE = 17, 23, 1000
-"""numbers of positions of what an encoder returned"""
+"""numbers of positions of an encoder's output"""
 _ABSENT = 5
-"""every fifth position is absent in a mask of these"""
+"""a mask is 0 at every fifth position"""
 _OF_ENCODERS = frozenset(("encoder", "cross"))
 _OF_DECODERS = frozenset(("decoder", "past", "self"))
 _OF_TOKENS = 2
 _OF_CACHES = (np.float32, np.float16)
 _WORD = re.compile("[a-z]+")
-_FOLDED = 1 << 26  # bytes of a constant
+_FOLDED = 1 << 26  # largest folded constant, in bytes
 _FEW_NODES = 8
 _FOLD = PASSES["fold_constants"]
 
 
 class Roles(NamedTuple):
-    """Roles of a decoder's inputs, by name: ``rows`` have one row for each token, ``positions``
-    tell where these are, ``masks`` which positions count, ``caches`` have keys or values of earlier
-    ones [batch, groups, past, size]. Without caches, each step reads all tokens. ``fixed`` inputs
-    are the same in all steps of a sequence: the results of an encoder."""
+    """Roles of a decoder's inputs, by name: ``rows`` have one row per token, ``positions`` are
+    their position ids, ``masks`` are attention masks, ``caches`` are past keys or values [batch,
+    groups, past, size]. Without caches, each step reads all tokens. ``fixed`` inputs are the same
+    in all steps of a sequence: an encoder's outputs."""
 
     rows: Sequence[str]
     positions: Sequence[str]
@@ -62,10 +62,10 @@ class Roles(NamedTuple):
 
 
 def roles_of(graph: Graph) -> Roles:
-    """The roles of the inputs of a graph. Raises ``RowsStay`` if one is unknown."""
+    """Return the roles of the inputs of a graph. Raises ``RowsStay`` if one is unknown."""
     roles: dict[str, list[str]] = {name: [] for name in Roles._fields}
     words = {v: frozenset(_WORD.findall(v.name.lower())) for v in graph.inputs}
-    # A model with both halves has names such as input_ids and decoder_input_ids.
+    # A full encoder-decoder has names such as input_ids and decoder_input_ids.
     halves = any("decoder" in words[v] and len(v.shape or ()) == _OF_TOKENS for v in words)
     for value, own in words.items():
         fixed = is_of_encoder(value.name) or (halves and not own & _OF_DECODERS)
@@ -79,17 +79,17 @@ def roles_of(graph: Graph) -> Roles:
 
 
 def is_of_encoder(name: str) -> bool:
-    """Whether an input or output of a decoder is by its name what comes of an encoder."""
+    """Whether the name of a decoder's input or output denotes an encoder's result."""
     return not _OF_ENCODERS.isdisjoint(_WORD.findall(name.lower()))
 
 
 def present_of(name: str) -> str:
-    """The output that returns what an input of caches reads, as exporters name it."""
+    """Return exporters' name of the output that returns the updated cache of an input."""
     return name.replace("past_key_values", "present").replace("past", "present")
 
 
 def _role_of(value: Value) -> str:
-    """The role of an input, a field of ``Roles``."""
+    """Return the role of an input, a field name of ``Roles``."""
     shape, name, dtype = value.shape or (), value.name.lower(), value.dtype
     if "position" in name and len(shape) == 1 and dtype is not None and dtype.kind == "i":
         return "positions"
@@ -107,8 +107,8 @@ def _role_of(value: Value) -> str:
 
 
 def prepared(source: Graph) -> Graph:
-    """A copy of a graph, in which what depends on no length is computed, and no token is
-    padding."""
+    """Return a copy of a graph with length-independent values folded, and without padding
+    tokens."""
     graph = clone(source)
     run_passes((*STRUCTURE, _FOLD), graph, PassContext())
     count_tokens(graph, roles_of(graph).rows)
@@ -116,8 +116,8 @@ def prepared(source: Graph) -> Graph:
 
 
 def with_sizes_of_heads(graph: Graph) -> Graph:
-    """The graph, or a copy where the size of heads of caches is known: some exporters name that
-    dim, though GroupQueryAttention says it."""
+    """Return the graph, or a copy with the caches' head size set: some exporters leave that dim
+    symbolic although GroupQueryAttention implies it."""
     unknown = {v: v.shape for v in graph.inputs if v.shape and len(v.shape) == 4}
     if all(isinstance(shape[3], int) for shape in unknown.values()):
         return graph
@@ -137,13 +137,13 @@ def with_sizes_of_heads(graph: Graph) -> Graph:
 
 
 def is_mask(value: Value) -> bool:
-    """Whether an input says which positions count."""
+    """Whether an input is an attention mask."""
     return "mask" in value.name.lower() and len(value.shape or ()) == _OF_TOKENS
 
 
 def sample_graph(graph: Graph, roles: Roles, rows: int, past: int, source: int = _SOURCE) -> Graph:
-    """A copy of a graph for a sample of ``rows`` behind ``past`` positions, with masks of ones, and
-    with ``source`` positions of what an encoder returned."""
+    """Return a copy of a graph for a sample of ``rows`` after ``past`` positions, with masks of
+    ones, and ``source`` positions of an encoder's output."""
     copy = clone(graph)
     inputs = [*copy.inputs]
     for value in inputs:
@@ -163,9 +163,8 @@ def sample_graph(graph: Graph, roles: Roles, rows: int, past: int, source: int =
 
 
 class Probe(NamedTuple):
-    """The values that a graph computes of the numbers of ``rows`` and ``past`` positions alone, by
-    their names; and which positions of what an encoder returned were ``present``, if there is a
-    mask of these."""
+    """The values, by name, that a graph computes from the numbers of ``rows`` and ``past``
+    positions alone; and flags of the encoder output's ``present`` positions, if it has a mask."""
 
     rows: int
     past: int
@@ -174,11 +173,11 @@ class Probe(NamedTuple):
 
     @property
     def positions(self) -> np.ndarray:
-        """The positions of the rows: int64 [rows]."""
+        """Return the positions of the rows: int64 [rows]."""
         return np.arange(self.past, self.past + self.rows)
 
     def offset_of(self, name: str) -> int | None:
-        """Return the offset of a value to the rows' positions; None if it is anything else."""
+        """Return the constant offset of a value from the rows' positions; None for other values."""
         array = self.values.get(name)
         if array is None or array.size != self.rows or array.dtype.kind not in "iuf":
             return None
@@ -189,8 +188,8 @@ class Probe(NamedTuple):
         return int(offset) if not offsets and offset.is_integer() else None
 
     def window(self, bias: np.ndarray, lowest: float = LOWEST) -> int | None:
-        """Return how many positions a row sees if a bias hides the others, by numbers up to
-        ``lowest``, or flags do: 0 for all up to its own. None if other ones are hidden."""
+        """Return the window size if a bias masks all positions outside it, by numbers up to
+        ``lowest`` or by flags: 0 for all positions up to a row's own; None for other masks."""
         if bias.shape[-2:] != (self.rows, self.rows + self.past):
             return None
         bias = bias.reshape(-1, *bias.shape[-2:])
@@ -205,9 +204,9 @@ class Probe(NamedTuple):
 
 
 class Probes:
-    """Probes of a graph: ``near`` ones of few positions, the first of ``ROWS`` behind ``PAST``, and
-    those ``far`` away, of ever fewer positions from many on. ``whole``: whether all nodes are
-    looked at; else those that read lengths of inputs alone, which mostly do."""
+    """Probes of a graph: ``near`` ones with few positions, the first of ``ROWS`` after ``PAST``,
+    and ``far`` ones in decreasing order of length. ``whole``: evaluate all nodes; else only those
+    that depend on input lengths, which mostly suffice."""
 
     def __init__(self, graph: Graph, roles: Roles, whole: bool) -> None:
         self._graph = graph if whole else _of_lengths(graph, roles)
@@ -219,15 +218,15 @@ class Probes:
 
     @property
     def far(self) -> Iterator[Probe]:
-        """Yield the far probes, those computed before first."""
+        """Yield the far probes, cached ones first."""
         yield from self._far
         for probe in self._left:
             self._far.append(probe)
             yield probe
 
     def optimized(self) -> Iterator[Mapping[str, np.ndarray]]:
-        """Constants by their names in graphs that were optimized for other numbers of rows and of
-        positions: few ones, and many if the model has these."""
+        """Yield constants, by name, of graphs optimized for other numbers of rows and positions:
+        few, and many if the model supports these."""
         far = [(_FEW, total - _FEW, _FAR_SOURCE) for total in _FAR]
         for sizes in ((*_OTHER, _OTHER_SOURCE), *far):
             with suppress(PenstockError):
@@ -237,7 +236,8 @@ class Probes:
                 yield {v.name: v.const for v in read if v.const is not None}
 
     def _sample(self, rows: int, past: int, source: int) -> tuple[Graph, np.ndarray | None]:
-        """A graph for these numbers of positions, and the mask of an encoder's, if it reads one."""
+        """Return a graph for these numbers of positions, and the encoder's mask, if it reads
+        one."""
         present = None
         copy = sample_graph(self._graph, self._roles, rows, past, source)
         for value in [v for v in copy.inputs if v.name in self._roles.fixed and is_mask(v)]:
@@ -259,7 +259,7 @@ class Probes:
     def _probe(self, rows: int, past: int, source: int) -> Probe:
         copy, present = self._sample(rows, past, source)
         values = [v for node in copy.nodes for v in node.outputs if v is not None]
-        copy.outputs = [*values]  # which are replaced by constants
+        copy.outputs = [*values]  # folding replaces them by constants
         run_passes((_FOLD,), copy, PassContext(limits=Limits(max_folded_bytes=_FOLDED)))
         pairs = zip(values, copy.outputs, strict=True)
         found = {v.name: w.const for v, w in pairs if w.const is not None}
@@ -267,13 +267,13 @@ class Probes:
 
 
 def _present(count: int) -> np.ndarray:
-    """Flags of positions, some of which are absent."""
+    """Return flags of positions, some of which are masked."""
     return np.arange(count) % _ABSENT != _ABSENT - 1
 
 
 def _of_lengths(graph: Graph, roles: Roles) -> Graph:
-    """The part of a graph that computes with lengths of inputs, and of what a few nodes make of
-    these."""
+    """Return the part of a graph that depends on lengths of inputs and of values computed by a few
+    nodes from these."""
     known = (*roles.masks, *roles.positions)
     before: dict[Value, frozenset[Node]] = {
         v: frozenset()

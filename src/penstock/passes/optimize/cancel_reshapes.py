@@ -1,10 +1,9 @@
-"""Operations by element between a Reshape and one back, done without either::
+"""Cancellation of a Reshape and its inverse around elementwise operations::
 
     y = Reshape(Add(Reshape(x), c))      becomes      y = Add(x, c')      c' is c, reshaped
 
-Attention in windows adds a mask of constants so: scores have one dim for images and windows, and
-the mask is the same for all images. Next to the product and the softmax, the addition can be taken
-in by their kernel.
+Window attention adds a constant mask in this way: scores have one dim for images and windows, and
+all images share the mask. Adjacent to the product and the softmax, the addition can be fused.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from penstock.passes.rewrite import Replacement, forward
 
 Dims: TypeAlias = tuple[int, ...]
 
-# Elements of a constant that is repeated along dims which become one.
+# Most elements of a constant that is broadcast along merged dims.
 _MOST_ELEMENTS = 1 << 22
 
 
 class CancelReshapes(Pass):
-    """Do elementwise operations of a value and constants without the reshapes around them."""
+    """Remove the reshapes around elementwise operations on a value and constants."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
@@ -37,8 +36,8 @@ class CancelReshapes(Pass):
 
 
 def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replacement:
-    """Return the replacement of the second Reshape's output: that of the operation before it. The
-    operations between the two are changed."""
+    """Return the replacement of the second Reshape's output: the output of the operation before it.
+    Modifies the operations in between."""
     value, output = last.inputs[0], last.outputs[0]
     if value is None or output is None:
         return None
@@ -69,8 +68,8 @@ def _moved(
     output: Value,
     readers: dict[Value, list[Node | None]],
 ) -> Replacement:
-    """Let a chain of operations, of which each reads the result of the one before, begin with
-    ``source``, which has the shape of ``output``. None, if constants would be too large."""
+    """Let a chain of operations begin with ``source``, which has the shape of ``output``. Return
+    None if constants would be too large."""
     outside = _dims(output)
     assert outside is not None
     constants = [_constants(node, inside, outside) for node in nodes]
@@ -84,13 +83,13 @@ def _moved(
         assert result is not None
         result.type = TensorType(result.dtype, outside)
         value = result
-    # Kept up to date, for the next pair of reshapes behind this one in the same walk.
+    # Keep ``readers`` current, for a later pair of reshapes in the same walk.
     readers[value] = readers.get(output, [])
     return (value,)
 
 
 def _only_operand(node: Node) -> Value | None:
-    """The one input of an elementwise operation that is no constant."""
+    """Return the only non-constant input of an elementwise operation."""
     if not node.op.elementwise or node.op.domain not in ("", MICROSOFT) or len(node.outputs) != 1:
         return None
     others = [value for value in node.inputs if value is None or value.const is None]
@@ -98,13 +97,13 @@ def _only_operand(node: Node) -> Value | None:
 
 
 def _constants(node: Node, inside: Dims, outside: Dims) -> dict[int, Value] | None:
-    """The constant inputs of an operation on another shape, by their indices."""
+    """Return the reshaped constant inputs of an operation, by index."""
     constants: dict[int, Value] = {}
     for i, value in enumerate(node.inputs):
         if value is None or value.const is None:
             continue
         constants[i] = value
-        if value.const.ndim:  # numbers, such as the bounds of a Clip, stay numbers
+        if value.const.ndim:  # scalars, such as the bounds of a Clip, stay scalars
             const = _reshaped(value.const, inside, outside)
             if const is None:
                 return None
@@ -113,17 +112,17 @@ def _constants(node: Node, inside: Dims, outside: Dims) -> dict[int, Value] | No
 
 
 def _dims(value: Value) -> Dims | None:
-    """The dims of a value, if they are known, and it has elements."""
+    """Return the dims of a value, if they are static and non-zero."""
     type_ = value.type
-    # Groups of dims are found by comparing products, which a 0 makes all alike.
+    # Dims are grouped by comparing their products, which a 0 would make equal.
     if not isinstance(type_, TensorType) or not type_.static or 0 in type_.dims:
         return None
     return type_.dims
 
 
 def _reshaped(const: np.ndarray, dims: Dims, others: Dims) -> np.ndarray | None:
-    """A constant that broadcasts to ``dims``, as one that broadcasts to the same elements in the
-    shape ``others``; None if it would be too large."""
+    """Return a constant that broadcasts to ``dims`` as one that broadcasts to the same elements in
+    the shape ``others``; None if it would be too large."""
     own = (1,) * (len(dims) - const.ndim) + const.shape
     repeated: list[int] = []
     result: list[int] = []
@@ -141,7 +140,7 @@ def _reshaped(const: np.ndarray, dims: Dims, others: Dims) -> np.ndarray | None:
 
 
 def _groups(dims: Dims, others: Dims) -> Iterator[tuple[slice, slice]]:
-    """Slices of both shapes that have as many elements, each as short as can be."""
+    """Yield slices of both shapes with equal numbers of elements, each as short as possible."""
     i = j = 0
     while i < len(dims) or j < len(others):
         begin, other = i, j

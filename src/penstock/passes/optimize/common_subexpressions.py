@@ -12,14 +12,14 @@ from penstock.ir.graph import Graph, Node, Value
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Substitution
 
-# Elements of an attribute beyond which it is equal only to itself.
+# Attributes with more elements are compared by identity.
 _MOST_ELEMENTS = 64
 _SMALL = 4096  # bytes up to which constants are compared by content rather than identity
 
 
 class CommonSubexpressions(Pass):
-    """Merge nodes with equal operation, inputs and attributes. A nested graph may use what the
-    graphs around it have computed, never the other way round."""
+    """Merge nodes with equal operation, inputs and attributes. A nested graph may reuse values of
+    the graphs around it, never the other way round."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         eliminator = _Eliminator()
@@ -28,9 +28,8 @@ class CommonSubexpressions(Pass):
 
 
 class _Scope:
-    """The nodes of one graph so far: by their rough keys, and by their keys those whose rough key
-    is that of another node, too. None stands for rough keys whose nodes all have entries in
-    ``equal``."""
+    """The nodes of one graph so far: by rough key, and by full key if several nodes share a rough
+    key. None marks rough keys whose nodes all have entries in ``equal``."""
 
     def __init__(self) -> None:
         self.alone: dict[Hashable, Node | None] = {}
@@ -52,12 +51,11 @@ class _Eliminator:
                 self.substitution.apply(node)
             for _, inner in node.graphs if node.nests else ():
                 self.run(inner)
-            # A node that waits for others may be meant to run behind them, where an equal one ran
-            # before.
+            # A node with control inputs may have to run later than an equal one.
             mergeable = node.op.pure and not node.control_inputs and not node.nests
             rough = (node.op, *[None if v is None or v.is_constant else v for v in node.inputs])
-            # Most nodes share operation and inputs with no other one: their attributes and
-            # constants, of which full keys are made, are never looked at.
+            # Most nodes share operation and inputs with no other one, and need no full key of their
+            # attributes and constants.
             alone = not mergeable or (is_outermost and own.alone.setdefault(rough, node) is node)
             equal = None if alone else self.seen(node, rough)
             if equal is None:
@@ -70,7 +68,7 @@ class _Eliminator:
         self.scopes.pop()
 
     def seen(self, node: Node, rough: Hashable) -> Node | None:
-        """An equal node that was there before; else this one is from now on."""
+        """Return an earlier equal node; if there is none, record this one."""
         own = self.scopes[-1]
         same = [scope for scope in self.scopes if rough in scope.alone]
         if not same:
@@ -88,24 +86,23 @@ class _Eliminator:
         return equal
 
     def key(self, node: Node) -> Hashable:
-        """A key that equal nodes share."""
-        # A node whose output was left out cannot stand for one that is asked for it.
+        """Return a key that equal nodes share."""
+        # A node without an optional output cannot replace one that has it.
         present = tuple([value is not None for value in node.outputs])
         inputs = tuple([self.input_key(value) for value in node.inputs])
         attrs = node.attrs and tuple([(k, _frozen(v)) for k, v in sorted(node.attrs.items())])
-        # Nodes that name different devices have to compute on each of them.
+        # Nodes on different devices must compute on each of them.
         return node.op, inputs, attrs or (), present, node.device
 
     def input_key(self, value: Value | None) -> Hashable:
         if value is None or not value.is_constant:
             return value
-        if not value.is_held:  # given back, it would be large, and equal to itself alone
+        if not value.is_held:  # released, so large and compared by identity
             return id(value.resident_in or value)
         const = value.const
         assert const is not None
         if value not in self.constants:
-            # With the array itself: the key of a large one is its id, which another array could get
-            # if this one was freed.
+            # Keep the array alive: the key of a large one is its id, which could be reused.
             self.constants[value] = _frozen(const), const
         return self.constants[value][0]
 
@@ -115,7 +112,7 @@ def _frozen(value: Any) -> Hashable:
         small = value.nbytes <= _SMALL and value.dtype != object
         return (value.dtype, value.shape, value.tobytes()) if small else id(value)
     if isinstance(value, list | tuple):
-        if len(value) > _MOST_ELEMENTS:  # such as the nodes of trees: equal ones are rare
+        if len(value) > _MOST_ELEMENTS:  # such as tree nodes, which are rarely equal
             return id(value)
         if {*map(type, value)} <= {int, str}:
             return tuple(value)

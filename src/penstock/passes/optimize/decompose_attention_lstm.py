@@ -1,4 +1,4 @@
-"""AttnLSTM with constant weights, step by step, by operations that have compiled kernels::
+"""Unrolling of AttnLSTM with constant weights into operations with compiled kernels::
 
     gates = X W + b + h R + mean S              the products of X are one for all steps
     h, c = LstmCell(gates, c)
@@ -7,8 +7,8 @@
 
 An attention layer reads [h, mean]: its weights for h are added to R, and those for the mean are S.
 The first step has no mean and uses R alone. Nodes with other activations, peepholes or
-sequence_lens run on the NumPy kernel, as do those with more than 64 steps, which would take long to
-compile.
+sequence_lens run on the NumPy kernel, as do those with more than 64 steps, which would compile
+slowly.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
 _MOST_STEPS = 64  # of all directions
-_ORDER = (0, 2, 1, 3)  # of the gates in W: those of LstmCell in ONNX's order
+_ORDER = (0, 2, 1, 3)  # gate order in W: LstmCell's gates by ONNX's order
 # Inputs.
 _X, _W, _R, _B, _ROWS, _H, _C, _P, _QUERY, _KEY, _V, _MEMORY, _LENGTHS, _LAYER = range(14)
 
 
 class DecomposeAttentionLstm(Pass):
-    """Replace nodes of known shapes, whose weights are constants."""
+    """Replace nodes of static shapes whose weights are constants."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, {"com.microsoft.AttnLSTM": _nodes})
@@ -64,7 +64,7 @@ def _nodes(node: Node) -> Sequence[Node] | None:
 
 
 class _Steps(Expansion):
-    """Writes the steps of all directions."""
+    """Builder of the unrolled steps of all directions."""
 
     def __init__(self, node: Node, inputs: Sequence[Value | None], layer: Layer) -> None:
         super().__init__(node)
@@ -115,12 +115,12 @@ class _Steps(Expansion):
         behind: Value | None,
         sizes: tuple[int, int],
     ) -> tuple[list[Value], Value]:
-        """The states of a direction, by the number of the step, and its last cell."""
+        """Return the hidden states of a direction, by step, and its last cell state."""
         steps, batch = sizes
         width, r = dims_and_dtype(rows)[0][1], self.constant_of(_R, d)
         gates, hidden = r.shape
         own, seen = np.split(self.constant_of(_W, d).T, [width])
-        first = r.T  # before there is a mean
+        first = r.T  # the first step has no mean
         later, bias = first, np.zeros(gates, np.float32)
         if self.inputs[_B] is not None:
             bias = self.constant_of(_B, d).reshape(2, -1).sum(0)
@@ -154,7 +154,8 @@ class _Steps(Expansion):
         return states, cell
 
     def _attention(self, d: int, memory: Value, behind: Value | None) -> Callable[[Value], Value]:
-        """Return what writes the mean [batch, depth] that a state of a direction attends to."""
+        """Return a function from a direction's state to the mean [batch, depth] that it attends
+        to."""
         batch, positions, depth = dims_and_dtype(memory)[0]
         key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
         query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]
@@ -180,7 +181,7 @@ class _Steps(Expansion):
         return self.constant(np.ascontiguousarray(matrix))
 
     def _given(self, index: int, d: int, batch: int, hidden: int) -> Value | None:
-        """Take the part of a direction from an initial state or cell of all of them."""
+        """Return the part of a direction of the initial hidden or cell state."""
         value = self.inputs[index]
         if value is None:
             return None
@@ -196,5 +197,5 @@ class _Steps(Expansion):
     def _node(
         self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], attrs: AttrDict
     ) -> None:
-        """Add a node of an operation that is no standard one, or has several outputs."""
+        """Add a node of a non-standard operation, or with several outputs."""
         self.nodes.append(self.node.derived(inputs, outputs, attrs, op=op, name=outputs[0].name))

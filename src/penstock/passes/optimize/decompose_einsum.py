@@ -1,4 +1,4 @@
-"""Einsum as the operations that it consists of, which have faster kernels, and fuse::
+"""Decomposition of Einsum into operations with faster kernels, which can be fused::
 
 Einsum(a, b; "bqhd,bkhd->bhqk")    becomes    MatMul(Transpose(a), Transpose(b))
 """
@@ -21,7 +21,7 @@ _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
 
 
 class DecomposeEinsum(Pass):
-    """Replace each Einsum of known shapes, but for diagonals."""
+    """Replace each Einsum of static shapes, except diagonals."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, {"Einsum": _nodes})
@@ -42,7 +42,7 @@ def _nodes(node: Node) -> Sequence[Node] | None:
 
 
 class _EinsumNodes(EinsumLowering):
-    """An Einsum as nodes; ``known`` are the values that its steps have so far."""
+    """Builder of an Einsum's nodes; ``known`` are the values of its steps so far."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _EinsumNodes(EinsumLowering):
     def _arranged(
         self, value: Value | None, axes: Sequence[int], dims: tuple[int, ...] | None = None
     ) -> Value:
-        """A value with its axes in this order, then with these dims."""
+        """Return a value transposed to this order of axes, then reshaped to these dims."""
         assert value is not None
         value = self.parts.transposed(value, axes)
         return value if dims is None else self.parts.reshaped(value, dims)
@@ -94,7 +94,7 @@ class _EinsumNodes(EinsumLowering):
         (i, j), (axes_a, axes_b), (dims_a, dims_b), dims, shape, order = product
         x = self._arranged(self.known[i], axes_a, dims_a)
         y = self._arranged(self.known[j], axes_b, dims_b)
-        if dims[-2:] == (1, 1):  # sums, for which there is no matrix
+        if dims[-2:] == (1, 1):  # a dot product, which needs no MatMul
             row = (*dims[:-2], dims_a[-1])
             y = self._arranged(y, range(len(dims_b)), (*dims_b[:-2], 1, dims_b[-2]))
             numbers = self._constant([len(dims) - 1])

@@ -1,5 +1,5 @@
-"""TensorFlow's operations that move, choose, repeat or round elements, and tell whether any is
-true, as ONNX's, which have compiled kernels, or are views::
+"""Rewrite TensorFlow's data movement, selection, rounding and boolean reductions as ONNX
+operations, which have compiled kernels or are views::
 
 SpaceToBatchND(x, [2], [[0, 0]])    becomes    Reshape(Transpose(Reshape(x)))
 """
@@ -17,7 +17,7 @@ from penstock.ops.tensorflow.math import nudged
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
-_MOST_PLACES = 1 << 20  # of a mask of a matrix
+_MOST_PLACES = 1 << 20  # most elements of a matrix mask
 
 _Rule = Callable[[Expansion, Sequence[Value], Value], bool]
 
@@ -25,7 +25,7 @@ _RULES: dict[str, _Rule] = {}
 
 
 def _expresses(*names: str) -> Callable[[_Rule], _Rule]:
-    """Register what writes the nodes of an operation, if it can: it returns whether it has."""
+    """Register the rewrite of operations, which returns whether it has written their nodes."""
 
     def register(rule: _Rule) -> _Rule:
         _RULES.update((f"{TENSORFLOW}.{name}", rule) for name in names)
@@ -35,7 +35,7 @@ def _expresses(*names: str) -> Callable[[_Rule], _Rule]:
 
 
 class DecomposeMoves(Pass):
-    """Replace nodes of known shapes, whose blocks, crops and dims are constants."""
+    """Replace nodes of static shapes whose block shapes, crops and dims are constants."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, dict.fromkeys(_RULES, _nodes))
@@ -52,15 +52,15 @@ def _nodes(node: Node) -> Sequence[Node] | None:
 
 
 def _is_plain(value: Value) -> bool:
-    """Whether a value is of numbers or truth values, and its shape is known."""
+    """Whether a value is numeric or boolean, and its shape is static."""
     type_ = value.type
     known = isinstance(type_, TensorType) and type_.static and type_.dtype is not None
     return known and dims_and_dtype(value)[1].kind in "biuf"
 
 
 def _blocks(sizes: Value, pairs: Value) -> tuple[list[int], np.ndarray] | None:
-    """The sides of a block, and what is added or cropped around it; None if they are no constants,
-    or wrong, which the node's kernel explains."""
+    """Return the block shape, and its paddings or crops; None if they are not constant, or invalid,
+    which the node's kernel reports."""
     if sizes.const is None or pairs.const is None or pairs.const.shape != (sizes.const.size, 2):
         return None
     if (sizes.const < 1).any() or (pairs.const < 0).any():
@@ -86,7 +86,7 @@ def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) ->
         x = parts.emit("Pad", padded, [batch, *dims, *rest], dtype, mode="constant")
     inner = [part for d, s in zip(dims, sides, strict=True) for part in (d // s, s)]
     x = parts.reshaped(x, [batch, *inner, *rest])
-    # The place in a block stands before the image in the new batch.
+    # In the new batch, the position in a block varies slower than the image.
     order = [*range(2, 2 * n + 1, 2), 0, *range(1, 2 * n, 2)]
     return _finish(parts, x, [*order, *range(2 * n + 1, 2 * n + 1 + len(rest))], result)
 
@@ -134,7 +134,7 @@ def _finish(parts: Expansion, x: Value, axes: Sequence[int], result: Value) -> b
 
 @_expresses("Select")
 def _select(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    """A vector of conditions chooses among rows."""
+    """Decompose Select whose condition is a vector that selects rows."""
     condition, a, b = inputs
     shape, dims = dims_and_dtype(condition)[0], dims_and_dtype(a)[0]
     if dims_and_dtype(b)[0] != dims or shape not in ((), dims[:1], dims):
@@ -156,7 +156,7 @@ def _fill(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
 
 @_expresses("All", "Any")
 def _truths(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    """Whether any, or all, of some truth values are true: their maximum, and minimum."""
+    """Decompose Any and All into the maximum and the minimum of bools."""
     x, axes = inputs
     if axes.const is None or not axes.const.size:
         return False
@@ -178,7 +178,8 @@ def _pack(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
 
 @_expresses("MatrixDiag", "MatrixDiagV3", "MatrixSetDiagV3")
 def _main_diagonal(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    """A mask chooses between elements of the diagonal and others: 0, padding or a matrix."""
+    """Decompose diagonals into a Where with a mask between diagonal elements and zeros, padding or
+    a matrix."""
     sets, (*_, rows, columns) = "Set" in parts.node.op.name, dims_and_dtype(result)[0]
     k = inputs[2].const if sets else inputs[1].const if len(inputs) > 1 else np.zeros(1)
     if k is None or k.any() or k.size != 1 or rows * columns > _MOST_PLACES:

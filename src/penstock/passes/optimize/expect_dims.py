@@ -1,15 +1,15 @@
-"""Take dims for known that a plan with open dims has alike in all runs.
+"""Speculation on dims: in a plan with unknown dims, assume those that are equal for sample inputs.
 
-A decoder cuts the rows of its step out of a mask of all positions: the part from ``total - 1`` to
-``total``, of whose length inference knows nothing, and so of all that the mask is added to. What
-has the same dims for two other lengths of the cache is expected to have these for all of them::
+A decoder slices its step's rows from a mask of all positions: from ``total - 1`` to ``total``,
+whose length inference cannot determine, nor that of anything the mask is added to. Dims that are
+equal for two other cache lengths are expected for all of them::
 
     mask = Slice(all, total - 1, total)      bool[?, ?]
     mask = Expected(Slice(...))              bool[1, ?]
 
-The expected dims are those of types from then on: kernels, fusion and the arena know no other kind
-of dim. They may prove wrong, as a part at the end of a table is shorter, and so each run checks
-them (``ops.internal.expected``), and a run that has others is begun anew without them.
+The expected dims become part of the types: kernels, fusion and the arena treat them as known. They
+may be wrong, as a slice at the end of a table is shorter, so each run checks them
+(``ops.internal.expected``), and a run with other dims is restarted without them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.passes.context import Pass, PassContext, Property
 
 
 class ExpectDims(Pass):
-    """Put Expected behind each node with an output that has known dims with each of the ``samples``
-    of input types, always the same, and is open otherwise. A graph with effects is left as it is: a
-    run that meets other dims is begun anew."""
+    """Insert Expected after each node with an output of unknown dims that are known and equal for
+    all ``samples`` of input types. A graph with side effects is left as it is, since a run with
+    other dims is restarted."""
 
     requires = frozenset()
     establishes = frozenset({Property.TYPED})
@@ -40,15 +40,15 @@ class ExpectDims(Pass):
         if any(not node.op.pure for node in graph.walk()):
             return False
         own, sampled = [value.type for value in graph.inputs], []
-        with suppress(PenstockError):  # shapes that the model does not take tell nothing
+        with suppress(PenstockError):  # the model may reject these shapes
             sampled = [_types_with(graph, types) for types in self.samples]
         _set_types(graph, own)
-        # The walk sets the types of the graph anew, which may be those of a sample.
+        # The walk resets the types of the graph, which may be those of a sample.
         return _expect(graph, sampled or [[[None] * len(n.outputs) for n in graph.nodes]])
 
 
 def _types_with(graph: Graph, types: Sequence[Type]) -> list[list[Type | None]]:
-    """The types of the outputs of each node, with these types of the inputs of ``graph``."""
+    """Return the output types of each node, given these input types of ``graph``."""
     _set_types(graph, types)
     infer_types(graph)
     return [[None if v is None else v.type for v in node.outputs] for node in graph.nodes]
@@ -60,8 +60,8 @@ def _set_types(graph: Graph, types: Sequence[Type]) -> None:
 
 
 def _expect(graph: Graph, sampled: Sequence[Sequence[Sequence[Type | None]]]) -> bool:
-    """Infer the types of ``graph``, with the dims that the ``sampled`` types of its nodes have in
-    common; return whether any of these is open otherwise."""
+    """Infer the types of ``graph``, with the dims that the ``sampled`` types of its nodes share;
+    return whether any of these would be unknown otherwise."""
     nodes: list[Node] = []
     for node, *types in zip(graph.nodes, *sampled, strict=True):
         nodes.append(node)
@@ -72,7 +72,7 @@ def _expect(graph: Graph, sampled: Sequence[Sequence[Sequence[Type | None]]]) ->
             value.type = inferred[i] if i < len(inferred) else ANY
             dims = _common_dims(value.type, [own[i] for own in types])
             if dims is not None:
-                # The guard has the value itself, so that all readers and outputs are behind it.
+                # The guard produces the value itself, so that all readers and outputs follow it.
                 raw = Value(f"{value.name}.any", value.type)
                 node.outputs[i] = raw
                 raw.producer = node
@@ -84,8 +84,8 @@ def _expect(graph: Graph, sampled: Sequence[Sequence[Sequence[Type | None]]]) ->
 
 
 def _common_dims(open_type: Type, types: Sequence[Type | None]) -> list[int] | None:
-    """The dims that tensors of ``types`` have in common, -1 where they differ; None if they tell
-    no more than ``open_type``."""
+    """Return the dims that ``types`` share, -1 where they differ; None if they are no more precise
+    than ``open_type``."""
     shapes = {t.shape for t in types if isinstance(t, TensorType)}
     if not isinstance(open_type, TensorType) or len({s and len(s) for s in shapes}) != 1:
         return None
