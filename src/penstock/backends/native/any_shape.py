@@ -1,7 +1,7 @@
-"""Kernels for any shapes, known only during the run: functions of ``c/any_shape*.c``.
+"""Kernels for shapes that are known only at run time: functions of ``c/any_shape*.c``.
 
-They read the shapes of the arrays that they are given, and then compute what the other families
-bind ahead.
+They read the shapes of their arrays, and compute the strides and sizes that other families bind at
+compile time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.ir.kernel import Kernel
 def any_shape_view(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """Expand, Range, Reshape and Slice to shapes that only the run knows."""
+    """Expand, Range, Reshape and Slice to shapes that are known only at run time."""
     output = node.outputs[0]
     if output is None or not isinstance(output.type, TensorType) or output.type.static:
         return None

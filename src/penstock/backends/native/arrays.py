@@ -1,4 +1,4 @@
-"""Elements copied in any order and layout: Concat, Append, Tile and Reorder, and variables."""
+"""Copies between arbitrary layouts: Concat, Append, Tile and Reorder, and variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_PARTS, _MOST_DIMS = 16, 64  # of a compiled Concat
 
 
 def _are_copied(types: Sequence[Type | None]) -> bool:
-    """Whether elements are of a kind that compiled code copies, and of one."""
+    """Whether all types have one dtype, which compiled code copies."""
     dtypes = {t.dtype if isinstance(t, TensorType) else None for t in types}
     (dtype,) = dtypes if len(dtypes) == 1 else (None,)
     return dtype is not None and dtype.kind in "biufcV" and dtype.itemsize in _SIZES
@@ -44,7 +44,7 @@ def _concat(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 @family("Concat")
 def join_call(site: Site) -> NativeCall | None:
-    """Concat of known shapes, also of one tensor: it reads and writes any order of dims."""
+    """Concat of static shapes, also of one tensor: it reads and writes any order of dims."""
     parts = [t for t in site.tensors[:-1] if t is not None]
     if len(parts) < len(site.tensors) - 1 or len(parts) > _MOST_PARTS:
         return None
@@ -53,7 +53,7 @@ def join_call(site: Site) -> NativeCall | None:
         return None
     assert output.dtype is not None
     size, axis = output.dtype.itemsize, site.attr("axis", 1) % max(len(output.dims), 1)
-    # A tensor of one element without dims is copied as one with a dim.
+    # A tensor of rank 0 is copied as one of rank 1.
     shapes = [t.dims or (1,) for t in (*parts, output)]
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
@@ -61,7 +61,7 @@ def join_call(site: Site) -> NativeCall | None:
             tuple([size * x for x in s]) if s else packed_strides(dims, size)
             for s, dims in zip(strides, shapes, strict=True)
         ]
-        # Threads divide the result as those do that write and read it: along its outermost dim.
+        # Threads divide the result along its outermost dim, like its producers and consumers.
         outer = max(range(len(shapes[-1])), key=lambda i: (shapes[-1][i] > 1, in_bytes[-1][i]))
         table, place, begin = [len(shapes[-1]), size, outer, len(parts)], 0, 0
         for dims, own in zip(shapes[:-1], in_bytes, strict=False):
@@ -102,7 +102,7 @@ def _tile(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> K
 
 @of_any_shape("Split")
 def _split(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """Split of an axis and sizes that are known: views, which one call makes."""
+    """Split with known axis and sizes: one call creates all views."""
     outputs = [None if value is None else value.type for value in node.outputs]
     x, axis = types[0], node.attrs.get("axis", 0)
     if not isinstance(x, TensorType) or x.shape is None or len(outputs) < 2:
@@ -121,7 +121,7 @@ def _unpack(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
     shape = x.shape if isinstance(x, TensorType) else None
     if not shape or not -len(shape) <= axis < len(shape) or len(node.outputs) < 2:
         return None
-    if shape[axis] != len(node.outputs):  # unknown, or a fault that NumPy's kernel tells
+    if shape[axis] != len(node.outputs):  # unknown, or an error that NumPy's kernel reports
         return None
     function = partial(library.functions.views, axis % len(shape), None)
     return replace(node.op.compile(node, types), function=function)
@@ -129,7 +129,7 @@ def _unpack(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 @of_any_shape("penstock.Reorder")
 def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """A copy in another layout, of one in any."""
+    """Reorder: a copy from any layout into another."""
     site = site_of(library, node, types)
     call = None if site is None else join_call(site)
     if site is None or call is None:
@@ -141,7 +141,7 @@ def _reorder(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _VariableBinder(Binder):
-    """Binds functions of variables, which are called as Python calls them, in a sequence too."""
+    """Binds functions of variables, which keep Python's calling convention in sequences too."""
 
     into: Callable[..., RunValue]
 
@@ -178,7 +178,7 @@ def _assign(library: NativeLibrary, node: Node, types: Sequence[Type | None]) ->
 
 @of_any_shape("penstock.Append")
 def _append(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-    """Both joined, where input 0 lies if it has room: ``c/growable.c``."""
+    """Append: in place in the buffer of input 0 if that has spare capacity (``c/growable.c``)."""
     if not _are_copied(types):
         return None
     rooms = GrowableBuffers()

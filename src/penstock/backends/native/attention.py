@@ -1,8 +1,8 @@
-"""Attention: a product, its softmax, and a product of that, a head at a time.
+"""Scaled dot-product attention as one kernel, blocked by queries and keys.
 
-In steps, the scores of all heads would be written to memory and read again. Here those of a few
-queries with a block of keys stay in the first-level cache, and these keys with their values in the
-second-level one.
+Separate steps would write the scores of all heads to memory and read them again. Here the scores of
+a few queries with a block of keys stay in the L1 cache, and these keys with their values in the L2
+cache.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ _KEYS, _COPIED, _MOST_PART, _TERMS, _LANES = 256, 32768, 768, 2, 16  # as in c/a
 
 _LEAST = 1e-18  # the least factor of scores
 _ZEROS = ("", "nan", "unseen")  # as in c/attention/attention.c
-# Queries of an item, at most, where a thread copies a head's keys once, and where threads have
-# enough items; and items of all threads, and of each core.
+# Most queries per item if there are enough items; the least total items, and items per core.
 _PART, _LEAST_ITEMS, _ITEMS_OF_CORE = 96, 8, 4
 
 
 class _Sizes(NamedTuple):
-    """Sizes of an Attention: the leading dims, of which the last is that of heads, the number of
-    heads that share keys, and the sizes of each."""
+    """Sizes of an Attention: the leading dims, whose last one is heads; the number of heads that
+    share keys; and the sizes of each head."""
 
     lead: tuple[int, ...]
     group: int
@@ -58,15 +57,15 @@ class _Sizes(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The most keys of a block; 0 if there is no room for the keys and values of any."""
-        # Copies of keys and of values have room for as many elements each.
+        """Largest number of keys in a block; 0 if not even one key and value fit."""
+        # The buffers for copied keys and for values have equal sizes.
         most = min(_KEYS, _COPIED // max(self.width, _padded(self.out)) // _LANES * _LANES)
         return most if self.out <= _KEYS else 0
 
     @property
     def parts(self) -> int:
-        """Into how many parts the queries of a head are divided. Each has copies of its keys, if
-        these are several blocks."""
+        """Number of parts into which the queries of a head are divided. Each part copies the keys
+        if these are several blocks."""
         most = math.ceil(self.queries / _PART)
         if self.keys <= self.block:
             return most
@@ -76,7 +75,7 @@ class _Sizes(NamedTuple):
 
 
 def attention_workload(node: Node) -> Workload | None:
-    """The work of an Attention; None if there is no kernel for it."""
+    """Return the workload of an Attention; None if no kernel is available."""
     types = [None if value is None else value.type for value in node.inputs]
     if any(isinstance(t, TensorType) and not t.static for t in types):
         return below_numpy(node)  # few queries
@@ -85,9 +84,9 @@ def attention_workload(node: Node) -> Workload | None:
         return None
     queries, width, keys, out = sizes[2:]
     products = 2 * queries * _padded(keys) * width + 2 * queries * keys * _padded(out)
-    # A single block of keys stays copied for all parts of a head that a thread takes.
+    # A single block of keys is copied once for all parts of a head that a thread takes.
     copies = 1 if keys <= sizes.block else sizes.parts
-    # In steps, a transposed operand would be copied, too: once.
+    # Separate steps would copy a transposed operand, too, once.
     sources = [value and value.producer for value in node.inputs[1:3]]
     transposed = [source is not None and source.op.name == "Transpose" for source in sources]
     transposed[0] |= not node.attrs.get("keys_last", 0)
@@ -98,8 +97,8 @@ def attention_workload(node: Node) -> Workload | None:
 
 @family("penstock.Attention", work=attention_workload)
 def attention_call(site: Site) -> NativeCall | None:
-    """Attention of many queries: heads of at most 256 values and 2,048 numbers of a query, with up
-    to two terms."""
+    """Attention of many queries: head sizes of at most 256 for values and 2,048 for queries, with
+    at most two biases."""
     sizes = _sizes(site.node, site.tensors[: len(site.node.inputs)])
     if sizes is None or site.output().dtype != FLOAT32:
         return None
@@ -111,12 +110,12 @@ def _padded(n: int) -> int:
 
 
 def _sizes(node: Node, types: Sequence[Type | None]) -> _Sizes | None:
-    """The sizes of an Attention that the kernel computes; None for others."""
+    """Return the sizes of an Attention that the kernel supports; None for others."""
     given = [t for t in types if isinstance(t, TensorType) and t.static and t.dtype == FLOAT32]
     if len(given) < len(types) - types.count(None) or len(given) - 3 > _TERMS:
         return None
     if not _LEAST < abs(node.attrs["scale"]) < 1 / _LEAST:
-        return None  # steps apart may overflow where one does not, and the other way round
+        return None  # separate steps may overflow where a fused one does not, and vice versa
     q, k, v, *terms = (t.dims for t in given)
     keys = k[-1 if node.attrs.get("keys_last", 0) else -2]
     sizes = _Sizes(q[:-2], q[-3] // max(k[-3], 1), q[-2], q[-1], keys, v[-1])
@@ -133,13 +132,13 @@ def _broadcasts(dims: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
-    """The call for tensors of these strides."""
+    """Return the call for tensors of these strides."""
     output, group = len(site.node.inputs), sizes.group
     biases = [i for i in range(3, output) if site.tensors[i] is not None]
-    # Heads that share keys are a dim of their own, along which these stay where they are.
+    # Heads that share keys become a separate dim, along which keys have stride 0.
     lead = (*sizes.lead[:-1], sizes.lead[-1] // group, group) if group > 1 else sizes.lead
 
-    # Constants whose rows have gaps are copied; elements of others are read one by one.
+    # Constants with non-contiguous rows are copied; other tensors are read element by element.
     copies = {
         i: np.ascontiguousarray(term)
         for i in biases
@@ -156,12 +155,11 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
             0 if n == 1 else step for n, step in zip(dims, [0] * missing + [*own], strict=True)
         ]
         if group > 1:
-            # Keys and values are shared by the heads of a group: the next head of it reads the
-            # same.
+            # Heads of a group share keys and values, so their stride is 0.
             inner = steps[-3] if dims[-3] == sizes.lead[-1] and i not in (1, 2) else 0
             steps[-3:-2] = [inner * group or steps[-3], inner]
         if i == 1 and not site.attr("keys_last", 0):
-            # The kernel takes rows of keys as columns: [width, keys].
+            # The kernel takes keys transposed: [width, keys].
             steps[-2:] = steps[:-3:-1]
         return steps
 
@@ -193,7 +191,7 @@ def _call(site: Site, sizes: _Sizes, strides: Sequence[tuple[int, ...] | None]) 
     )
 
 
-# Over keys whose number only the run knows.
+# Numbers of keys that are known only at run time.
 
 _ATTENTION = Struct("=10q2d")  # as in c/attention/attention_functions.c
 _DECODER = "DecoderMaskedMultiHeadAttention"
@@ -207,9 +205,8 @@ _DECODER = "DecoderMaskedMultiHeadAttention"
 def cached_attention(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """Attention with a past of real numbers: of ONNX, and of com.microsoft for groups of heads, or
-    with a buffer that is filled. The present of a past whose length is not known ahead grows in
-    place (``host/c/growable.c``)."""
+    """Float attention with a past: ONNX's Attention, and com.microsoft's for grouped queries or
+    with a preallocated buffer. A past of unknown length grows in place (``host/c/growable.c``)."""
     attrs, stacked = node.attrs, node.op is STACKED_ATTENTION
     buffered = node.op.name == _DECODER
     grouped = node.op.domain == MICROSOFT and not buffered
@@ -223,22 +220,23 @@ def cached_attention(
     if len(node.outputs) != 3 - stacked or None in node.outputs:
         return None
     scale, softcap = float(attrs.get("scale") or 0), float(attrs.get("softcap") or 0)
-    # A past of unknown length is that of a decoder, which is fed the present in its next step.
+    # A past of unknown length is a decoder's cache, whose next step is fed the present.
     grows = any(not t.static for t in others[2:] if t is not None)
     rooms = GrowableBuffers()
     settings = (
         _ATTENTION.pack(*chosen, stacked, grows, attrs.get("sparse_block_size", 0), scale, softcap),
         rooms,
     )
-    # For what C has no code for: it looks at the arrays of each call.
+    # The fallback for cases that the C code, which checks the arrays of each call, does not
+    # support.
     otherwise = counted(node, node.op.compile(node, types).function)
     function = partial(library.functions.cached_attention, otherwise, checkpoint, settings)
     return Kernel(function, memory=MemoryUse(grows, rooms.nbytes))
 
 
 def _are_real(q: TensorType | None, others: Sequence[TensorType | None], grouped: bool) -> bool:
-    """Whether queries, and ``others``, are of float32: keys, values, and both of the past. Of
-    GroupQueryAttention, keys and values may be packed with the queries, and there may be no past.
+    """Whether queries and ``others`` (keys, values, past keys and past values) are float32.
+    GroupQueryAttention may pack keys and values with the queries, and may have no past.
     """
     pairs = others[:2], others[2:]
     read = [q, *[t for pair in pairs if not grouped or any(pair) for t in pair]]
@@ -246,8 +244,8 @@ def _are_real(q: TensorType | None, others: Sequence[TensorType | None], grouped
 
 
 def _of_groups(attrs: Attrs) -> list[int] | None:
-    """The settings of a GroupQueryAttention, or of a SparseAttention, in the order of C; None for
-    those without a kernel."""
+    """Return the settings of a GroupQueryAttention or SparseAttention in the order of the C struct;
+    None if no kernel is available."""
     if attrs.get("sliding_window_cache") or attrs.get("smooth_softmax", -1) == 1:
         return None
     if {attrs.get(f"{name}_quant_type", "NONE") for name in "kv"} != {"NONE"}:
@@ -259,7 +257,7 @@ def _of_groups(attrs: Attrs) -> list[int] | None:
 
 
 def _of_onnx(attrs: Attrs) -> list[int] | None:
-    """As ``_of_groups``, of ONNX's Attention."""
+    """As ``_of_groups``, for ONNX's Attention."""
     left, right = (attrs.get(f"{side}_window_size", -1) for side in ("left", "right"))
     causal = bool(attrs.get("is_causal"))
     if right != -1 or (left != -1 and not causal) or attrs.get("scale") == 0:
@@ -267,12 +265,12 @@ def _of_onnx(attrs: Attrs) -> list[int] | None:
     if rules.dtype_attribute(attrs, "softmax_precision"):
         return None
     heads = [attrs.get(f"{name}_num_heads", 0) for name in ("q", "kv")]
-    # A window of com.microsoft counts the key of the query, too.
+    # com.microsoft's windows include the query's own key.
     return [*heads, int(causal), left + 1, *[0] * 3]
 
 
 def _of_buffers(attrs: Attrs) -> list[int]:
-    """As ``_of_groups``, of DecoderMaskedMultiHeadAttention."""
+    """As ``_of_groups``, for DecoderMaskedMultiHeadAttention."""
     return [attrs["num_heads"], attrs["num_heads"], *[0] * 4, 2]
 
 
@@ -280,9 +278,9 @@ def _of_buffers(attrs: Attrs) -> list[int]:
 def attention_over_any_keys(
     library: NativeLibrary, node: Node, types: Sequence[Type | None]
 ) -> Kernel | None:
-    """``penstock.Attention`` of real numbers, over keys of any number."""
+    """``penstock.Attention`` of floats over any number of keys."""
     if all(isinstance(t, TensorType) and t.static for t in types if t is not None):
-        return None  # ``attention_call`` takes any queries
+        return None  # ``attention_call`` supports these
     if node.attrs.get("softcap") or node.attrs.get("keys_last") or len(types) > 4:
         return None
     if any(not isinstance(t, TensorType) or t.dtype != np.float32 for t in types[:3]):

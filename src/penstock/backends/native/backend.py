@@ -1,4 +1,4 @@
-"""The native backend: kernels of the families that are registered in this folder."""
+"""The native backend: the kernel families that are registered in this folder."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from penstock.ops.internal.fused import parts, rounds_operand
 from penstock.ops.work_estimate import WORTH_ROUNDING, Workload, flops
 
 _PRODUCTS = ("Gemm", "MatMul")
-# Families of work, and products of each element of x that are worth rounding it.
+# Workload families, and the multiplications per element of x that justify rounding it.
 _ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
 
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
-    """Whether a call would copy references to Python's objects, such as strings, which it cannot
-    count."""
+    """Whether a call would copy references to Python objects, such as strings, without counting
+    them."""
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
@@ -47,24 +47,24 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
 
 
 def _in_any_order(node: Node) -> bool:
-    """Whether the results of a node do not depend on the order of its elements in memory, in which
-    kernels take sums."""
+    """Whether results are independent of the memory order of elements, which kernels follow in
+    sums."""
     op = parts(node)[0].op
     return op.elementwise or op.moves or op.view or "Max" in op.name or "Min" in op.name
 
 
 def _without_rounding(node: Node) -> Node:
-    from penstock.ops.internal.rounded_operand import without_rounding  # which few models need
+    from penstock.ops.internal.rounded_operand import without_rounding  # rarely needed
 
     return without_rounding(node)
 
 
 class NativeBackend(SpecializingBackend):
     """Penstock's compiled kernels: those in ``loaded``, by default those for this processor. With
-    ``precision="bf16"`` operands of large products and convolutions with constants are rounded to
-    bfloat16, and summed in float32, if the processor has instructions for that. ``reproducible``:
-    products of any shape are those of a known one. Raises ``PenstockError`` if they were not
-    compiled when Penstock was installed."""
+    ``precision="bf16"``, operands of large products and convolutions with constants are rounded to
+    bfloat16 and accumulated in float32, if the processor has instructions for that.
+    ``reproducible``: products of dynamic shapes equal those of static ones. Raises
+    ``PenstockError`` if the kernels were not compiled when Penstock was installed."""
 
     name = "native"
     fuses = True
@@ -88,7 +88,7 @@ class NativeBackend(SpecializingBackend):
             )
         self.library, self._precision, self.reproducible = loaded, precision, reproducible
         self.narrow = precision == "bf16" and bool(loaded.functions.multiplies_bfloat16)
-        """whether operands of products are rounded to bfloat16"""
+        """whether operands of large products are rounded to bfloat16"""
 
     def work(self, node: Node) -> Workload | None:
         rounded = "region" in node.attrs and rounds_operand(node)
@@ -100,26 +100,27 @@ class NativeBackend(SpecializingBackend):
         work = None if family is None else family.work(node)
         if work is None or work.family not in _ROUNDED or not (rounded or self._rounds(node)):
             return work
-        # Pairs are multiplied in the time of one number, and read in it.
+        # A pair is multiplied, and read, in the time of one float32 number.
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
 
     def outruns(self, node: Node) -> str:
-        """NumPy's name: of 500 operations of real models, estimates preferred it for none. But it
-        has faster powers than the C library, and faster functions of float64."""
+        """NumPy's name, except for elementwise and float64 nodes, as NumPy has faster powers and
+        float64 functions than the C library. Of 500 nodes of real models, estimates never preferred
+        NumPy."""
         x = node.inputs[0] if node.inputs else None
         is_double = x is not None and isinstance(x.type, TensorType) and x.type.dtype == FLOAT64
         return "" if node.op.elementwise or is_double else "numpy"
 
     @property
     def _rounds_for_models(self) -> bool:
-        """Whether kernels may round what a model itself rounds. They take it for 0 where it is
-        subnormal, and sum in an order of their own."""
+        """Whether kernels may perform the model's own rounding to bfloat16. They flush subnormals
+        to 0, and have another summation order."""
         if self.reproducible or self._precision == "strict":
             return False
         return bool(self.library.functions.multiplies_bfloat16)
 
     def _rounds(self, node: Node) -> bool:
-        """Whether operands of a node are rounded, if it is a product of a kind that can be."""
+        """Whether operands of a node, if it is a suitable product, are rounded."""
         if not self.narrow:
             return False
         first = parts(node)[0]
@@ -135,9 +136,9 @@ class NativeBackend(SpecializingBackend):
         if family.any_shape is not None:
             kernel = family.any_shape(self.library, node, types)
             if kernel is not None:
-                # With known shapes, a call that is bound ahead spares a look at these in each run.
+                # With static shapes, a bound call needs no shape checks in each run.
                 static = self.static_kernel(node, types)
-                # Its own function takes inputs in one layout.
+                # The static kernel's own function takes inputs in one layout only.
                 return kernel if static is None else replace(static, function=kernel.function)
         if family.static is None:
             return None
@@ -148,8 +149,8 @@ class NativeBackend(SpecializingBackend):
         takes_gaps = node.op.name in _PRODUCTS and not kernel.layout.contiguous
         if not is_open and (not takes_gaps or kernel.packed is not NO_PACKED_CONSTANTS):
             return kernel
-        # It takes arrays of any shapes, so that new ones need no kernel of their own, nor an entry
-        # of a cache; products also of any strides, which the function of known shapes would copy.
+        # It takes arrays of any shape, so new shapes need no kernel and no cache entry; products
+        # also take any strides, which the static kernel's function would copy.
         try:
             call = family.ahead_of_cache(open_site(self.library, node, types))
         except UnsupportedError:
@@ -183,7 +184,7 @@ class NativeBackend(SpecializingBackend):
         if rounded and not call.kernel.startswith(ROUNDED):
             return None
         if call.can_fail and not call.items:
-            return None  # nothing would look at the inputs, which may be at fault
+            return None  # the inputs, which may be invalid, would not be checked
         if self.reproducible and not call.dims_order and not _in_any_order(node):
             call = replace(call, restrided=None, any_layout=False)
         return native_kernel(site, call)
@@ -200,14 +201,14 @@ class NativeBackend(SpecializingBackend):
 
     @property
     def set_threads(self) -> Callable[[int], None]:
-        """The compiled function: each run calls it."""
+        """Return the compiled function that sets the number of threads, which each run calls."""
         function: Callable[[int], None] = self.library.functions.set_threads
         return function
 
 
 def reproducible_backend() -> NativeBackend:
-    """The backend for ``reproducible=True``, whose results are the same on all processors that it
-    runs on. Raises ``PenstockError`` where it does not."""
+    """Return the backend for ``reproducible=True``, with equal results on all processors that it
+    supports. Raises ``PenstockError`` on others."""
     wanted = "x86-64-v3" if platform.machine().lower() in ("x86_64", "amd64") else "plain"
     loaded = load_level(wanted)
     if loaded is None:

@@ -1,4 +1,4 @@
-"""Products, and experts, with weights of a few bits in blocks, dequantized in registers."""
+"""Matrix products and experts with block-quantized weights, dequantized in registers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 # As in c/products/blocks.c.
 PANEL = 32
 _MOST_BLOCKS = 2048
-_TOGETHER = 8  # weights along K that are taken together
+_TOGETHER = 8  # weights along K that are processed together
 
 
 @family("com.microsoft.MatMulNBits")
 def block_product(site: Site) -> NativeCall | None:
-    """The product of float32 with constant weights."""
+    """MatMulNBits of float32 with constant weights."""
     x, b, scales, zeros = site.input(0), site.weights(1), site.weights(2), site.constant(3)
     if b is None or scales is None or (zeros is None and site.input(3) is not None):
         return None
@@ -42,13 +42,13 @@ def block_product(site: Site) -> NativeCall | None:
         return None
     codes, factors = _codes_of(packed, b), _factors_of(packed, scales, zeros)
     rows, count = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
-    # Codes behind the last weight of a row are not in panels.
+    # Padding codes after the last weight of a row are not in panels.
     held = {1: codes} if packed.k == packed.blocks * packed.block else {}
     if isinstance(factors, Reordered):
         held[2] = factors
     if site.attr("accuracy_level", 0) == _BY_CODES and not (site.exact or site.ordered):
         return _by_codes(site, packed, codes, factors, held)
-    # The last panel has columns that the result lacks: they are computed beside it.
+    # The last panel has more columns than the result; they are computed in workspace.
     border = rows * PANEL * 4 if packed.n % PANEL else 0
     return NativeCall(
         "block_product",
@@ -69,7 +69,7 @@ def block_product(site: Site) -> NativeCall | None:
 _BY_CODES = 4
 """the ``accuracy_level`` that allows rows to become int8"""
 _ROWS_OF_PIECE = 128
-_PIECES = 16  # of each core, at most
+_PIECES = 16  # most pieces per core
 
 
 def _by_codes(
@@ -79,7 +79,7 @@ def _by_codes(
     factors: _Factors,
     held: dict[int, Reordered],
 ) -> NativeCall:
-    """The product of rows that become int8 over the range of each block."""
+    """Return the call of a product whose rows are quantized to int8 by block."""
     x, bias = site.input(0), None if site.input(5) is None else Tensor(5)
     assert x is not None
     rows, panels = math.prod(x.dims[:-1]), math.ceil(packed.n / PANEL)
@@ -105,14 +105,14 @@ def _by_codes(
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "identity", "swiglu")
 _ROWS = 32  # TOGETHER of c/products/blocks.c
-# Operations of the experts of an item's tokens, a quarter of a second: all may choose one expert.
+# Most operations per item, a quarter of a second: all tokens may choose one expert.
 _MOST_FLOPS = 6_000_000_000
 
 
 @family("com.microsoft.MoE", "com.microsoft.QMoE")
 def experts_call(site: Site) -> NativeCall | None:
-    """MoE or QMoE of each token's experts only; constant weights, float32 or of a few bits."""
-    # Most models with weights of a few bits have no experts.
+    """MoE or QMoE, computing only each token's experts; constant weights, float32 or quantized."""
+    # Lazy import: most models with block-quantized weights have no experts.
     from penstock.ops.microsoft.experts import MOE, QMOE, ROUTER_WEIGHTS, fusion_of
 
     layers = QMOE if site.node.op.name == "QMoE" else MOE
@@ -153,11 +153,11 @@ def experts_call(site: Site) -> NativeCall | None:
         ),
         items=count * math.ceil(tokens / together),
         item_ns=rows_ns(4 * hidden * inner * together * chosen / count),
-        can_fail=True,  # without memory
+        can_fail=True,  # out of memory
         keep=keep,
         reordered=held,
-        # Each expert writes a row of its own for a token: threads add to no common result, and the
-        # sum has one order, whatever thread is first.
+        # Each expert writes a separate row per token: threads share no accumulator, and the sum has
+        # a fixed order.
         finish=Finish(
             (TensorType(FLOAT32, (tokens, chosen, hidden)),),
             lambda results: results.sum(axis=1).reshape(x.dims),
@@ -168,8 +168,8 @@ def experts_call(site: Site) -> NativeCall | None:
 def _layer_words(
     site: Site, layer: ExpertLayer, size: int, keep: list[Any], held: dict[int, Reordered]
 ) -> list[Word] | None:
-    """The words of a layer, if compiled code takes it; what they are made of goes to ``keep``, and
-    the weights in the order of panels to ``held``."""
+    """Return the argument words of a layer, None if unsupported; their arrays are appended to
+    ``keep``, and the weights in panels to ``held``."""
     from penstock.ops.microsoft.experts import packed_experts
 
     weights, ref = site.input(layer.weights), site.weights(layer.weights)
@@ -194,7 +194,7 @@ def _layer_words(
         bits, block = 32, size
     else:
         packed = packed_experts(layer, count * rows, size, site.node.attrs)
-        # Zero points of whole rows are packed along the rows.
+        # Per-row zero points are packed along rows.
         if not has_panels(packed) or (zeros is not None and zeros.ndim < 3):
             return None
         if packed.k != packed.blocks * packed.block:
@@ -210,14 +210,14 @@ def _layer_words(
 
 
 def has_panels(packed: PackedWeights) -> bool:
-    """Whether compiled code takes weights of these sizes."""
+    """Whether compiled code supports weights of these sizes."""
     together = packed.k % _TOGETHER == 0 == packed.block % _TOGETHER
     return together and packed.blocks <= _MOST_BLOCKS
 
 
 def _codes_of(packed: PackedWeights, b: np.ndarray | ConstantRef) -> Reordered:
-    """The panels of codes: [panel, K / 8, 32] of 8 codes of 4 bits, or [panel, K, 32] of 8 bits,
-    four along K side by side."""
+    """Return the panels of codes: [panel, K / 8, 32] words of eight 4-bit codes, or [panel, K, 32]
+    8-bit codes with four along K adjacent."""
     name = "native block words", packed.n, packed.k, packed.bits, packed.block
     rows, dtype = (packed.k, np.uint8) if packed.bits == 8 else (packed.k // 8, np.uint32)
     panels = TensorType(np.dtype(dtype), (math.ceil(packed.n / PANEL), rows, PANEL))
@@ -233,14 +233,14 @@ def _rows_of_floats(shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
     return panels.swapaxes(1, 2).reshape(shape)
 
 
-# Eight codes of 4 bits, the first in the lowest, or four of 8 bits are a word in memory already:
-# panels are rows of words as columns.
+# Eight 4-bit codes, the first lowest, or four 8-bit codes already form a word in memory: panels
+# transpose rows of words.
 
 
 def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
     rows, bits = b.reshape(packed.n, -1), packed.bits
     if bits < 4:
-        # There is no code for 2 bits: as 4 bits, these take twice the memory and the same kernel.
+        # 2-bit codes are widened to 4 bits: twice the memory, but the same kernel.
         rows = _widened(bits)[rows]
     words = rows.view("<u4")[:, : packed.k * max(bits, 4) // 32]
     panels = _columns(words.astype(np.uint32, copy=False))
@@ -251,7 +251,7 @@ def _panels(packed: PackedWeights, b: np.ndarray) -> np.ndarray:
 
 
 def _rows(packed: PackedWeights, shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
-    """The packed codes that ``panels`` were made of."""
+    """Return the packed codes from which ``panels`` were built."""
     bits = packed.bits
     words = panels.reshape(len(panels), -1, PANEL * panels.itemsize // 4)
     if bits == 8:
@@ -267,12 +267,12 @@ def _rows(packed: PackedWeights, shape: tuple[int, ...], panels: np.ndarray) -> 
 
 
 _SIGNS = 0x80808080
-"""what makes signed numbers of four codes around 128"""
+"""XOR mask that turns four codes with zero point 128 into signed numbers"""
 
 
 def _widened(bits: int) -> np.ndarray:
-    """For each byte of codes of fewer than 4 bits the same codes of 4 bits, where 8 stands for 0
-    as well."""
+    """Return a table from each byte of codes of fewer than 4 bits to the same codes of 4 bits with
+    zero point 8."""
     count, raised = 8 // bits, 8 - (1 << (bits - 1))
     codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     words = (codes + raised << 4 * np.arange(count)).sum(axis=1)
@@ -284,7 +284,7 @@ _Factors: TypeAlias = "Reordered | Shared[_Panels]"
 
 
 def _factors_of(packed: PackedWeights, ref: ConstantRef, zeros: np.ndarray | None) -> _Factors:
-    """The panels of scales, and of what zero points add."""
+    """Return the panels of scales, and of the terms that zero points add."""
     n, half = packed.n, 1 << (packed.bits - 1)
     if zeros is None and ref.dtype == FLOAT32:
         types = [TensorType(FLOAT32, (math.ceil(n / PANEL), packed.blocks, PANEL))]
@@ -321,7 +321,7 @@ def _pair(factors: _Factors) -> _Panels:
 
 
 def _columns(matrix: np.ndarray) -> np.ndarray:
-    """[n, k] as [panel, k, 32], padded with zeros."""
+    """Return [n, k] as [panel, k, 32], zero-padded."""
     count = math.ceil(len(matrix) / PANEL)
     if len(matrix) < count * PANEL:
         padded = np.zeros((count * PANEL, matrix.shape[1]), matrix.dtype)

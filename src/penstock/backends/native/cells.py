@@ -6,11 +6,11 @@ from penstock.backends.native import by_memory, family, rows_ns
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 
-_GATE = 6  # additions that take as long as an element of a gate with its function
+_GATE = 6  # cost of a gate's element with its activation, in additions
 
 
 def _row_ns(units: int, gates: int) -> float:
-    """Nanoseconds of a row of the batch."""
+    """Return the nanoseconds of one row of the batch."""
     return rows_ns(units * gates * _GATE, rows=0.5)
 
 

@@ -1,8 +1,8 @@
-"""Convolutions and products of 8-bit codes, with codes or real numbers as results: calls of
-``quantized_convolution.c`` for images with their channels innermost, and for rows of matrices.
+"""Quantized (8-bit) convolutions and matrix products with quantized or float results: calls of
+``quantized_convolution.c`` for channels-last images, and for rows of matrices.
 
-A product with a matrix is one of an image of one row, whose columns are the rows of the product.
-Weights are constants, except in products of two matrices that are both computed.
+A matrix product is a convolution of an image of one row, whose columns are the rows of the product.
+Weights are constants, except in products of two computed matrices.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from penstock.ops.work_estimate import Workload
 # As in c/windows/quantized_convolution.c.
 _PANEL, _GROUP, CHUNK, _COPIED, _LINES, MOST_TAPS = 32, 4, 64, 65536, 4, 256
 _ONE, _SLACK = float(1 << 15), 2
-TILE = 64  # bytes of a row of a tile
-_ITEMS, _LEAST_WORK = 8, 1 << 22  # of a call that are enough; operations of one
-_LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # bytes of an item; bytes that stay in a cache
+TILE = 64  # bytes per row of a tile (AMX)
+_ITEMS, _LEAST_WORK = 8, 1 << 22  # items that suffice for a call; operations of one
+_LEAST_WEIGHTS, _MOST_WEIGHTS = 1 << 17, 1 << 19  # weight bytes: of an item; that stay cached
 
 _POINT = Window(1, 1, 1)
 
 
 class Rescaling(NamedTuple):
-    """Conversion of integer sums to results, by filter: the sums plus ``terms``, times ``factors``,
-    plus ``offsets``. The results are real numbers, from ``low`` to ``high``, or codes whose range
-    and zero point ``bounds`` has (``code_bounds``). With ``exact`` multipliers codes are computed
-    in integers, and the factors only give a first guess. Tensors hold real numbers: one for all
-    filters, or one for each; an array of factors may have one for all, too."""
+    """Conversion of integer accumulators to results, by filter: (accumulator + ``terms``) *
+    ``factors`` + ``offsets``. Results are floats, clipped to ``low`` and ``high``, or codes with
+    the range and zero point in ``bounds`` (``code_bounds``). With ``exact`` multipliers, codes are
+    computed in integer arithmetic, and factors only give a first estimate. Tensors hold floats, per
+    tensor or per filter; so may an array of factors."""
 
     terms: np.ndarray
     factors: np.ndarray | Tensor | None = None
@@ -52,17 +52,17 @@ class Rescaling(NamedTuple):
     low: float = -math.inf
     high: float = math.inf
     by_filter: bool = True
-    """whether there is a factor for each filter"""
+    """whether factors are per filter"""
     exact: Multiplier | None = None
 
     def of_each(self, exact: Multiplier) -> Rescaling:
-        """The same with exact multipliers, one for all filters or one for each."""
+        """Return this with exact multipliers, per tensor or per filter."""
         return self._replace(exact=Multiplier(*[of_each(part, self.terms.size) for part in exact]))
 
     def of_codes(
         self, arranged: Callable[[np.ndarray], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Factors and offsets of constants as compiled code reads them, and the bounds."""
+        """Return constant factors and offsets as compiled code reads them, and the bounds."""
         factors, offsets, bounds = self.factors, self.offsets, self.bounds
         assert isinstance(factors, np.ndarray) and isinstance(offsets, np.ndarray)
         assert bounds is not None
@@ -74,14 +74,14 @@ class Rescaling(NamedTuple):
         _, zero, low, *_ = view = bounds.view(np.int64)
         view[-1] = numbers.size if (self.exact.shifts > 0).all() else -numbers.size
         factors = np.ldexp(_ONE * numbers, -31 - shifts)
-        # The amount that the first rounding, to an integer, adds to a tie of the second one.
+        # The amount that the first rounding, to an integer, adds to ties of the second one.
         offsets = np.ldexp(_ONE / 2, -shifts) * (numbers > 0)
         offsets += _ONE / 2 + _SLACK if low == zero else 0
         return _behind_each_other(factors, numbers), _behind_each_other(offsets, shifts), bounds
 
 
 def _behind_each_other(reals: np.ndarray, integers: np.ndarray) -> np.ndarray:
-    """Numbers in float32, and integers of 32 bits behind them."""
+    """Return float32 numbers followed by int32 numbers, in one array."""
     joined = new_lines((2, reals.size), FLOAT32)
     joined[0] = reals
     joined[1].view(INT32)[:] = integers
@@ -89,23 +89,23 @@ def _behind_each_other(reals: np.ndarray, integers: np.ndarray) -> np.ndarray:
 
 
 def of_each(numbers: np.ndarray, count: int) -> np.ndarray:
-    """Numbers, one for all or one for each of ``count``, as one for each."""
+    """Broadcast one or ``count`` numbers to ``count``."""
     if numbers.shape == (count,):
         return numbers
     return numbers.repeat(count) if numbers.size == 1 else np.broadcast_to(numbers, (count,))
 
 
 class Operand(NamedTuple):
-    """Codes that are computed, and their zero point: a number or a tensor of one."""
+    """Codes computed at run time, and their zero point: a number or a one-element tensor."""
 
     tensor: int
     zero: int | Tensor = 0
 
 
 class CodeWeights(NamedTuple):
-    """Weights made of the constant ``source``: ``codes`` of it have these ``dims``, [filters,
-    channels of a group, taps of each axis], and ``zeros`` as zero points. ``back`` gives the
-    inverse for a number of rows of the panels."""
+    """Weights from the constant ``source``: its ``codes`` with ``dims`` [filters, channels per
+    group, taps of each axis] and zero points ``zeros``. ``back`` returns the inverse for a number
+    of rows of the panels."""
 
     source: np.ndarray | ConstantRef
     dims: tuple[int, ...]
@@ -117,7 +117,7 @@ class CodeWeights(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """Number of images and their axes, rows and columns swapped if ``turned``."""
+    """Number of images and their axes, with rows and columns swapped if ``turned``."""
 
     images: int
     rows: Window
@@ -127,13 +127,13 @@ class Axes(NamedTuple):
 
     @property
     def are_rows(self) -> bool:
-        """Whether images are of one element, as rows of a matrix are."""
+        """Whether images have one element per channel, as rows of a matrix do."""
         return self.planes == self.rows == self.columns == _POINT
 
 
 class _Depth(NamedTuple):
-    """Input of one position: ``parts`` of ``part`` codes each, padded to ``size``; tiles take
-    ``deep`` of them at once."""
+    """Reduction depth of one position: ``parts`` of ``part`` codes each, padded to ``size``; tiles
+    process ``deep`` codes at once."""
 
     parts: int
     part: int
@@ -142,10 +142,10 @@ class _Depth(NamedTuple):
 
 
 class _Packed(NamedTuple):
-    """Panels of weights for what positions see, of ``channels``, with the sums and zero points of
-    ``filters``, both in each group; None while the panels are not known. ``where`` says where each
-    group begins in the input, in the result, and which weights it has; these have ``weights_step``
-    bytes, ``filter_step`` filters, padded, and ``factors_step`` factors."""
+    """Weights packed in panels, with the sums and zero points of ``filters``; ``channels`` and
+    ``filters`` are per group; panels are None until known. ``where`` has the offsets of each group
+    in the input and in the result, and its weights, of ``weights_step`` bytes, ``filter_step``
+    padded filters, and ``factors_step`` factors."""
 
     depth: _Depth
     channels: int
@@ -160,7 +160,7 @@ class _Packed(NamedTuple):
 
 
 def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | None:
-    """The axes of images, the input ``tensor``; None if there is no compiled kernel."""
+    """Return the axes of the input ``tensor`` as images; None if no kernel is available."""
     x = site.input(tensor)
     if x is None or not 3 <= len(x.dims) <= 5 or 0 in (*x.dims, *site.output().dims, *taps):
         return None
@@ -168,7 +168,7 @@ def axes_of(site: Site, node: Node, tensor: int, taps: Sequence[int]) -> Axes | 
     axes += list(windows(node.attrs, taps, x.dims[2:]))
     if False in [axis.addressable for axis in axes]:
         return None
-    # An image of one column is a row, whose taps are computed together.
+    # An image of one column is transposed to a row, whose taps are computed together.
     planes, rows, columns = axes
     turned = columns == _POINT
     rows, columns = (columns, rows) if turned else (rows, columns)
@@ -191,7 +191,7 @@ def products_of_images(
 def products_of_rows(
     site: Site, x: Operand, weights: CodeWeights, rescaling: Rescaling
 ) -> NativeCall | None:
-    """Products of whatever number of rows without gaps, the columns of one image."""
+    """Return the call of a product of contiguous rows, which become the columns of one image."""
     type_, (n, k, *_) = site.input(x.tensor), weights.dims
     if type_ is None or 0 in (*type_.dims, n) or not type_.dims:
         return None
@@ -202,13 +202,13 @@ def products_of_rows(
 def products_of_matrices(
     site: Site, x: Operand, w: Operand, rescaling: Rescaling
 ) -> NativeCall | None:
-    """Products of matrices that are both computed, each in a batch of any dims."""
+    """Return the call of a product of two computed matrices, with any batch dims."""
     a, b, dims = site.input(x.tensor), site.input(w.tensor), site.output().dims
     if a is None or b is None or min(len(a.dims), len(b.dims)) < 2 or 0 in (*a.dims, *b.dims):
         return None
     k, n = b.dims[-2:]
     matrices, lead = math.prod(b.dims[:-2]), dims[:-2]
-    # All rows are of one product if there is one matrix.
+    # With a single matrix, all rows form one product.
     rows = a.dims[-2] if matrices > 1 else a.elements // k
     axes = _axes_of_rows(rows)
     depth, every = _depth(axes, k), _up(n, _PANEL)
@@ -250,7 +250,7 @@ def _axes_of_rows(rows: int) -> Axes:
 
 
 def _of_rows(call: NativeCall, k: int, n: int) -> NativeCall:
-    """The call for rows: of ``k`` elements in the input, of ``n`` in the result."""
+    """Return the call for rows of ``k`` input and ``n`` result elements."""
     steps = [np.array([0, 1, 0, size, 0], np.int64) for size in (k, n)]
     return replace(call, words=(*call.words[:-2], *steps))
 
@@ -262,7 +262,7 @@ def merged_groups(groups: int, filters: int, channels: int) -> int:
 
 
 def _merged(weights: CodeWeights) -> CodeWeights:
-    """Weights whose groups are so few that adjacent ones are no less work together."""
+    """Return weights with adjacent groups merged where that takes no more work."""
     groups = weights.groups
     filters, channels, *taps = weights.dims
     count = merged_groups(groups, filters // groups, channels)
@@ -270,7 +270,7 @@ def _merged(weights: CodeWeights) -> CodeWeights:
 
     def codes(source: np.ndarray) -> np.ndarray:
         own = weights.codes(source).reshape(filters, channels, -1)
-        # Codes of zero points add nothing.
+        # Codes equal to the zero point contribute nothing.
         every = np.broadcast_to(zeros, (filters, channels * count, own.shape[-1]))
         every = every.astype(own.dtype).reshape(
             -1, count, filters // groups, count, channels, own.shape[-1]
@@ -287,7 +287,7 @@ def _merged(weights: CodeWeights) -> CodeWeights:
 
 
 def _depth(axes: Axes, channels: int) -> _Depth:
-    # Where taps of a row are adjacent in memory, what they see is one part.
+    # Where the taps of a row are adjacent in memory, their input is one part.
     columns = axes.columns
     taps = columns.kernel if columns.dilation > 1 else 1
     part = columns.kernel // taps * channels
@@ -297,7 +297,7 @@ def _depth(axes: Axes, channels: int) -> _Depth:
 
 
 def _panels_of(weights: CodeWeights, depth: _Depth) -> Reordered:
-    """Weights as panels of each group, with their filters as columns."""
+    """Return the weights as panels of each group, with filters as columns."""
     filters, channels = weights.dims[:2]
     each = filters // weights.groups
 
@@ -325,7 +325,7 @@ def _panels_of(weights: CodeWeights, depth: _Depth) -> Reordered:
 def _products(
     site: Site, axes: Axes, x: Operand, weights: CodeWeights, rescaling: Rescaling
 ) -> NativeCall | None:
-    """Products of what positions see of ``x`` with ``weights``."""
+    """Return the call of products of the windows of ``x`` with ``weights``."""
     filters, channels, *_ = weights.dims
     count, depth = weights.groups, _depth(axes, channels)
     each = filters // count
@@ -347,7 +347,7 @@ def _products(
 
 
 def _rows_of(array: np.ndarray, groups: int, size: int) -> np.ndarray:
-    """Numbers by filter, those of each group filled with zeros to ``size``."""
+    """Return per-filter numbers, zero-padded to ``size`` in each group."""
     if array.size == groups * size:
         return array.reshape(groups, size)
     result = np.zeros((groups, size), array.dtype)
@@ -359,7 +359,7 @@ def _rows_of(array: np.ndarray, groups: int, size: int) -> np.ndarray:
 def _call(
     site: Site, axes: Axes, operand: Operand, packed: _Packed, rescaling: Rescaling
 ) -> NativeCall | None:
-    """The call for these weights."""
+    """Return the call for these weights."""
     x, depth, channels, filters = site.input(operand.tensor), *packed[:3]
     assert x is not None
     planes, rows, columns = axes.planes, axes.rows, axes.columns
@@ -369,7 +369,8 @@ def _call(
         return None
     positions = axes.images * planes.count * -(-rows.count // block) * -(-columns.count // chunk)
     positions *= count
-    # Few positions are divided by filters as well, and weights that caches do not hold.
+    # Items also divide filters if there are few positions, or if the caches do not hold the
+    # weights.
     every, seen, panel = -(-filters // _PANEL), block * chunk, depth.parts * depth.size * _PANEL
     size, ops = panel * every, 2 * panel * seen * every
     parts = min(_ITEMS // positions, every, max(ops // _LEAST_WORK, size // _LEAST_WEIGHTS))
@@ -377,8 +378,7 @@ def _call(
     some = _up(-(-every // parts), _GROUP)
     rated = ops / site.library.functions.integer_speed
     work = Workload("codes image, a part", seen * channels, rated, 0, seen * every * _PANEL)
-    # A model's weights may be larger than the caches: threads that are worth it then cost little
-    # where they are not.
+    # A model's weights may exceed the caches: threads that pay off then cost little otherwise.
     read = Workload("codes product", weights=size, items=1)
     terms = rescaling.terms
     late = operand.zero if isinstance(operand.zero, Tensor) else None
@@ -413,10 +413,10 @@ def _call(
 def divided(
     rows: Window, columns: Window, channels: int, *, adjacent_columns: bool
 ) -> tuple[int, int, int]:
-    """Rows and columns of the result that the copy of what they see has room for, less than 1 if
-    it has not, and how many more columns than these lie in a row of the copy, a stride apart.
-    Unless they are ``adjacent_columns`` which do, rows a stride apart are."""
-    # It has a fixed size, and is on the thread's stack.
+    """Return the rows and columns of the result whose input fits into the copy buffer (less than 1
+    if none), and the excess of columns, a stride apart, in a row of the copy. Rows, rather than
+    columns, are adjacent unless ``adjacent_columns``."""
+    # The buffer has a fixed size, and is on the thread's stack.
     reach = (columns.kernel - 1) * columns.dilation // columns.stride
 
     def block_of(chunk: int) -> int:
@@ -425,7 +425,7 @@ def divided(
             return (seen - below - 1) // rows.stride + 1
         return seen // rows.stride - below // rows.stride
 
-    # Columns are divided before rows are, of which several are computed together.
+    # Divide columns first: several rows are computed together.
     chunk = columns.count
     while block_of(chunk) < min(_LINES, rows.count) and chunk > 1:
         chunk = -(-chunk // 2)
@@ -436,8 +436,8 @@ def divided(
 def code_bounds(
     dtype: np.dtype, zero: int, low: float = -math.inf, high: float = math.inf
 ) -> np.ndarray:
-    """The range of codes with this zero point as the struct of quantized_convolution.c, a double
-    and four integers; ``low`` and ``high`` are less the zero point."""
+    """Return the range of codes with this zero point as the struct of quantized_convolution.c: a
+    double and four integers. ``low`` and ``high`` have the zero point subtracted."""
     ends, change = np.iinfo(dtype), 128 if dtype == INT8 else 0
     low, high = [min(max(end, ends.min - zero), ends.max - zero) for end in (low, high)]
     bounds = np.array([high, 0.0, 0.0, 0.0, 0.0])
@@ -446,7 +446,7 @@ def code_bounds(
 
 
 def operand_zero(site: Site, i: int, dtype: np.dtype | None) -> int | Tensor | None:
-    """The zero point in input ``i``, -1 for none; None if it is not one of this type."""
+    """Return the zero point in input ``i`` (-1 for none); None if it is not of this dtype."""
     type_ = None if i < 0 else site.input(i)
     if type_ is None:
         return 0
@@ -457,15 +457,15 @@ def operand_zero(site: Site, i: int, dtype: np.dtype | None) -> int | Tensor | N
 
 
 def site_inputs(site: Site) -> Sequence[Value | None]:
-    """The values that parts of a node read, in the order of its inputs."""
+    """Return the values that the parts of a fused node read, in the order of its inputs."""
     node = site.node
     return node.attrs["region"].inputs if is_fused(node) else node.inputs
 
 
 def scaled_sums(site: Site, nodes: Sequence[Node], filters: int, axis: int) -> Rescaling | None:
-    """Return the rescaling that ``nodes`` behind a product of integers express: a Cast to float32,
-    then an optional product with factors, sum with terms, and bounds. Factors and terms are one for
-    all, or one for each index of ``axis``. None if the nodes are anything else."""
+    """Return the rescaling that ``nodes`` after an integer product express: a Cast to float32, then
+    optionally a Mul by factors, an Add of terms, and bounds. Factors and terms are per tensor or
+    per index of ``axis``. None for other nodes."""
     place = {value: i for i, value in enumerate(site_inputs(site))}
     cast, *others = nodes
     result, output = cast.outputs[0], site.output()
@@ -493,8 +493,8 @@ def scaled_sums(site: Site, nodes: Sequence[Node], filters: int, axis: int) -> R
 def _numbers(
     site: Site, i: int, filters: int, axis: int
 ) -> tuple[np.ndarray | Tensor, bool] | None:
-    """The real numbers of an input, and whether there is one for each index of ``axis`` of the
-    result, as of all constants; None if they have another form."""
+    """Return the floats of an input, and whether they are per index of the result's ``axis``, as
+    constants always are; None if they have another form."""
     type_, rank = site.input(i), len(site.output().dims)
     if type_ is None or type_.dtype != FLOAT32 or len(type_.dims) > rank:
         return None

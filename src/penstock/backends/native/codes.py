@@ -1,4 +1,4 @@
-"""Kernels of codes beside the interpreter of programs: tables, and pairs of tensors of 8 bits."""
+"""Kernels of 8-bit codes other than interpreted programs: lookup tables, and binary operations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LARGEST_CODE = 262144
 
 
 def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]) -> None:
-    """Raise ``UnsupportedError`` unless tensors of these dims have no gaps and the same order of
-    dims in memory, so that they can be read as vectors."""
+    """Raise ``UnsupportedError`` unless tensors of these dims are dense with the same order of dims
+    in memory, so that they can be read as vectors."""
     own = [packed_strides(dims, 1) if s is None else s for s in strides]
     wide = [axis for axis, dim in enumerate(dims) if dim > 1]
     wide.sort(key=lambda axis: -own[0][axis])
@@ -33,7 +33,7 @@ def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]
 
 @family("tflite.CodeTable", work=by_memory)
 def code_table_call(site: Site) -> NativeCall | None:
-    """A CodeTable of a tensor without gaps, which its result has in the same order."""
+    """CodeTable of a dense tensor in any order of dims, which its result shares."""
     x, output = site.input(0), site.output()
     if x is None or not x.elements or output.dtype is None:
         return None
@@ -51,8 +51,9 @@ def code_table_call(site: Site) -> NativeCall | None:
 
 @dataclass(frozen=True, eq=False)
 class CodePair:
-    """A sum, difference or product of two tensors of codes, as codes of the same type: the compiled
-    kernel, scales and zero points of both and of the result, its least code and its largest."""
+    """A sum, difference or product of two quantized tensors, with a result of the same dtype: the
+    compiled kernel, the scales and zero points of operands and result, and its least and largest
+    code."""
 
     kernel: str
     operation: str
@@ -60,11 +61,11 @@ class CodePair:
     zeros: Sequence[int]
     limits: Sequence[int]
     known: dict[bool, tuple[np.ndarray, np.ndarray] | None] = field(default_factory=dict)
-    """the numbers of tensors in their order, and in the other"""
+    """cached numbers for the operands in their order, and swapped"""
 
     def numbers(self, order: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """The factors and the numbers that the kernel takes, of tensors in this ``order``; None
-        where integers of 32 bits overflow."""
+        """Return the factors and numbers that the kernel takes, for operands in this ``order``;
+        None where int32 overflows."""
         turned = order[0] == 1
         if turned not in self.known:
             self.known[turned] = self._numbers(order)
@@ -80,7 +81,7 @@ class CodePair:
             factors = [signs[0] * a / y, signs[1] * b / y]
             added -= factors[0] * zeros[0] + factors[1] * zeros[1]
             size = 4 * 255 * (a + b) / y + 2 * abs(added + 257)
-        # Error of float32, in parts times 1024; products may also be too small for it.
+        # Error of float32, in 1/1024 parts; products may also underflow.
         exactly = size > 768 * _SLACK or a * b < 1e-30
         swapped = self.kernel.startswith("integer_add") and a < b
         numbers = [*zeros, *self.limits, int(exactly), swapped]
@@ -104,11 +105,11 @@ class CodePair:
         return np.append(parts, divided).astype(np.float32), np.array(numbers, np.int32)
 
     def _are_ties_away(self) -> bool:
-        """Whether many sums are next to ties, all of which become codes further from zero."""
+        """Whether many sums are near ties, all of which round away from zero."""
         a, b, y = np.array(self.scales, np.float32).astype(np.float64)
         sign, codes = -1 if self.operation == "Sub" else 1, np.arange(-128, 128)
         ones, others = (codes + 128 * self.kernel.endswith("u1") - zero for zero in self.zeros[:2])
-        for step in (16, 1):  # some of the pairs tell whether it is worth while
+        for step in (16, 1):  # sample pairs first
             real = (ones[::step, None] * a + sign * others * b) / y
             near = np.abs(real - np.floor(real) - 0.5) < 2 * _SLACK / 2**_PARTS
             if near.mean() < 1 / 256:
@@ -120,8 +121,8 @@ class CodePair:
 
 
 def _of_term(by: Multiplier) -> list[int]:
-    """The numbers of TERM in C: the multiplier in two parts, and by how much the product is shifted
-    right, at least by 1, with the half of it."""
+    """Return the numbers of the C struct TERM: the multiplier in two parts, the right shift of the
+    product (at least 1), and its rounding constant."""
     number, shift = _bounded(by)
     if not shift:
         number, shift = 2 * number, 1
@@ -129,7 +130,7 @@ def _of_term(by: Multiplier) -> list[int]:
 
 
 def _of_result(by: Multiplier) -> list[int]:
-    """The numbers of RESCALED in C."""
+    """Return the numbers of the C struct RESCALED."""
     number, shift = _bounded(by)
     right = max(shift, 0)
     half = 1 << right >> 1
@@ -137,21 +138,21 @@ def _of_result(by: Multiplier) -> list[int]:
 
 
 def _bounded(by: Multiplier) -> tuple[int, int]:
-    """A multiplier and a shift to the right that leaves nothing of integers below 2**28 if it is as
-    large as can be."""
+    """Return a multiplier and a right shift, limited to one that turns integers below 2**28 into
+    0."""
     number, shift = int(by.numbers), int(by.shifts)
     return (0, 28) if shift > 28 else (number, shift)
 
 
 def integer_pair(node: Node, kind: str) -> CodePair:
-    """Return the operation on two tensors of codes of an IntegerArithmetic node."""
+    """Return the binary operation of an IntegerArithmetic node."""
     attrs, operation = node.attrs, node.attrs["operation"]
     kernel = f"integer_{'mul' if operation == 'Mul' else 'add'}_{kind}"
     return CodePair(kernel, operation, attrs["scales"], attrs["zero_points"], attrs["code_limits"])
 
 
 def pair_of_codes(result: Term, held: Sequence[Term], least: int, most: int) -> CodePair | None:
-    """The sum or product, not negative perhaps, of the two tensors of codes that are ``held``, as
+    """Return the sum or product, optionally clipped at 0, of the two quantized tensors ``held``, as
     codes from ``least`` to ``most``; None if ``result`` is something else."""
     kind = result.kind
     if result.operation != f"quantize_{kind}":
@@ -176,14 +177,14 @@ def pair_of_codes(result: Term, held: Sequence[Term], least: int, most: int) -> 
 def pair_call(
     site: Site, pair: CodePair, read: Sequence[int], merged: tuple[list[int], list[list[int]]]
 ) -> NativeCall | None:
-    """The call of two tensors of codes that a kernel reads where they are, inputs ``read``; one may
-    repeat rows of these merged dims or have an element for each. None of others."""
+    """Return the call on two quantized tensors, inputs ``read``, that the kernel reads without
+    copies; one may be broadcast along rows or columns of these merged dims. None for others."""
     dims, steps = merged
     dense, inner, size = packed_strides(dims, 1), dims[-1], math.prod(dims)
     order = [0, 1, 2] if (*steps[0],) == dense else [1, 0, 2]
     x, y = [(*steps[i],) for i in order[:2]]
     ways = {dense: (0, 0)}
-    if pair.kernel[-1] == "1":  # codes of one byte
+    if pair.kernel[-1] == "1":  # 8-bit codes
         ways |= {(0,) * len(dims): (1, 0), (0, 1): (inner, 0), (1, 0): (0, inner)}
     way = ways.get(y) if x == dense else None
     numbers = pair.numbers(order) if way is not None and way[0] <= MOST_REPEATED else None

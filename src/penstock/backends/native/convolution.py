@@ -1,4 +1,4 @@
-"""Convolutions and transposed ones of few channels, on images whose dims are in their own order."""
+"""Convolutions and transposed convolutions with few channels on channels-first (NCHW) images."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from penstock.ops.work_estimate import Workload, flops, layout_seconds
 # As in c/windows/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
-_TOGETHER = 4096  # elements of an item of CausalConvWithState
+_TOGETHER = 4096  # elements per item of CausalConvWithState
 
 
 class _Spread(NamedTuple):
-    """An axis of rows or columns, as in convolution.c; and for each phase of the result the
-    positions of the kernel that count, with the split of the copy that each sees, and where."""
+    """An axis of rows or columns, as in convolution.c; and, for each phase of the result, its taps
+    of the kernel, with the split of the copy that each tap reads, and the offset there."""
 
     axis: Window
     phases: int
@@ -40,7 +40,7 @@ class _Spread(NamedTuple):
     elements: int
     """of a phase"""
     reach: int
-    """elements that a window sees of a split, but for one"""
+    """elements of a split that a window spans, less one"""
 
     def words(self, block: int) -> np.ndarray:
         axis = self.axis
@@ -49,8 +49,8 @@ class _Spread(NamedTuple):
 
 
 def plane_workload(node: Node) -> Workload | None:
-    """The work of a convolution: its groups, the copies of what items see, and products, of
-    which one filter alone is bound by loads."""
+    """Return the workload of a convolution: groups, copies of the input tiles of items, and
+    products. A single filter is bound by loads."""
     images = [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     tensors = [t for t in images if isinstance(t, TensorType) and t.static and len(t.dims) > 2]
     w = weights_of(node.input(1))
@@ -58,11 +58,11 @@ def plane_workload(node: Node) -> Workload | None:
         return None
     group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
     filters = w.shape[1] if transposed else w.shape[0] // group
-    # Positions that a line has room for, of a phase of the result or a split of the input.
+    # Capacity of a line, in positions of a phase of the result or a split of the input.
     steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
     line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
-    # Rows that two items see are copied for both.
+    # Input rows that two items share are copied for both.
     stride, (*_, rows, columns) = (node.attrs.get("strides") or (1,))[0], (1, *y[2:])
     shared = (w.shape[2] - 1) * (node.attrs.get("dilations") or (1,))[0] // stride
     if transposed:
@@ -79,7 +79,8 @@ def plane_workload(node: Node) -> Workload | None:
 
 
 def plane_convolution(site: Site) -> NativeCall | None:
-    """Conv and ConvTranspose with constant weights, if what a row sees fits into the cache."""
+    """Conv and ConvTranspose with constant weights, if the input of a result row fits into the
+    cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
     if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None
@@ -159,17 +160,17 @@ def causal_convolution(site: Site) -> NativeCall | None:
     work=lambda node: cheaper(image_workload(node), plane_workload(node)),
 )
 def convolution_call(site: Site) -> NativeCall | None:
-    """A convolution with channels innermost, or in the images' own order."""
+    """A convolution of channels-last or channels-first images, whichever is estimated faster."""
     image, plane = image_workload(site.node), plane_workload(site.node)
-    # An estimate may pick what has no kernel for these shapes: the other one is better than none.
+    # The faster estimate may have no kernel for these shapes; then the other one is used.
     if not site.ordered and cheaper(image, plane) is plane:
         return plane_convolution(site) or image_convolution(site)
     return image_convolution(site) or plane_convolution(site)
 
 
 def _axes(node: Node, w: np.ndarray, sizes: Sequence[int]) -> list[Window]:
-    """The windows along each axis. Those of a transposed convolution are given for its result: each
-    of ``count`` elements sees some of the ``size`` elements of the input."""
+    """Return the windows along each axis. Those of a transposed convolution are seen from the
+    result: each of ``count`` elements reads some of the ``size`` elements of the input."""
     if node.op.name == "Conv":
         return list(windows(node.attrs, w.shape[2:], sizes))
     axes = TRANSPOSED_WINDOWS(node.attrs, w.shape[2:], sizes)
@@ -204,8 +205,8 @@ def _reach(taps: Sequence[tuple[int, int, int]]) -> int:
 
 
 def _blocks(rows: _Spread, columns: _Spread, copied: int) -> tuple[int, int] | None:
-    """Rows and columns of an item, such that the copy of what they see, ``copied`` times, and the
-    result fit into the kernel's memory; None if one row does not."""
+    """Return the rows and columns of an item, such that ``copied`` copies of their input and the
+    result fit into the kernel's buffers; None if one row does not fit."""
     chunk = columns.elements
     while True:
         length = chunk + columns.reach
@@ -224,8 +225,8 @@ def _packed(
     rows: Sequence[Sequence[tuple[int, int, int]]],
     columns: Sequence[Sequence[tuple[int, int, int]]],
 ) -> np.ndarray:
-    """Weights in the order in which the kernel reads them: group, phase of rows, block of filters,
-    phase of columns, slice, channel, tap, filter."""
+    """Return weights in the kernel's order: group, phase of rows, block of filters, phase of
+    columns, slice, channel, tap, filter."""
     kernel = (1,) * (_AXES + 2 - w.ndim) + w.shape[2:]
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], *kernel)
     grouped = grouped if transposed else grouped.swapaxes(1, 2)

@@ -9,7 +9,7 @@ from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.ops.common.shape_rules import normalize_axis
 
 _COLUMNS, _ROWS = 128, 8  # of an item, as in c/rows/cumulative.c
-# Unsigned integers wrap as signed ones do.
+# Unsigned integers wrap like signed ones.
 _SUFFIXES = {
     **{name: name for name in ("float32", "float64", "int32", "int64")},
     "uint32": "int32",

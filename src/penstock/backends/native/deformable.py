@@ -19,7 +19,7 @@ _KERNELS = {FLOAT32: ("deformable", 1), FLOAT64: ("deformable_float64", 2)}  # a
 
 @family("DeformConv")
 def deform_conv(site: Site) -> NativeCall | None:
-    """The call for images; None for other ranks and dtypes, or for large kernels."""
+    """Return the call for 2-D images; None for other ranks and dtypes, or for large kernels."""
     x, w, y = site.input(0), site.input(1), site.output()
     given = [t for t in site.tensors if t is not None]
     if x is None or w is None or len(x.dims) != 4 or 0 in (*x.dims, *w.dims, *y.dims):

@@ -1,8 +1,8 @@
-"""Dense layers: products with constant matrices, and the operations fused behind them.
+"""Dense layers: matrix products with constant weights, and their fused epilogues.
 
-Reading the matrix from memory (``dense.c``) takes most of the time of a product of few rows. If
-operands may be rounded to bfloat16, pairs of these are multiplied at once: pairs of the matrix are
-packed ahead, those of x are written to workspace first.
+A product of few rows is bound by reading the matrix from memory (``dense.c``). If operands may be
+rounded to bfloat16, pairs of numbers are multiplied at once: the matrix is packed into pairs at
+compile time, x is written as pairs to workspace first.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from penstock.ops.work_estimate import Workload
 
 PANEL, GRAIN, BLOCK = 64, 16, 192  # as in c/products/panels.h
 NO_PROGRAM: tuple[Word, ...] = (None,) * 30  # of struct elementwise
-_BLOCK_ELEMENTS = 1 << 19  # of the rows of an item, at most
-_MOST_PADDING = 1 << 18  # elements of a matrix of which more than half are zeros, at most
+_BLOCK_ELEMENTS = 1 << 19  # most elements in the rows of an item
+_MOST_PADDING = 1 << 18  # most elements of a panel matrix that is more than half padding
 
 
 class _Layer(NamedTuple):
-    """A product, and the tensors that it reads; ``bias`` and ``addend`` are added to it, sums are
-    bounded by ``low`` and ``high``, and the parts from ``first`` on follow."""
+    """A product and its operands; ``bias`` and ``addend`` are added to it, sums are clipped to
+    ``low`` and ``high``, and the parts of the fused node from ``first`` on follow."""
 
     x: int
     w: int
@@ -68,19 +68,19 @@ class _Dims(NamedTuple):
 
 
 def dense_workload(node: Node) -> Workload | None:
-    """The work of a node that begins with a product; None where there is no kernel."""
+    """Return the workload of a node that begins with a product; None if no kernel is available."""
     dims = _dims(node)
     if dims is None:
         return None
     rows, inner, columns = dims
     odd = rows * columns if columns % GRAIN else 0
-    # No backend's estimate has the time that reading the matrix takes.
+    # No backend's estimate includes the time of reading the matrix.
     return Workload("dense", flops=2 * rows * inner * padded(columns), elements=odd)
 
 
 def dense_call(site: Site) -> NativeCall | None:
-    """MatMul and Gemm of float32 with a constant matrix, and the elementwise operations behind them
-    in a fused node."""
+    """MatMul and Gemm of float32 with a constant matrix, and their elementwise epilogue in a fused
+    node."""
     dims = _dims(site.node)
     layer = None if dims is None else _layer(site)
     w = None if layer is None else site.weights(layer.w)
@@ -96,8 +96,8 @@ def dense_call(site: Site) -> NativeCall | None:
         words, program_ns = program.words, program.item_ns * program.items / site.output().elements
     rows, inner, columns = dims
     panels = math.ceil(columns / PANEL)
-    read_inner = math.ceil(inner / 2) if site.rounds else inner  # numbers or pairs of them
-    # The rows of an item are read again for each pass over a panel, and are to stay in a cache.
+    read_inner = math.ceil(inner / 2) if site.rounds else inner  # numbers or pairs
+    # The rows of an item are read again for each panel, and should stay in a cache.
     most = min(BLOCK, max(_BLOCK_ELEMENTS // read_inner, 1))
     blocks = blocks_of_rows(rows, panels, most, 2 * rows * inner * columns)
     block = math.ceil(rows / blocks)
@@ -106,7 +106,7 @@ def dense_call(site: Site) -> NativeCall | None:
     if layer.bias is not None:
         bias = np.zeros(panels * PANEL, FLOAT32)
         bias[:columns] = layer.bias
-    # The matrix is read while it is multiplied, and one of the two takes longer.
+    # Reading the matrix and multiplying overlap; the slower of the two counts.
     multiplied, read = (
         Workload("dense", flops=2 * block),
         Workload("dense", weights=FLOAT32.itemsize),
@@ -114,9 +114,9 @@ def dense_call(site: Site) -> NativeCall | None:
     element_ns = max(part_ns(multiplied), part_ns(read))
     items = math.ceil(rows / block) * panels
     pairs = WORKSPACE if site.rounds else None
-    # A single row has a loop of its own, whose order of sums is not that of several rows.
+    # A single row has a separate loop with another summation order.
     alone = rows == 1 and not site.rounds and not site.ordered
-    # Rounded weights do not give the matrix back.
+    # The matrix cannot be restored from rounded weights.
     held = {"keep": weights} if site.rounds else {"reordered": {layer.w: weights}}
     call = NativeCall(
         "dense",
@@ -134,7 +134,7 @@ def dense_call(site: Site) -> NativeCall | None:
 
 
 def of_pairs(call: NativeCall, name: str, pairs: int) -> NativeCall:
-    """A call that rounds its input to ``pairs`` of bfloat16 in a stage before its items."""
+    """Return a call that rounds its input to ``pairs`` of bfloat16 in a stage before its items."""
     return replace(
         call,
         kernel=ROUNDED + name,
@@ -146,8 +146,8 @@ def of_pairs(call: NativeCall, name: str, pairs: int) -> NativeCall:
 
 
 def pairs_of(matrix: np.ndarray) -> np.ndarray:
-    """A matrix rounded to bfloat16: [rows / 2, columns] of pairs of the elements of two rows, as if
-    they were float32; with a row of zeros at the end if rows are odd."""
+    """Return a matrix rounded to bfloat16: pairs of elements of two adjacent rows, viewed as
+    float32 [ceil(rows / 2), columns]; an odd last row is paired with zeros."""
     rows, columns = matrix.shape
     halves = np.zeros((math.ceil(rows / 2), columns, 2), dtypes()["bfloat16"])
     with np.errstate(all="ignore"):
@@ -161,14 +161,14 @@ def _product_workload(node: Node) -> Workload | None:
     work = dense_workload(node)
     if work is not None:
         return work
-    from penstock.backends.native.matmul import product_workload  # which dense layers do without
+    from penstock.backends.native.matmul import product_workload  # not needed by dense layers
 
     return product_workload(node)
 
 
 @family(fused_with("Gemm"), fused_with("MatMul"), "Gemm", "MatMul", work=_product_workload)
 def product_call(site: Site) -> NativeCall | None:
-    """A product with a constant matrix, or of small ones."""
+    """A product with a constant matrix, or of small matrices."""
     call = dense_call(site)
     if call is not None:
         return call
@@ -179,20 +179,20 @@ def product_call(site: Site) -> NativeCall | None:
 
 @ahead_of_cache("MatMul")
 def product_of_any_shape(site: Site) -> AnyShapeCall | None:
-    """MatMul of real numbers."""
+    """MatMul of floats, of any shape."""
     x = site.input(0)
     is_real = x is not None and str_(x.dtype) in ("float32", "float64")
     return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 
 def padded(columns: int) -> int:
-    """The columns of whole vectors."""
+    """Round a number of columns up to whole vectors."""
     return math.ceil(columns / GRAIN) * GRAIN
 
 
 def _dims(node: Node) -> _Dims | None:
-    """The product of a node; None for one that is not of float32 with a constant matrix, or whose
-    matrix is long and narrow."""
+    """Return the dims of a node's product; None if it is not of float32 with a constant matrix, or
+    the matrix is tall and narrow."""
     product = parts(node)[0]
     x, w = product.inputs[:2]
     if x is None or w is None or x.is_constant or not w.is_constant:
@@ -228,7 +228,7 @@ def _layer(site: Site) -> _Layer | None:
         return None
 
     def term(value: Value | None, factor: float = 1.0) -> bool:
-        """Add a tensor; returns whether it can be."""
+        """Add a tensor to the sums; return whether that is supported."""
         nonlocal bias, addend
         i = place.get(value)
         type_ = None if i is None else site.tensors[i]
@@ -239,19 +239,19 @@ def _layer(site: Site) -> _Layer | None:
         if const is not None and is_row and bias is None and addend is None:
             bias = const * FLOAT32.type(factor)
             return True
-        # A matrix is read while sums are stored, and has no factor there.
+        # An addend matrix is read while sums are stored, without a factor.
         if addend is None and factor == 1 and type_.dims == output.dims:
             addend = i
             return True
         return False
 
-    # As in the definition, a third input times 0 is not read: NaN there must not reach the result.
+    # As ONNX defines, C is not read if beta is 0: NaN there must not reach the result.
     third, factor = product.input(2), float(product.attrs.get("beta", 1.0))
     if third is not None and factor and not term(third, factor):
         return None
     for part in others:
         added = [value for value in part.inputs if value is not result]
-        # From any other operation on, nodes are left to the program, which takes terms of any form.
+        # Any other operation and those after it are left to the program, which takes any terms.
         if part.op.name != "Add" or len(added) != 1 or not term(added[0]):
             break
         result, first = part.outputs[0], first + 1
@@ -263,7 +263,7 @@ def _layer(site: Site) -> _Layer | None:
 
 
 def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:
-    """The panels of a matrix."""
+    """Return the panels of a matrix."""
     inner, columns = w.shape[::-1] if transposed else w.shape
     inner = math.ceil(inner / 2) if rounds else inner
     type_ = TensorType(FLOAT32, (inner * padded(columns),))
@@ -273,7 +273,7 @@ def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:
 
 
 def _parts_of(panels: np.ndarray, inner: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Views of the panels of 64 columns, as [inner, panel, 64], and of the last one."""
+    """Return views of the full panels of 64 columns, as [inner, panel, 64], and of the last one."""
     whole = (columns - 1) // PANEL
     split = whole * inner * PANEL
     first = panels[:split].reshape(whole, inner, PANEL).swapaxes(0, 1)
@@ -286,8 +286,8 @@ def _packed(transposed: bool, rounds: bool, w: np.ndarray) -> tuple[np.ndarray]:
 
 
 def packed_panels(*matrices: np.ndarray) -> np.ndarray:
-    """The panels of matrices of one shape, whose rows may have several axes, one behind the other;
-    aligned: a vector that lies across two lines of the cache is two loads."""
+    """Return the concatenated panels of matrices of one shape, whose rows may have several axes;
+    aligned, as a vector across two cache lines takes two loads."""
     *rows, columns = matrices[0].shape
     size = math.prod(rows) * padded(columns)
     panels: np.ndarray = weight_bytes(4 * size * len(matrices)).view(FLOAT32)
@@ -307,7 +307,7 @@ def _unpacked(shape: tuple[int, ...], transposed: bool, panels: np.ndarray) -> n
 
 
 def unpacked_panels(shape: tuple[int, ...], panels: np.ndarray) -> np.ndarray:
-    """The matrix of this shape that panels were made of."""
+    """Return the matrix of this shape from its panels."""
     inner, columns = shape
     whole, last = _parts_of(panels, inner, columns)
     count = whole.shape[1] * PANEL

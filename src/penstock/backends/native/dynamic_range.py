@@ -1,4 +1,4 @@
-"""Dense layers of real numbers whose weights are int8."""
+"""Dense layers with float inputs and int8 weights, quantizing inputs at run time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.ops.work_estimate import Workload
 
 # As in c/products/dynamic_range.c.
 _PANEL, _GROUP, _MOST_ROWS = 32, 4, 32
-_BEHIND = 64  # bytes that are read behind the last row
-_LEAST_WORK = 1 << 22  # operations of a piece that columns are divided for
+_BEHIND = 64  # bytes that are read past the last row
+_LEAST_WORK = 1 << 22  # least operations of a piece if columns are divided
 
 
 @family("tflite.DynamicRangeDense", work=integer_workload)

@@ -1,8 +1,8 @@
-"""Elementwise operations, and chains of them as one: programs of the interpreter in
+"""Elementwise operations and fused chains of them: programs for the interpreter in
 ``c/core/elementwise.c``.
 
-A program computes one tile of the result after another. 16-bit floats are computed as float32,
-and rounded where a value of the chain has that type: with ``precision="strict"``, all of them.
+A program computes the result tile by tile. 16-bit floats are computed as float32, and rounded where
+a value of the chain has that type: with ``precision="strict"``, at every value.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _OPERAND = Struct(f"=4i{_MOST_RANK}q")  # register, mode, bytes of an element, 0
 _CONSTANT = Struct("=2i8s")  # register, bytes of an element, the element
 _HEADER, _LATE = Struct("=8i"), Struct("=3i")  # as in c/late.c
 
-# Bytes of a row, for each instruction and one more, from which on tiles end where rows do, so that
-# operands are read where they are, rather than hold copies of parts of several.
+# Least row size, in bytes per instruction plus one, for which tiles end at row ends, so that
+# operands are read in place instead of gathered from parts of several rows.
 _LEAST_ROW = 256
-_MOST_STRIDED = 2048  # elements of a result whose operands' inner dims may have gaps
+_MOST_STRIDED = 2048  # most elements of a result with non-contiguous operands
 
-# Additions from which on a table of all bytes is faster.
+# Cost, in additions, above which a lookup table of all bytes is faster.
 _TABLE = 2
 _NARROW = {"float16": "half", "bfloat16": "bfloat"}
 _DTYPES = {kind: kind for kind in KINDS.values()} | {"b1": "u1", "s1": "i1", "s2": "i2"}
 _SIZES = {kind: int(kind[1]) for kind in KINDS.values()} | dict.fromkeys(_NARROW.values(), 2)
 """bytes of an element in memory"""
 
-# Additions that take as long as an operation, roughly; one for others.
+# Approximate costs of operations, in additions; 1 for others.
 _ADDITIONS = {
     "exp_f4": 3.4,
     "expm1_f4": 5,
@@ -90,7 +90,7 @@ _ADDITIONS = {
     **dict.fromkeys(("expm1_f8", "log_f8", "log1p_f8", "tanh_f8"), 20),
     **dict.fromkeys(("acos_f8", "asin_f8", "cos_f8", "erf_f8", "sin_f8"), 120),
     **dict.fromkeys(("div_f8", "sqrt_f8", "f4_i8", "i8_f4", "f8_i8", "i8_f8"), 8),
-    # As little as lets rates of NumPy, which know no divisions, choose compiled kernels.
+    # Low enough that compiled kernels win over NumPy's rates, which ignore divisions.
     **dict.fromkeys(("FloorDiv", "FloorMod", "Mod", "TruncateMod"), 4),
     "IntegerArithmetic": 4,
     "QuantizeLinear": 2.6,
@@ -105,7 +105,7 @@ _ADDITIONS = {
 _QUANTIZING = ("DequantizeLinear", "QuantizeLinear")
 _CONVERTING = ("Cast", *_QUANTIZING, *[f"{MICROSOFT}.{name}" for name in _QUANTIZING])
 OPERATIONS = (*FORMULAS, *_CONVERTING)
-"""those of programs"""
+"""operations of programs"""
 
 _Merged: TypeAlias = tuple[list[int], list[list[int]]]
 """Merged dims, and the strides of operands along them."""
@@ -118,7 +118,7 @@ def _by_program(node: Node) -> Workload | None:
 
 @family(*OPERATIONS, FUSED.full_name, work=_by_program)
 def elementwise_call(site: Site) -> NativeCall | None:
-    """An elementwise operation, or a chain of them."""
+    """An elementwise operation, or a fused chain of them."""
     output = site.output()
     if not output.elements or len(site.tensors) != len(site.node.inputs) + 1:
         return None
@@ -133,7 +133,7 @@ def elementwise_call(site: Site) -> NativeCall | None:
 
 @ahead_of_cache(*OPERATIONS, FUSED.full_name)
 def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
-    """The same program for arrays of any shapes: the settings of ``elementwise`` in
+    """The program for arrays of any shapes: the settings of ``elementwise`` in
     ``c/core/any_shape.c``."""
     output = site.tensors[-1]
     if len(site.node.outputs) > 1 or output is None or output.shape is None:
@@ -146,10 +146,10 @@ def elementwise_of_any_shape(site: Site) -> AnyShapeCall | None:
 def program_behind(
     site: Site, first: int
 ) -> Callable[[int, Sequence[tuple[int, ...] | None] | None], NativeCall]:
-    """The parts of a fused node from ``first`` on, in place on its result, which has what the part
-    before computes: a function that returns their call, given the elements of a row, which are
-    adjacent in memory, and the strides of tensors. Both raise ``UnsupportedError`` if there is
-    none. Input 0 of the program and its output are left out. An item is a part of a row."""
+    """Return the epilogue of a fused node, its parts from ``first`` on, applied in place to the
+    result of the parts before: a function that returns its call, given the elements of a contiguous
+    row and the strides of tensors. Both raise ``UnsupportedError``. Input 0 of the program and its
+    output are omitted. An item is a part of a row."""
     output, program = site.output(), _Program(site)
     return partial(_call_behind, program, program.finished(program.result(first), output), output)
 
@@ -162,7 +162,7 @@ def _call_behind(
     strides: Sequence[tuple[int, ...] | None] | None = None,
 ) -> NativeCall:
     call = program.call(result, output, strides, row=row)
-    # Kernels put the address of their own result into both, whenever a part of it is ready.
+    # Kernels set both to the address of their result whenever a part of it is ready.
     words = list(call.words)
     words[0] = words[_MOST_INPUTS] = None
     return replace(call, words=tuple(words))
@@ -171,7 +171,7 @@ def _call_behind(
 def bounds_of(
     site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
 ) -> tuple[float, float] | None:
-    """The bounds of the result, in real numbers; None if they are no constants."""
+    """Return the bounds of the result, as floats; None if they are not constant."""
     low, high = -math.inf, math.inf
     for node in nodes:
         least, most = -math.inf, math.inf
@@ -201,7 +201,7 @@ def bounds_of(
 
 
 def scalar_operand(site: Site, place: Mapping[Value | None, int], node: Node) -> float | None:
-    """The number that an operation of two operands has as one; None if it has none."""
+    """Return the scalar constant operand of a binary operation; None if it has none."""
     ends = [site.constant(place[v]) for v in node.inputs if v in place]
     if len(node.inputs) != 2 or len(ends) != 1 or ends[0] is None or ends[0].size != 1:
         return None
@@ -209,8 +209,8 @@ def scalar_operand(site: Site, place: Mapping[Value | None, int], node: Node) ->
 
 
 def additions_of(node: Node) -> float | None:
-    """Roughly how many additions take as long as an element of the result of ``node``, which may be
-    fused; None if it is not elementwise."""
+    """Return the approximate cost of a result element of ``node``, which may be fused, in
+    additions; None if it is not elementwise."""
     total = 0.0
     for part in parts(node):
         output = part.outputs[0] if part.outputs else None
@@ -232,7 +232,7 @@ def _constant_power(node: Node) -> float | None:
 
 @cache
 def _additions(full_name: str, is_double: bool) -> float | None:
-    """As ``additions_of``, of an operation; None if it is not elementwise."""
+    """As ``additions_of``, for an operation."""
     if full_name not in OPERATIONS:
         return None
     name = full_name.rpartition(".")[2]
@@ -246,16 +246,16 @@ class _Program:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.inputs: dict[Term, int] = {}
-        # Of inputs that belong to an axis of the result: their shapes, to be broadcast.
+        # Shapes of per-axis inputs, for broadcasting.
         self.dims: dict[int, tuple[int, ...]] = {}
-        # For other strides the call is made again, and the table of all bytes stays the same.
+        # Calls for other strides share the table of all bytes.
         self.table: np.ndarray | None = None
 
         def value_of(i: int) -> Term | None:
             type_ = site.tensors[i]
             if type_ is None:
                 return None
-            # Formulas may depend on such a number, and its register is filled once for all tiles.
+            # Formulas may depend on a scalar, and its register is filled once for all tiles.
             constant = site.constants[i] if type_.elements == 1 else None
             name = _name(type_)
             narrow = _NARROW.get(name)
@@ -271,8 +271,8 @@ class _Program:
         self.values = [value_of(i) for i in range(len(site.node.inputs))]
 
     def result(self, first: int = 0) -> Term:
-        """The value that the node computes; from what lies in its output where ``first``, the part
-        to begin with, is not 0."""
+        """Return the term that the node computes; if ``first``, the part to begin with, is not 0,
+        from the contents of its output."""
         site = self.site
         node = site.node
         known: dict[Any, Term | None] = {}
@@ -281,13 +281,12 @@ class _Program:
         known = dict(zip(node.attrs["region"].inputs, self.values, strict=True))
         value: Term | None = None
         if first:
-            # The result of the part before counts as an input: the program computes in place on it.
+            # The preceding part's result is an input: the program computes in place on it.
             self.inputs = {Term("f4"): len(site.node.inputs), **self.inputs}
             known[parts(node)[first - 1].outputs[0]] = next(iter(self.inputs))
         for part in parts(node)[first:]:
             value = self._apply(part, [None if v is None else known[v] for v in part.inputs])
-            # Inside of a chain, too: with precision="strict" fusing must change no bit of the
-            # result.
+            # Inside of a chain, too: with precision="strict", fusion must be bitwise exact.
             known[part.outputs[0]] = _rounded(value, part.outputs[0])
         assert value is not None
         return value
@@ -305,7 +304,7 @@ class _Program:
             raise UnsupportedError
         while values and values[-1] is None:
             values = values[:-1]
-        # Clip alone may leave out an operand in the middle: it may have an upper bound only.
+        # Only Clip may omit an operand in the middle: it may have an upper bound only.
         if node.op.full_name != "Clip" and None in values:
             raise UnsupportedError
         if node.op.full_name not in QUANTIZED:
@@ -315,12 +314,12 @@ class _Program:
         return converted(result, QUANTIZED_KINDS[name]) if name in QUANTIZED_KINDS else result
 
     def _convert(self, node: Node, values: Sequence[Term | None], name: str) -> Term:
-        """A Cast, QuantizeLinear or DequantizeLinear to the dtype ``name``."""
+        """Return the term of a Cast, QuantizeLinear or DequantizeLinear to the dtype ``name``."""
         x, scale, zero = [*values, None, None][:3]
         if x is None or name not in (*KINDS, *_NARROW):
             raise UnsupportedError
         kind = KINDS.get(name, "f4")
-        # By way of float32, float64 would be rounded twice: next to a tie, that is another number.
+        # Through float32, float64 would be rounded twice, which differs near ties.
         if x.kind == "f8" and name in _NARROW:
             raise UnsupportedError
         if scale is None:
@@ -337,27 +336,27 @@ class _Program:
             return Term(kind, f"dequantize_{x.kind}", (x, scale, zeros))
         if x.kind != "f4" or scales.dtype != np.float32 or name not in QUANTIZED_KINDS:
             raise UnsupportedError
-        # The instruction inverts one scale for all elements. Quotients by scales along an axis are
-        # an instruction of their own, and leave it the scale 1.
+        # The instruction inverts a per-tensor scale. Per-axis scales are divided by in a separate
+        # instruction, and the scale here is 1.
         if scale.constant is None:
             x, scale = x / scale, Term("f4", constant=1.0)
         return Term(kind, f"quantize_{kind}", (x, scale, zeros))
 
     def _spread(self, node: Node, parameter: Term | None) -> None:
-        """Lay the scales or zero points of ``node`` along the axis that they belong to."""
+        """Broadcast the per-axis scales or zero points of ``node`` along their axis."""
         rank, axis = len(_tensor_type(node.inputs[0]).dims), node.attrs.get("axis")
         behind = (-1 - (1 if axis is None else axis)) % rank if rank > 1 else 0
         i = None if parameter is None else self.inputs.get(parameter)
         type_ = None if i is None else self.site.tensors[i]
         if i is None or type_ is None or len(type_.dims) != 1:
             raise UnsupportedError
-        # With dims of 1 behind it, it broadcasts from the right like any other operand.
+        # With trailing dims of 1, it broadcasts like any other operand.
         dims = (*type_.dims, *[1] * behind)
         if self.dims.setdefault(i, dims) != dims:
             raise UnsupportedError
 
     def finished(self, result: Term, output: TensorType) -> Term:
-        """The value that is written: ``result``, rounded to the dtype of the output."""
+        """Return the term that is written: ``result``, rounded to the dtype of the output."""
         name = _name(output)
         if name in _NARROW:
             return Term(_NARROW[name], f"f4_{_NARROW[name]}", (result,))
@@ -373,9 +372,9 @@ class _Program:
         *,
         row: int = 0,
     ) -> NativeCall:
-        """The call of the program that computes ``result``; of tensors with these ``strides``, in
-        elements, None for those that are dense with their dims in order. ``row``, if not 0: tiles
-        are parts of rows of as many elements."""
+        """Return the call of the program that computes ``result``, for tensors with these
+        ``strides`` in elements, None for contiguous ones. ``row``, if not 0: tiles are parts of
+        rows of this many elements."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
         operands = [self.inputs[value] for value in held]
@@ -417,10 +416,10 @@ class _Program:
                 *(tile, size, _SIZES[result.kind], row),
             ),
             items=items,
-            # One thread would fetch what others have computed from the caches of their cores, which
-            # takes 0.15 ns for each element, as three additions do.
+            # A single thread would fetch operands that other threads computed from their cores'
+            # caches: 0.15 ns per element, the time of three additions.
             item_ns=rows_ns(tile * (cost + 3 * modes.count(_DIRECT)), rows=len(instructions)),
-            # The error is found again in operands as they were.
+            # The operands must be intact to find the error again.
             inplace=()
             if can_fail
             else tuple([i for i, mode in zip(operands, modes, strict=True) if mode == _DIRECT]),
@@ -438,9 +437,9 @@ class _Program:
         modes: Sequence[int],
         cost: float,
     ) -> NativeCall:
-        """``call``, by another kernel where one computes the same faster."""
+        """Return ``call``, or an equivalent call of a faster specialized kernel."""
         size = self.site.output().elements
-        # To fill the table, the program runs on 256 bytes, which results of fewer do not repay.
+        # Filling the table runs the program on 256 bytes, which smaller results do not repay.
         bytes_only = [_SIZES[value.kind] for value in (*held, result)] == [1, 1]
         if bytes_only and call.inplace and size > 256 and cost > _TABLE:
             return self._by_table(call, result, size)
@@ -459,8 +458,8 @@ class _Program:
         pair: CodePair,
         strides: Sequence[tuple[int, ...] | None] | None = None,
     ) -> NativeCall:
-        """The call of an IntegerArithmetic of two tensors; of a program, where no kernel reads the
-        codes where they are."""
+        """Return the call of an IntegerArithmetic of two tensors: of a program, if no kernel reads
+        the codes in place."""
         from penstock.backends.native.codes import pair_call
 
         dims, steps = merged = self._coalesced([0, 1], output, strides)
@@ -476,7 +475,7 @@ class _Program:
         )
 
     def settings(self, result: Term, output: TensorType) -> bytes:
-        """As ``call``, without the shapes of tensors."""
+        """Return the settings of the program for tensors of any shapes."""
         order = _in_order(result)
         held = [value for value in self.inputs if value in order]
         if (
@@ -508,7 +507,8 @@ class _Program:
         return b"".join([header, *constants, *read, steps])
 
     def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
-        """``call``, of a program of one input, by a table of what it makes of all bytes."""
+        """Return ``call``, of a program of one input, as a lookup in a table of its results for all
+        bytes."""
         (i,), site = call.inplace, self.site
         if self.table is None:
             types = [None if t is None else TensorType(t.dtype, (256,)) for t in site.tensors]
@@ -526,9 +526,8 @@ class _Program:
     def _coalesced(
         self, operands: Sequence[int], output: TensorType, strides: Sequence[Any] | None
     ) -> tuple[list[int], list[list[int]]]:
-        """The dims of the result in the order in which it lies in memory, with those merged that
-        no operand tells apart, and the strides of each operand in elements, 0 where it is
-        broadcast."""
+        """Return the dims of the result in memory order, merged where all operands' strides allow,
+        and the strides of each operand in elements, 0 where it is broadcast."""
         rank = len(output.dims)
         rows = []
         for i in (*operands, len(self.site.node.inputs)):
@@ -536,13 +535,13 @@ class _Program:
             assert type_ is not None
             shape = self.dims.get(i, type_.dims)
             steps = _dense(shape) if given is None else (*given, *shape[len(given) :])
-            # The stride of a dim of 1 means nothing; as 0 it is that of a broadcast.
+            # The stride of a dim of 1 is arbitrary; 0 marks a broadcast.
             own = [step if dim != 1 else 0 for dim, step in zip(shape, steps, strict=True)]
             rows.append([0] * (rank - len(own)) + own)
         axes = [axis for axis in range(rank) if output.dims[axis] != 1]
         axes.sort(key=lambda axis: -rows[-1][axis])
         ordered = [output.dims[axis] for axis in axes]
-        # Programs write the result from end to end, and know no strides of it.
+        # Programs write a dense result, without strides.
         if [rows[-1][axis] for axis in axes] != _dense(ordered):
             raise UnsupportedError
         dims: list[int] = []
@@ -564,10 +563,10 @@ class _Program:
     def _allocate(
         self, order: Iterable[Term], result: Term
     ) -> tuple[dict[Term, int], list[tuple[int, ...]]]:
-        """The register of each value, and the instructions."""
+        """Return the register of each term, and the instructions."""
         numbers = self.site.library.operations
-        # Only results of instructions give their registers back. Constants, and inputs that are the
-        # same for all tiles, fill theirs once, ahead of the first tile.
+        # Only registers of instruction results are reused. Those of constants, and of inputs that
+        # are equal for all tiles, are filled once, before the first tile.
         last_use = {argument: i for i, value in enumerate(order) for argument in value.arguments}
         registers: dict[Term, int] = {}
         free = list(range(_REGISTERS - 1, 0, -1))
@@ -582,7 +581,7 @@ class _Program:
             if number is None:
                 raise UnsupportedError
             registers[value] = target = 0 if value is result else _taken(free)
-            # The interpreter looks up three operands, whatever the operation reads.
+            # The interpreter reads three operand registers for every operation.
             read = map(registers.__getitem__, (*arguments, *arguments[:1] * (3 - len(arguments))))
             instructions.append((number, target, *read))
             read_here = dict.fromkeys(arguments)
@@ -598,7 +597,7 @@ def _tensor_type(value: Value | None) -> TensorType:
 
 
 def _name(type_: TensorType) -> str:
-    """The name of a dtype; empty if it is unknown."""
+    """Return the name of a dtype; empty if unknown."""
     return "" if type_.dtype is None else dtype_name(type_.dtype)
 
 
@@ -609,9 +608,9 @@ def _taken(free: list[int]) -> int:
 
 
 def _in_order(result: Term) -> dict[Term, None]:
-    """The values that ``result`` depends on, and itself, each behind those that it reads."""
+    """Return the terms that ``result`` depends on, and itself, in topological order."""
     order: dict[Term, None] = {}
-    # Not recursive: chains may have more nodes than Python lets calls nest.
+    # Iterative: chains may exceed Python's recursion limit.
     stack = [(result, False)]
     while stack:
         value, ready = stack.pop()
@@ -630,8 +629,8 @@ def _can_fail(order: Iterable[Term]) -> bool:
 
 
 def _join_products(order: Iterable[Term]) -> bool:
-    """Let sums read the factors of a product that nothing else reads: one pass over a tile less.
-    Returns whether there are any."""
+    """Contract sums of otherwise unread products to multiply-adds, which saves a pass over a tile.
+    Return whether there are any."""
     uses, joined = dict[Term, int](), False
     for value in order:
         for argument in value.arguments:
@@ -647,11 +646,11 @@ def _join_products(order: Iterable[Term]) -> bool:
 
 
 def _constants(order: Iterable[Term], registers: Mapping[Term, int]) -> list[bytes]:
-    """The table of constants, and their registers."""
+    """Return the table of constants, and their registers."""
     table = []
     for value in order:
         if value.constant is not None:
-            # Compiled code repeats these bits over a register without knowing their type.
+            # Compiled code fills a register with these bits, whatever their type.
             raw = np.array(value.constant).astype(_DTYPES[value.kind]).tobytes()
             table.append(_CONSTANT.pack(registers[value], _SIZES[value.kind], raw))
     return table
@@ -668,18 +667,18 @@ def _rounded(term: Term, value: Value | None) -> Term:
 
 
 def _joined(entries: Sequence[bytes]) -> np.ndarray:
-    """The entries of a table, one behind the other."""
+    """Return the concatenated entries of a table."""
     return np.frombuffer(b"".join(entries), np.uint8)
 
 
 def _dense(dims: Sequence[int]) -> list[int]:
-    """Strides without gaps, in elements."""
+    """Return contiguous (row-major) strides, in elements."""
     return list(packed_strides(dims, 1))
 
 
 def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
-    """Raise ``UnsupportedError`` where copies that are made block by block take less time than to
-    read operands where they are."""
+    """Raise ``UnsupportedError`` where blocked copies take less time than reading strided operands
+    in place."""
     if size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
         raise UnsupportedError
 
@@ -687,11 +686,12 @@ def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
 def _tiles(
     dims: Sequence[int], strides: Sequence[Sequence[int]], most: int, instructions: int
 ) -> tuple[int, list[int], int, int]:
-    """As ``_tile``, the elements of a row if tiles end where rows do, else 0, and all tiles."""
+    """As ``_tile``, then the elements of a row if tiles end at row ends, else 0, and the number of
+    tiles."""
     tile, modes = _tile(dims, strides, most)
     row, size = dims[-1], math.prod(dims)
     pairs = list(zip(modes, strides, strict=True))
-    least = 0 if row > most else 1  # parts of a row share copies of the number that it has
+    least = 0 if row > most else 1  # parts of a row share copies of per-row operands
     in_place = any(mode == _GATHERED and least <= own[-1] <= 1 for mode, own in pairs)
     if not in_place or row * (_REGISTER_BYTES // most) < _LEAST_ROW * (1 + instructions):
         return tile, modes, 0, -(-size // tile)
@@ -708,7 +708,7 @@ def _modes_of_rows(dims: Sequence[int], strides: Sequence[Sequence[int]]) -> lis
 def _with_rows(
     dims: list[int], strides: Sequence[list[int]], row: int
 ) -> tuple[list[int], list[list[int]]]:
-    """``dims`` and ``strides`` with ``row`` as the last, unless rows need not be told apart."""
+    """Return ``dims`` and ``strides`` with ``row`` as the last dim, unless rows can stay merged."""
     if dims[-1] == row or (len(dims) == 1 and dims[0] % row == 0):
         return dims, list(strides)
     if len(dims) == _MOST_RANK or dims[-1] % row:
@@ -720,8 +720,8 @@ def _with_rows(
 def _tile(
     dims: Sequence[int], strides: Sequence[Sequence[int]], most: int
 ) -> tuple[int, list[int]]:
-    """The elements of a tile, and how each operand comes into a register. What repeats itself after
-    a part of a tile is the same in all of them."""
+    """Return the elements of a tile, and the load mode of each operand. Operands that repeat within
+    a tile are equal for all tiles."""
     own = _dense(dims)
     periods = []
     for steps in strides:

@@ -1,4 +1,5 @@
-"""Features of classical models: rows that are scaled, filled up or normed, and columns of rows."""
+"""Feature transforms of classical models: scaling, imputation, normalization and encoding of
+rows."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from penstock.ops.onnx_ml.features import NORMS, categories, encoded_labels, imp
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _MOST_SEARCHES = 256
-"""elements up to which a call of NumPy's kernels, which have tables, takes longer than to search"""
+"""most elements for which a search is faster than a call of NumPy's kernels, which use tables"""
 
 
 def _of_rows(site: Site, kernel: str, *words: Word) -> NativeCall | None:
-    """The call of a kernel for each row of an input of numbers, which also takes ``words``."""
+    """Return the call of a row-wise kernel on a numeric input, with further arguments ``words``."""
     x = site.input(0)
     if x is None or not x.dims or str_(x.dtype) not in _DTYPES:
         return None
@@ -46,8 +47,8 @@ def array_feature_extractor(site: Site) -> NativeCall | None:
 def _table(
     keys: np.ndarray, values: np.ndarray, default: Any
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Keys in order, without repetition, with the last value of each and a default behind them, and
-    the number of keys."""
+    """Return unique sorted keys, the last value of each followed by the default, and the number of
+    keys."""
     ascending, last = np.unique(keys[::-1], return_index=True)
     table = np.append(values[::-1][last], np.array(default, values.dtype))
     return ascending, table.astype(values.dtype, copy=False), len(ascending)
@@ -55,7 +56,7 @@ def _table(
 
 @family("ai.onnx.ml.LabelEncoder")
 def label_encoder(site: Site) -> NativeCall | None:
-    """LabelEncoder of numbers, from version 2 on."""
+    """LabelEncoder of numbers, since version 2."""
     x, y, attrs = site.input(0), site.output(), site.node.attrs
     if x is None or x.dtype == STRING or site.node.op.version < 2:
         return None
@@ -98,7 +99,7 @@ def one_hot_encoder(site: Site) -> NativeCall | None:
 
 
 def _by_feature(values: Any, width: int, dtype: np.dtype) -> np.ndarray | None:
-    """Parameters of each feature; None unless there is one for all, or one for each."""
+    """Return per-feature parameters, broadcast if scalar; None for other sizes."""
     array = np.asarray(values).reshape(-1).astype(dtype)
     return np.broadcast_to(array, width).copy() if array.size in (1, width) else None
 

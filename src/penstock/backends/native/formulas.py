@@ -1,4 +1,4 @@
-"""Formulas of elementwise operations, in terms of the operations of the interpreter in
+"""Formulas of elementwise operations, as terms of the instructions of the interpreter in
 ``c/core/elementwise.c``.
 
     >>> x = Term("f4")
@@ -18,7 +18,7 @@ from penstock.ir.op import Attrs
 if TYPE_CHECKING:
     from penstock.ops.common.fixed_point import Multiplier
 
-BLOCK = 2**14  # elements of an item of kernels beside the interpreter
+BLOCK = 2**14  # elements per item of kernels other than the interpreter
 QUANTIZED_KINDS = {"uint8": "u1", "int8": "s1", "uint16": "u2", "int16": "s2"}
 KINDS = {
     "float32": "f4",
@@ -28,15 +28,15 @@ KINDS = {
     "bool": "b1",
     **QUANTIZED_KINDS,
 }
-"""how elements are held in registers, by dtype"""
+"""register representation of elements, by dtype"""
 
 
-_WIDENING = ("half_", "bfloat_")  # operations that make float32 of 16 bits
+_WIDENING = ("half_", "bfloat_")  # operations that widen 16-bit floats to float32
 
 
 class Term:
-    """A value of a program: an input, a constant, or the result of an operation on others; ``kind``
-    is one of ``KINDS``."""
+    """A value of a program: an input, a constant, or the result of an operation on other terms;
+    ``kind`` is one of ``KINDS``."""
 
     __slots__ = ("arguments", "constant", "kind", "operation")
 
@@ -76,8 +76,8 @@ Formula: TypeAlias = Callable[..., Term]
 
 
 def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
-    """An operation on values of one kind, that of ``x``; numbers become constants. The result has
-    the same kind, if no other is given."""
+    """Return an operation on terms of the kind of ``x``; numbers become constants. The result has
+    that kind unless ``kind`` is given."""
     operands = [y if isinstance(y, Term) else Term(x.kind, constant=y) for y in others]
     if [y for y in operands if y.kind != x.kind]:
         raise UnsupportedError
@@ -85,12 +85,12 @@ def _typed(name: str, x: Term, *others: _Operand, kind: str = "") -> Term:
 
 
 def _call(name: str) -> Formula:
-    """The formula that is one operation of the interpreter."""
+    """Return the formula of a single operation of the interpreter."""
     return lambda attrs, *values: _typed(name, *values)
 
 
 def _folded(name: str) -> Formula:
-    """An operation of two operands, on any number of them."""
+    """Return the formula that folds a binary operation over any number of operands."""
 
     def formula(attrs: Attrs, first: Term, *rest: Term) -> Term:
         for value in rest:
@@ -102,7 +102,7 @@ def _folded(name: str) -> Formula:
 
 def _compared(name: str, swapped: bool = False) -> Formula:
     def formula(attrs: Attrs, a: Term, b: Term) -> Term:
-        # The interpreter compares no bools, but has all logic of them.
+        # The interpreter has logical operations on bools, but no comparisons.
         if a.kind == "b1" and name == "eq":
             return _typed("not", _typed("xor", a, b))
         return _typed(name, b, a, kind="b1") if swapped else _typed(name, a, b, kind="b1")
@@ -139,21 +139,21 @@ def _sigmoid(x: Term) -> Term:
 def _gelu(attrs: Attrs, x: Term) -> Term:
     if attrs.get("approximate", "none") != "none":
         return _tanh_gelu(x)
-    # One instruction in place of five. There is none for float64.
+    # One instruction instead of five, which float64 lacks.
     if x.kind == "f4":
         return _typed("gelu", x)
     return x * 0.5 * (_typed("erf", x * math.sqrt(0.5)) + 1.0)
 
 
 def _tanh_gelu(x: Term) -> Term:
-    # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which takes two instructions less.
+    # (1 + tanh(u)) / 2 is sigmoid(2 u), which saves two instructions.
     factor = 2 * math.sqrt(2 / math.pi)
     return x * _sigmoid(x * (x * x * (0.044715 * factor) + factor))
 
 
 def _exponential(x: Term, scale: float, gain: float = 1.0, width: float = 1.0) -> Term:
     """``gain * max(x, 0) + scale * (exp(min(x, 0) / width) - 1)``."""
-    # Both parts are added for all elements: unbounded, e^x of a large x would be infinite.
+    # Both parts are added for all elements, so x is clipped: exp of a large x would be infinite.
     low = _min(x, 0.0)
     below = _typed("expm1", low if width == 1 else low / width)
     above = _max(x, 0.0)
@@ -178,7 +178,7 @@ def _hard_sigmoid(x: Term, alpha: float, beta: float) -> Term:
 
 
 def _above(bound: float, x: Term) -> Term:
-    """Whether elements are above a number, which is of their own dtype."""
+    """Compare elements with a number, rounded to their dtype."""
     if x.kind[0] != "f" or x.operation.startswith(_WIDENING):
         raise UnsupportedError
     return _typed("lt", Term(x.kind, constant=bound), x, kind="b1")
@@ -220,7 +220,7 @@ def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
         root = _typed("sqrt", x)
         return _typed("sqrt", root) if power == 0.25 else x * root
     if power == 1:
-        # Not x itself: a program can only write results of instructions.
+        # Not x itself: programs only write instruction results.
         return _typed("mul", x, 1.0)
     if power == 0.5:
         return _typed("sqrt", x)
@@ -230,7 +230,7 @@ def _pow(attrs: Attrs, x: Term, exponent: Term) -> Term:
 
 
 def _checked(formula: Formula) -> Formula:
-    """A quotient or remainder as TensorFlow's: 0 as the divisor of integers is an error."""
+    """Wrap a quotient or remainder as in TensorFlow, where integer division by 0 is an error."""
 
     def quotient(attrs: Attrs, x: Term, divisor: Term) -> Term:
         if x.kind[0] == "i" and not divisor.constant:
@@ -241,7 +241,7 @@ def _checked(formula: Formula) -> Formula:
 
 
 def _floor_div(attrs: Attrs, x: Term, divisor: Term) -> Term:
-    # The quotient of 16-bit floats is rounded before.
+    # Quotients of 16-bit floats are rounded first.
     if x.operation.startswith(_WIDENING):
         raise UnsupportedError
     return _typed("floordiv", x, divisor) if x.kind[0] == "i" else _typed("floor", x / divisor)
@@ -253,15 +253,15 @@ def _mean(attrs: Attrs, *values: Term) -> Term:
 
 
 def _zero_nan(attrs: Attrs, x: Term) -> Term:
-    # Of all numbers, only NaN differs from itself.
+    # Only NaN differs from itself.
     return _where(_typed("eq", x, x, kind="b1"), x, 0.0)
 
 
 def converted(x: Term, kind: str) -> Term:
-    """A value as another kind; integers of 8 and 16 bits become others by way of 32 bits."""
+    """Convert a term to another kind; 8-bit and 16-bit integers through 32 bits."""
     if x.kind == kind:
         return x
-    # Converted while compiling, which takes no instruction in the run.
+    # Convert constants at compile time, without an instruction.
     if x.constant is not None:
         return Term(kind, constant=x.constant)
     codes = QUANTIZED_KINDS.values()
@@ -273,8 +273,8 @@ def converted(x: Term, kind: str) -> Term:
 
 
 def _rescaled(x: Term, by: Multiplier) -> Term:
-    """Integers held in float64, as ``ops/common/fixed_point.py`` rescales them: exactly except
-    for sums of more than 52 bits next to a tie, which another rounding decides anyway."""
+    """Rescale integers held in float64, as ``ops/common/fixed_point.py`` does: exactly, except for
+    sums of more than 52 bits near a tie, which a later rounding decides anyway."""
     number, shift = int(by.numbers), int(by.shifts)
     whole = _typed("floor", x * (number * 2.0 ** (max(-shift, 0) - 31)) + 0.5)
     if shift <= 0:
@@ -284,14 +284,14 @@ def _rescaled(x: Term, by: Multiplier) -> Term:
 
 
 def _integer_arithmetic(attrs: Attrs, a: Term, b: Term) -> Term:
-    """A sum, difference or product of 8-bit codes by integers alone."""
-    # Of models of 8-bit codes, which others do without.
+    """Return a sum, difference or product of 8-bit codes in integer arithmetic."""
+    # Lazy import: only quantized models need it.
     from penstock.ops.common.fixed_point import TERM_BITS, pair_multipliers
 
     operation, zeros = attrs["operation"], attrs["zero_points"]
     *by, of_result = pair_multipliers(operation, attrs["scales"])
     if of_result.shifts < (0 if by else -13):
-        raise UnsupportedError  # what is multiplied would wrap
+        raise UnsupportedError  # the multiplied integers would wrap
     x, y = [converted(v, "f8") - float(zero) for v, zero in zip((a, b), zeros, strict=False)]
     if by:
         x, y = [_rescaled(v * 2.0**TERM_BITS, own) for v, own in zip((x, y), by, strict=True)]
@@ -349,9 +349,9 @@ FORMULAS: dict[str, Formula] = {
     "tensorflow.TruncateMod": _checked(_call("fmod")),
     "tflite.IntegerArithmetic": _integer_arithmetic,
 }
-"""by operation, what it computes, given its attributes and its inputs"""
+"""formulas of operations, given their attributes and inputs"""
 QUANTIZED = frozenset(
     {"Add", "Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
     | {"Mul", "Relu", "Sub", "Sum", "Where"}
 )
-"""those that compute integers of 8 and 16 bits as they are; others by way of 32 bits"""
+"""operations that compute 8-bit and 16-bit integers directly; others through 32 bits"""

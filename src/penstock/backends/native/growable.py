@@ -1,5 +1,5 @@
-"""Growable buffers (``host/c/growable.c``) for the caches that kernels return: memory that is
-larger than the array in it, so that the next call can append in place."""
+"""Growable buffers (``host/c/growable.c``) for caches that kernels return: memory with spare
+capacity after the array, so that the next call can append in place."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.host.current_run import BudgetError, keep, reserve
 
 
 class GrowableBuffers:
-    """The growable buffers of one kernel. A call allocates one, charged to the current run: as
-    ``past``, but with ``most`` rows along an axis or, if the budget of the run does not allow that,
-    ``least``. Raises ``BudgetError`` if it does not allow either. A buffer lives as long as an
+    """The growable buffers of one kernel. A call allocates one, charged to the current run's memory
+    budget: like ``past``, but with ``most`` rows along an axis or, if the budget does not allow
+    that, ``least``. Raises ``BudgetError`` if it allows neither. A buffer lives as long as any
     array in it, which callers may hold longer than the session."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class GrowableBuffers:
         return memory
 
     def nbytes(self) -> int:
-        """Bytes of the buffers that are alive."""
-        # References do not change while other threads add buffers.
+        """Bytes of the live buffers."""
+        # A snapshot of references, as other threads may add buffers.
         live = [reference() for reference in self._live.valuerefs()]
         return sum([memory.nbytes for memory in live if memory is not None])

@@ -1,5 +1,5 @@
-"""Convolutions and transposed convolutions of images with their channels innermost, with fused sums
-and bounds."""
+"""Convolutions and transposed convolutions of channels-last (NHWC) images, with a fused
+epilogue."""
 
 from __future__ import annotations
 
@@ -46,30 +46,31 @@ from penstock.ops.common.windows import Window, windows
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops, layout_seconds
 
-# Of transposed convolutions, which few models have.
+# Lazy import: few models have transposed convolutions.
 TRANSPOSED_WINDOWS = imported("penstock.ops.onnx.deconvolution.transposed_windows")
 
 # As in c/windows/image_convolution.c.
 _COPIED, _MOST_CHANNELS, _ADDRESSES, _AXES, _MOST_ROWS = 14336, 8192, 4096, 3, 64
-_TILE = 6  # rows of a product that are computed together where its columns are many
-_TOGETHER = 128  # channels of narrow groups that are computed together, as in image_groups.c
-_OUTSIDE, _PADDING = -(2**40), (-1,)  # an element of no image, and the taps that see it alone
-_CACHED = 1152  # elements
-# Bytes of images whose copies stay in a core's own cache, and channels for which they pay.
+_TILE = 6  # rows of a register tile of a product with many columns
+_TOGETHER = 128  # channels of narrow groups that are processed together, as in image_groups.c
+_OUTSIDE, _PADDING = -(2**40), (-1,)  # an offset outside of images, and taps that read only it
+_CACHED = 1152  # weights that stay in the L1 cache
+# Bytes of images whose copies stay in a core's private cache, and least channels for copies.
 _NEAR, _LEAST_COPIED = 2**21, 16
-# Channels below which taps are read together, and positions of an item that are enough for them.
+# Channels below which the taps of a row are read together, and positions per item that suffice for
+# this.
 _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
-# Positions of a line that are enough for a product of their own; with vectors of 16 lanes, those of
-# a tile are.
+# Positions of a line that suffice for a separate product; with 16-lane vectors, those of one tile
+# do.
 _LEAST_LINE, _LEAST_WIDE = 24, 9
-# Elements of a row of taps, and of all, that get an address each at most; and positions of a line
-# for each that sees padding.
+# Most elements of a row of taps, and of all taps, with one address each; and positions of a line
+# per position that reads padding.
 _MOST_OF_ROW, _MOST_ELEMENTS, _PER_END = 24, 192, 16
-_ELEMENTS = np.array([0, 0, 1], np.int64)  # even_lines, of elements that have addresses
-# Channels up to which rows of images are copied with zeros around them, and positions of an item
-# for which copies into another order of dims take less time than a step of their own.
+_ELEMENTS = np.array([0, 0, 1], np.int64)  # ``even_lines`` for elements with addresses
+# Most channels for which image rows are copied with zero padding, and least positions per item for
+# which layout copies take less time than a separate step.
 _MOST_COPIED, _LEAST_OF_COPIES = 16, 96
-# Channels up to which a line of each channel alone is computed as one run of elements.
+# Most channels for which a line of a depthwise convolution is computed as one run of elements.
 _MOST_FLAT = 12
 _FOLLOWERS = frozenset(
     {"Add", "Clip", "HardSwish", "LeakyRelu", "Max", "Min", "Mul", "PRelu", "Relu"}
@@ -78,26 +79,26 @@ _NO_GATE = (0.0, 0.0, 1.0, 0.0)
 
 
 class _Chain(NamedTuple):
-    """A convolution, the tensors that it reads and adds to its result, the slopes below 0 of what
-    that gives, and its bounds."""
+    """A convolution with its operands and epilogue: bias, an addend tensor, slopes for negative
+    sums (LeakyRelu, PRelu) or a gate, and clipping bounds."""
 
     conv: Node
     x: int
     w: int
     bias: np.ndarray | int | None
-    """numbers, or the tensor that has them in a run"""
+    """constants, or the index of the tensor given at run time"""
     addend: int | None
     slopes: np.ndarray | None = None
     gate: tuple[float, ...] = _NO_GATE
-    """of HardSwish: x * min(max(x * gate[0] + gate[1], 0), 1) * gate[2] + gate[3]"""
+    """HardSwish: x * min(max(x * gate[0] + gate[1], 0), 1) * gate[2] + gate[3]"""
     low: float = -math.inf
     high: float = math.inf
     first: int = 0
-    """the first part of a program behind these, 0 if there is none"""
+    """the first part left to an elementwise program, 0 if there is none"""
 
 
 def image_workload(node: Node) -> Workload | None:
-    """The work of a convolution; None where there is no kernel."""
+    """Return the workload of a convolution; None if no kernel is available."""
     conv, *others = parts(node)
     values = *conv.inputs[:2], node.outputs[0]
     tensors = [v.type for v in values if v and isinstance(v.type, TensorType) and v.type.static]
@@ -105,7 +106,7 @@ def image_workload(node: Node) -> Workload | None:
         return None
     added = 0.0
     for part in others:
-        # Count programs only: other operations cost next to nothing where sums are written.
+        # Count programs only: other epilogues cost almost nothing when sums are written.
         additions = 0.0 if part.op.name in _FOLLOWERS else additions_of(part)
         if additions is None:
             return None
@@ -117,7 +118,7 @@ def image_workload(node: Node) -> Workload | None:
     positions, moved = y.elements // max(filters, 1), x.nbytes + y.nbytes
     few = moved > _NEAR or x.dims[1] < _LEAST_COPIED
     if source is None and given == x.dims[1] > 1 and constant and few:
-        return None  # too little work for copies of the images
+        return None  # too little work to pay for layout copies
     if conv.op.name == "ConvTranspose":  # taps of a phase
         strides = conv.attrs.get("strides") or [1] * len(kernel)
         sizes = zip(kernel, strides, x.dims[2:], strict=True)
@@ -131,15 +132,15 @@ def image_workload(node: Node) -> Workload | None:
     groups = _merged(given, max(filters // given, 1))
     elements = positions * groups * padded(filters // groups)
     products = 2 * elements * (x.dims[1] // groups) * taps
-    # Where each tap, or row of taps, sees an image is found for all filters at once.
+    # The address of each tap, or row of taps, is computed once for all filters.
     lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else of_rows)
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
 
 
 class SeenAxis(NamedTuple):
-    """An axis, as in image_convolution.c: with the ``taps`` of each phase of the result, as their
-    positions in the kernel, and the elements that these show to its first position. A phase without
-    taps has one of its own, ``_PADDING``."""
+    """A spatial axis, as in image_convolution.c: for each phase of the result, its ``taps`` as
+    kernel positions, and the input elements ``seen`` by them at the phase's first position. A phase
+    without taps has the single tap ``_PADDING``."""
 
     size: int
     results: int
@@ -148,9 +149,9 @@ class SeenAxis(NamedTuple):
     seen: tuple[tuple[int, ...], ...]
     most_taps: int
     reach: int
-    """elements from the first to the last one that a position sees"""
+    """elements from the first to the last that a position reads"""
     positions: int
-    """those of the largest phase"""
+    """positions of the largest phase"""
 
     @property
     def words(self) -> np.ndarray:
@@ -161,26 +162,27 @@ class SeenAxis(NamedTuple):
 
     @property
     def adjacent(self) -> bool:
-        """Whether the taps of each phase see elements next to one another."""
+        """Whether the taps of each phase read adjacent elements."""
         return False not in [p == tuple(range(p[0], p[0] + len(p))) for p in self.seen]
 
     @property
     def ends(self) -> int:
-        """The positions of a single phase that see padding."""
+        """Number of positions of the only phase that read padding."""
         (seen,) = self.seen
         before = math.ceil(max(-seen[0], 0) / self.stride)
         return before + max(self.results - (self.size - 1 - seen[-1]) // self.stride - 1, 0)
 
     @property
     def inside(self) -> bool:
-        """Whether no position sees padding."""
+        """Whether no position reads padding."""
         count, stride, seen = len(self.taps), self.stride, enumerate(self.seen)
         ends = [phase[-1] + (self.results - p - 1) // count * stride for p, phase in seen]
         return max(ends) < self.size and min(self.seen)[0] >= 0
 
 
 def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenAxis] | None:
-    """The axes of a Conv or ConvTranspose; None for numbers that compiled code does not take."""
+    """Return the axes of a Conv or ConvTranspose; None for sizes that compiled code does not
+    support."""
     is_conv = node.op.name == "Conv"
     axes: Sequence[Window]
     axes = (windows if is_conv else TRANSPOSED_WINDOWS)(node.attrs, kernel, sizes)
@@ -188,8 +190,7 @@ def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenA
         return None
     if is_conv:
         return list(map(_axis_of_conv, axes))
-    # Where the image has one element, no other is as far as a stride from it: each element of the
-    # result can be a phase of its own.
+    # Along an axis with one input element, each result element can be a separate phase.
     axes = [replace(a, stride=a.size) if a.count == 1 else a for a in axes]
     phases = [zip(*[_of_phase(a, p) for p in range(a.stride)], strict=True) for a in axes]
     return [_axis_of_phases(a, *of) for a, of in zip(axes, phases, strict=True)]
@@ -211,8 +212,8 @@ def _axis_of_phases(
 
 
 def _of_phase(axis: Window, phase: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The taps of a phase of a transposed convolution, whose result is told as its input, and what
-    they see."""
+    """Return the taps of a phase of a transposed convolution, whose window describes the result as
+    input, and the elements that they read."""
     at = phase + axis.begin
     taps = [k for k in reversed(range(axis.kernel)) if (at - k * axis.dilation) % axis.stride == 0]
     seen = [(at - k * axis.dilation) // axis.stride for k in taps]
@@ -224,8 +225,8 @@ _POINT = SeenAxis(1, 1, 1, ((0,),), ((0,),), 1, 1, 1)
 
 @family(fused_with("Conv"), work=image_workload)
 def image_convolution(site: Site) -> NativeCall | None:
-    """Conv and ConvTranspose over one to three axes, by all channels or by one each; with an Add of
-    another image and elementwise operations behind a Conv."""
+    """Conv and ConvTranspose over one to three axes, dense, grouped or depthwise; Conv with an
+    epilogue of an Add of another image and elementwise operations."""
     chain = _chain(site)
     if chain is None:
         return None
@@ -245,16 +246,16 @@ def image_convolution(site: Site) -> NativeCall | None:
     if call is None:
         return None
     images = chain.x, chain.addend, len(site.node.inputs)
-    # No closure, whose cells Python's collector would walk for as long as plans live.
+    # Not a closure, whose cells the garbage collector would traverse while plans live.
     copying = partial(build, site, chain, axes, copies=True)
-    # Products are copied to a result in its own order while they are in the cache.
+    # A channels-first result is transposed while sums are in the cache.
     in_order = call.kernel.endswith("_convolution") and chain.addend is None
     call = replace(call, any_layout=in_order)
     return of_any_strides(site, call, images, copying, first=chain.first)
 
 
 def _chain(site: Site) -> _Chain | None:
-    """Return the convolution and what follows it in a node, or None if no kernel is available."""
+    """Return the convolution and the epilogue of a node, or None if no kernel is available."""
     if not is_fused(site.node):
         return _Chain(site.node, 0, 1, _bias(site, 2), None)
     region, output = site.node.attrs["region"], site.output()
@@ -267,7 +268,7 @@ def _chain(site: Site) -> _Chain | None:
     if others and others[0].op.name == "Add":
         (other,) = [v for v in others[0].inputs if v is not conv.outputs[0]] or [None]
         addend = place.get(other)
-        # Others, such as rows that are broadcast, are the program's.
+        # Other addends, such as broadcast rows, are left to the program.
         addend = None if addend is None or site.tensors[addend] != output else addend
         others = others if addend is None else others[1:]
     slopes, gate, rest = _activated(site, place, others)
@@ -285,7 +286,7 @@ def _bias(site: Site, i: int) -> np.ndarray | int | None:
 def _activated(
     site: Site, place: Mapping[Value | None, int], nodes: Sequence[Node]
 ) -> tuple[np.ndarray | None, tuple[float, ...], Sequence[Node]]:
-    """The slopes or the gate that ``nodes`` begin with, and the rest of them."""
+    """Return the slopes or the gate that ``nodes`` begin with, and the remaining nodes."""
     name = nodes[0].op.name if nodes else ""
     if name in ("LeakyRelu", "PRelu"):
         slopes = _slopes(site, place, nodes[0])
@@ -303,7 +304,8 @@ def _activated(
 
 
 def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
-    """The slopes of a LeakyRelu or PRelu for each channel; None if they are no such constants."""
+    """Return the per-channel slopes of a LeakyRelu or PRelu; None if they are not such
+    constants."""
     shape = (1, site.output().dims[1], *[1] * (len(site.output().dims) - 2))
     if node.op.name == "LeakyRelu":
         return np.full(shape[1], node.attrs.get("alpha", 0.01), FLOAT32)
@@ -321,8 +323,8 @@ def _words(
     weights: Reordered | None,
     any_order: bool,
 ) -> tuple[Word, ...]:
-    """The first arguments of a call, with ``weights`` unless a run gives them; bias and slopes are
-    of ``every`` filters in each group."""
+    """Return the first arguments of a call, with ``weights`` unless they are given at run time;
+    bias and slopes are padded to ``every`` filters in each group."""
     groups, none = packing.groups or 1, np.zeros(1, FLOAT32)
     bias = chain.bias if isinstance(chain.bias, np.ndarray) else none
     slopes = (
@@ -336,9 +338,9 @@ def _words(
 
 
 def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> np.ndarray:
-    """``numbers``, one or as many as filters, repeated, or else with zeros behind each group's."""
+    """Return per-filter ``numbers``, broadcast if scalar, repeated or zero-padded in each group."""
     if numbers.size == groups * every and numbers.dtype == FLOAT32:
-        return np.ascontiguousarray(numbers)  # kernels of several shapes share them
+        return np.ascontiguousarray(numbers)  # so that kernels for several shapes share them
     if repeats > 1:
         return np.tile(np.broadcast_to(numbers, every // repeats), repeats).astype(FLOAT32)
     own = numbers.reshape(-1 if numbers.size == 1 else groups, numbers.size // groups or 1)
@@ -348,31 +350,31 @@ def _of_filters(numbers: np.ndarray, groups: int, every: int, repeats: int) -> n
 
 
 class _Packing(NamedTuple):
-    """The order of weights: a matrix of the taps of each phase of the result, in panels for each of
-    ``groups``; or of each phase and channel, if there are none."""
+    """The packed order of weights: for each phase of the result, a matrix of taps in panels for
+    each of ``groups``; without groups (depthwise), one for each phase and channel."""
 
     taps: tuple[tuple[tuple[int, ...], ...], ...]
-    """of each axis and phase, as positions in the kernel"""
+    """taps of each axis and phase, as kernel positions"""
     transposed: bool
     given: int
     """groups of the convolution"""
     groups: int
     shape: tuple[int, ...]
     pairs: str
-    """of channels: "rounded" to bfloat16, "in turn" for at most 8 filters, or "" for none"""
+    """pairs of channels: "rounded" to bfloat16, "in turn" for at most 8 filters, or "" for none"""
     repeats: int
-    """how often each tap has its channels, if there are no groups"""
+    """repetitions of the channels of each tap, without groups"""
     phases: Sequence[tuple[tuple[int, ...], ...]]
     sizes: Sequence[int]
-    """elements of each phase, or pairs of them; 0 for those that see padding alone"""
+    """elements, or pairs, of each phase; 0 for phases that read only padding"""
 
     @property
     def seen(self) -> list[tuple[tuple[int, ...], ...]]:
-        """The phases that have taps along each axis."""
+        """The phases with taps along each axis."""
         return [phase for phase in self.phases if _PADDING not in phase]
 
     def given_words(self, chain: _Chain) -> tuple[Word, ...]:
-        """Return the arguments for packing weights that are given at run time."""
+        """Return the arguments for packing weights at run time."""
         kernel = self.shape[2:]
         strides = packed_strides((1,) * (_AXES - len(kernel)) + kernel, 1)
         taps = [
@@ -400,7 +402,7 @@ class _Packing(NamedTuple):
         return (packed[0] if len(packed) == 1 else line_aligned(np.concatenate(packed)),)
 
     def back(self, packed: np.ndarray) -> np.ndarray:
-        """The weights of a single phase."""
+        """Return the weights from the packed ones of a single phase."""
         if self.groups:
             return _filters_of_panels(packed, self)
         rows = packed.reshape(-1, self.repeats, self.shape[0])[:, 0]
@@ -414,9 +416,9 @@ class _Packing(NamedTuple):
 
 
 def _taps_of(w: np.ndarray, phase: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Weights with the taps of a phase alone."""
+    """Return the weights of a phase's taps only."""
     for axis, taps in enumerate(phase, 2):
-        # A convolution's phase has all taps: they need no copy.
+        # The only phase of a Conv has all taps: no copy is needed.
         if taps != tuple(range(w.shape[axis])):
             w = w.take(taps, axis)
     return w
@@ -445,13 +447,13 @@ def _convolution(
     numbers: Sequence[int],
     parts: tuple[int, Workload, np.ndarray | None, bool],
 ) -> NativeCall:
-    """A call; ``numbers``: channels and filters of a group, positions of an item, whether taps of a
-    row are adjacent, and elements of copies; ``parts``: the number of items, the work of one,
-    ``even_lines`` of the kernel, and whether it reads images as fast in any order.
+    """Return a call. ``numbers``: channels and filters per group, positions per item, whether taps
+    of a row are adjacent, and elements of copies. ``parts``: the number of items, the workload of
+    one, ``even_lines`` of the kernel, and whether it reads images in any layout equally fast.
     """
     items, work, lines, any_order = parts
     channels, filters, *_, room = numbers
-    places = np.array([0, *accumulate(packing.sizes)], np.int64)  # of each phase, and the end
+    places = np.array([0, *accumulate(packing.sizes)], np.int64)  # start of each phase, and the end
     every = padded(filters) if packing.groups else channels * packing.repeats
     x, constant = site.input(chain.x), site.weights(chain.w)
     assert x is not None
@@ -469,7 +471,7 @@ def _convolution(
     )
     ns = part_ns(work)
     if weights is not None:
-        # Weights of a transposed convolution are held in both orders.
+        # Weights of a transposed convolution are kept in both orders.
         is_kept = packing.transposed or rounds
         held = {"keep": weights} if is_kept else {"reordered": {chain.w: weights}}
         call = NativeCall(name, words, items, ns, can_fail=room > _COPIED, **held)
@@ -489,17 +491,17 @@ def _convolution(
 def _of_all_channels(
     site: Site, chain: _Chain, axes: Sequence[SeenAxis], *, copies: bool = False
 ) -> NativeCall | None:
-    """The call for images with their channels innermost, or that which ``copies`` others."""
+    """Return the call for channels-last images, or, with ``copies``, for other layouts."""
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
-    # Narrow groups are computed together, as one whose other weights are zeros.
+    # Narrow groups are merged, with zeros for the weights between them.
     every_filter = site.output().dims[1]
     groups = _merged(given, every_filter // given)
     filters, channels = every_filter // groups, x.dims[1] // groups
     columns, taps = axes[-1], math.prod([axis.most_taps for axis in axes])
     k, every = taps * channels, padded(filters)
-    # Taps of a row are read together if they see adjacent elements that are few. Where rows may be
-    # partly outside, there must be room for copies.
+    # Taps of a row are read together if they read few adjacent elements. Rows that are partly
+    # outside of the image need room for copies.
     is_run = groups == 1 and columns.adjacent and channels < _FEW_CHANNELS
     is_run = is_run and (columns.inside or k <= _COPIED // _LEAST_BLOCK)
     together = columns.most_taps if is_run else 1
@@ -520,7 +522,7 @@ def _of_all_channels(
         whole = 2 * k * every * groups * phases * positions
         most = min(most, BLOCK if lines is None else most_rows)
         blocks = blocks_of_rows(positions, panels, most, whole)
-        # Whole lines, or else whole tiles, if there is room.
+        # Whole lines if there is room, else whole tiles.
         block = math.ceil(positions / blocks)
         unit = columns.positions if columns.positions <= most else _TILE
         block = min(math.ceil(block / unit) * unit, most // unit * unit or most)
@@ -532,7 +534,7 @@ def _of_all_channels(
         return replace(call, kernel="image_groups") if joined else call
 
     most, any_order = _ADDRESSES // addresses, False
-    if joined:  # its kernel finds the lines itself
+    if joined:  # its kernel splits lines itself
         return of_block(*_copied_positions(columns, together, k, max(most, BLOCK), False))
     if _has_elements(site, packing, columns, channels, filters):
         any_order = True
@@ -542,7 +544,7 @@ def _of_all_channels(
     any_order = room is not None and room[0] >= _LEAST_OF_COPIES
     if lines is not None:
         return of_block(min(lines[0], most), 0, np.array([*lines[1:], 0], np.int64))
-    has_copies = copies and not rounds  # to images with their channels innermost
+    has_copies = copies and not rounds  # to channels last
     return of_block(*_copied_positions(columns, together, k, most, has_copies))
 
 
@@ -552,7 +554,7 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
         return ""
     if site.rounds:
         return "rounded"
-    # A vector has the products of 8 filters with two channels.
+    # A vector holds the products of 8 filters with two channels.
     return "in turn" if site.library.level == "x86-64-v4" and filters <= GRAIN // 2 else ""
 
 
@@ -564,11 +566,11 @@ def _even_lines(
     channels: int,
     copies: bool,
 ) -> tuple[int, int, int] | None:
-    """The positions of an item, and the numbers of ``even_lines``, if adjacent positions of a line
-    read elements at a constant distance, in an image of ``channels`` or in the ``room`` for copies
-    of it; None if each position needs an address of its own."""
-    # Each part that a position sees is inside of the image, or outside of it. Tiles that end with
-    # a line have fewer positions, which costs most with narrow vectors.
+    """Return the positions per item, and ``even_lines``, if adjacent positions of a line read
+    elements at a constant stride, in an image of ``channels`` or in ``room`` for copies; None if
+    each position needs an address."""
+    # Each part that a position reads must be inside or outside of the image. Tiles that end with a
+    # line have fewer positions, which costs most with narrow vectors.
     is_whole, is_wide = columns.inside or together == 1, LANES.get(site.library.level, 0) == GRAIN
     least = _LEAST_WIDE if is_wide else _LEAST_LINE * (1 if columns.inside else 2)
     if is_whole and columns.positions >= least and not copies:
@@ -579,9 +581,9 @@ def _even_lines(
 def _has_elements(
     site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int
 ) -> bool:
-    """Whether each element that a position sees gets an address, and images in any order are read
-    without copies. That pays where rows of taps have few elements and few positions of a line see
-    padding, as in the first convolution of most networks. The order of sums depends on the
+    """Whether each element that a position reads gets an address, so that images of any layout are
+    read without copies. This pays off if rows of taps have few elements and few positions of a line
+    read padding, as in the first convolution of most networks. The summation order depends on the
     positions of an item."""
     if site.ordered or packing.pairs or len(packing.phases) > 1:
         return False
@@ -590,7 +592,7 @@ def _has_elements(
         return False
     if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
         return False
-    # Taps of a row that see the same elements of adjacent positions take less time together.
+    # Overlapping taps of adjacent positions are faster when read together.
     is_wide = filters > LANES.get(site.library.level, 0)
     return is_wide or columns.most_taps == 1 or columns.stride > 1
 
@@ -598,9 +600,9 @@ def _has_elements(
 def _copied_positions(
     columns: SeenAxis, together: int, k: int, most: int, copies: bool
 ) -> tuple[int, int]:
-    """The positions of an item, ``most`` at most, where each has addresses of its own, and elements
-    of memory for copies of the ``k`` that a position sees."""
-    # Of large windows, copies of a few have memory of their own.
+    """Return the positions per item, at most ``most``, if each has its own addresses, and the
+    elements of workspace for copies of the ``k`` elements that a position reads."""
+    # Copies of a few large windows are in workspace.
     copied = min(_COPIED // k if k <= _COPIED // _TILE else _LEAST_BLOCK, most)
     if copies:
         return copied, copied * k
@@ -610,9 +612,9 @@ def _copied_positions(
 def _copied_lines(
     axes: Sequence[SeenAxis], channels: int, most_rows: int
 ) -> tuple[int, int, int] | None:
-    """The positions of an item, ``most_rows`` at most, such that there is room for copies of what
-    they see of each row of the image; the number of copies, and the columns of each. None if the
-    positions would be too few."""
+    """Return the positions per item, at most ``most_rows``, for which copies of their part of each
+    image row fit; the number of copies, and the columns of each. None if the positions would be too
+    few."""
     slices, rows, columns = axes
     of_line, line, stride = slices.most_taps * rows.most_taps, columns.positions, columns.stride
     if line < _LEAST_LINE or 2 * of_line > _MOST_ROWS or max(len(a.taps) for a in axes) > 1:
@@ -622,7 +624,7 @@ def _copied_lines(
     if line <= most_rows and room:
         count = min(most_rows // line, room)
         return count * line, count * of_line, columns_of_line
-    # Parts of lines: an item may have the end of one and the begin of another.
+    # Parts of lines: an item may span the end of one and the beginning of the next.
     most = (_COPIED // (2 * of_line * channels) - columns.reach) // stride + 1
     most = min(most, most_rows, line) // _TILE * _TILE
     if most < _LEAST_LINE:
@@ -631,10 +633,10 @@ def _copied_lines(
 
 
 def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, filters: int) -> int:
-    """The groups that an item of the kernel for narrow groups has; 0 where a product takes less
-    time. The filters of a group are a vector at most, and there are single taps, or three that are
-    multiplied at once, of few filters and in whole tiles. Its order of sums depends on the lines of
-    an item, and differs from that of the kernel for copies of images."""
+    """Return the groups per item of the kernel for narrow groups; 0 where a product is faster. The
+    filters of a group fit into a vector, and taps are processed singly, or three at once for few
+    filters in whole tiles. Its summation order depends on the lines of an item, and differs from
+    that of the kernel for copied images."""
     lanes = LANES.get(site.library.level, 0)
     if site.ordered or packing.groups == 1 or packing.pairs == "rounded" or filters > lanes:
         return 0
@@ -649,7 +651,7 @@ def _joined(site: Site, packing: _Packing, columns: SeenAxis, channels: int, fil
 
 
 def _merged(groups: int, filters: int) -> int:
-    """The number of groups if adjacent ones are merged as long as they have 8 filters at most."""
+    """Return the number of groups after merging adjacent ones up to 8 filters."""
     if groups == 1:
         return 1
     most = max(GRAIN // 2 // filters, 1)
@@ -657,7 +659,7 @@ def _merged(groups: int, filters: int) -> int:
 
 
 def _panels_of_groups(w: np.ndarray, packing: _Packing) -> np.ndarray:
-    """The panels of each merged group."""
+    """Return the panels of each merged group."""
     given, groups = packing.given, packing.groups
     each, taps = given // groups, math.prod(w.shape[2:])
     own = w.reshape(groups, each, w.shape[0] // given, w.shape[1], taps)
@@ -677,7 +679,7 @@ def _panels_of_groups(w: np.ndarray, packing: _Packing) -> np.ndarray:
 
 
 def _filters_of_panels(panels: np.ndarray, packing: _Packing) -> np.ndarray:
-    """The filters that ``_panels_of_groups`` has made panels of."""
+    """Return the filters from the panels of ``_panels_of_groups``."""
     given, groups, shape = packing.given, packing.groups, packing.shape
     each, taps, filters = given // groups, math.prod(shape[2:]), shape[0] // given
     own = np.empty((groups, each, filters, shape[1], taps), FLOAT32)
@@ -706,10 +708,10 @@ def _of_each_channel(
     phases, of_line = math.prod([len(axis.taps) for axis in axes]), columns.positions
 
     def most_positions(room: int) -> int:
-        """The positions that see at most ``room`` columns, wherever they begin in a line, each of
-        which sees ``reach`` more than its positions."""
+        """Return how many positions read at most ``room`` columns, wherever they begin in a line;
+        each line reads ``reach`` more columns than its positions."""
         stride, more = columns.stride, max(reach - columns.stride, 0)
-        # As many as would see them if lines had no ends, but for those that these cost.
+        # The positions on an endless line, less the cost of line ends.
         most = min(BLOCK, (room - more) // stride)
         while most > 1 and most * stride + (1 + -(-(most - 1) // of_line)) * more > room:
             most -= 1
@@ -719,7 +721,7 @@ def _of_each_channel(
         chunks = math.ceil(channels / chunk) * phases
         whole = 2 * positions * channels * taps
         block = math.ceil(positions / blocks_of_rows(positions, chunks, most, whole))
-        # Whole lines, if there is room: tiles of positions end with a line.
+        # Whole lines if there is room, since tiles of positions end with a line.
         block = min(math.ceil(block / of_line), most // of_line) * of_line or block
         items = math.ceil(positions / block) * chunks
         work = Workload("depthwise image", flops=2 * block * chunk * taps)
@@ -730,7 +732,7 @@ def _of_each_channel(
     if copies:
         chunk = min(channels, PANEL, _COPIED // (rows * reach))
         return of_chunk(chunk, most_positions(_COPIED // (rows * chunk)))
-    # The weights of some channels, and what a few positions see of them, stay in the nearest cache.
+    # Keep the weights of some channels, and their inputs for a few positions, in the L1 cache.
     most = max(_CACHED // taps // PANEL, 1) * PANEL
     most = math.ceil(channels / max(round(channels / most), 1) / GRAIN) * GRAIN
     repeats = 1
@@ -740,7 +742,7 @@ def _of_each_channel(
 
 
 def _repeats(axes: Sequence[SeenAxis], channels: int) -> int:
-    """Return how often to repeat weights for a line that is one run of elements; else 1."""
+    """Return the repetitions of weights for lines computed as one run of elements; else 1."""
     slices, rows, columns = axes
     line = (columns.results + columns.reach) * channels
     few = channels <= _MOST_FLAT and max(rows.reach, columns.most_taps) <= _MOST_ROWS
@@ -758,28 +760,27 @@ def of_any_strides(
     turned: bool = False,
     first: int | None = None,
 ) -> NativeCall:
-    """A call for any strides of the ``images``, whose steps are its last words: ``call`` where all
-    have their channels innermost, and columns of the first no gaps between them, else what
-    ``copying`` makes, if it is given. ``turned``: rows and columns change places. ``first``, if not
-    None: the kernel takes a program of the parts from there on, 0 for none. Raises
-    ``UnsupportedError`` where there is none."""
+    """Return a call for any strides of the ``images``, which are its last words: ``call`` if all
+    are channels last, and the columns of the first contiguous, else the call of ``copying``, if
+    given. ``turned``: rows and columns are swapped. ``first``, if not None: the kernel takes a
+    program of the parts from there on, 0 for none. Raises ``UnsupportedError``."""
     output = site.output().dims
     order = channels_last(len(output))
     tensors = [word for word in call.words if isinstance(word, Tensor)]
-    # Weights and bias of a run, and what kernels without programs read beside images.
+    # Weights and bias given at run time, and other operands of kernels without programs.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
-    # One cell of the closure, as Python's collector walks each.
+    # A single cell of the closure, as the garbage collector traverses each.
     programs = first is not None, program_behind(site, first) if first else None
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):
-            raise UnsupportedError  # they must have no gaps
+            raise UnsupportedError  # they must be contiguous
         steps: list[np.ndarray | None] = []
         for i in images:
             type_ = None if i is None else site.tensors[i]
             own = None if i is None or type_ is None else steps_of(type_.dims, strides[i], turned)
             steps.append(own)
-        # A result in another order is copied to where it is, by kernels that know of that.
+        # Kernels that support any layout copy the result to its place.
         read = steps[:1] if call.any_layout else steps
         innermost = False not in [own is None or own[1] == 1 for own in read]
         x = site.tensors[images[0] or 0]
@@ -792,7 +793,7 @@ def of_any_strides(
         rows = 0
         if behind is not None:
             last = steps_of(output, packed_strides(output, 1, order), turned)
-            # Of filters, or of the positions of a filter.
+            # Rows of filters, or of the positions of a filter.
             rows = 1 if steps[-1] is not None and steps[-1].tolist() == last.tolist() else 2
             if rows == 2 and strides[len(site.node.inputs)] is not None:
                 raise UnsupportedError
@@ -804,14 +805,14 @@ def of_any_strides(
         words = (*words, rows, *program) if takes_program else words
         return replace(chosen, words=words, item_ns=ns)
 
-    # A program reads tensors of its own, or there is none.
+    # A program reads further tensors.
     plain = restrided([None] * len(site.tensors)) if first else call
     return replace(plain, restrided=restrided, dims_order=order)
 
 
 def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -> np.ndarray:
-    """The steps of an image with its dims in order, as compiled code takes them. Those along dims
-    of 1, which mean nothing, are as they would be with channels innermost."""
+    """Return the strides of an image for compiled code. Those along dims of 1, which are arbitrary,
+    are set to the channels-last ones."""
     image, channel, *spatial = strides or packed_strides(dims, 1)
     channel = 1 if dims[1] == 1 else channel
     inner = channel * dims[1]
@@ -825,6 +826,6 @@ def steps_of(dims: Sequence[int], strides: Sequence[int] | None, turned: bool) -
 
 
 def axis_words(axis: Window) -> np.ndarray:
-    """An axis as compiled code takes it."""
+    """Return the argument array of an axis for compiled code."""
     own = axis.size, axis.count, axis.kernel, axis.stride, axis.dilation, axis.begin
     return np.array(own, np.int64)

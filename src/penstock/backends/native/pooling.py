@@ -1,4 +1,4 @@
-"""MaxPool, also with indices, AveragePool and LpPool over up to three axes, and the global ones."""
+"""MaxPool (also with indices), AveragePool and LpPool over up to three axes, and global pooling."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _AXES, _BYTES, _ROW, _CHUNK, _PIECE, _MOST_TAPS = 3, 32768, 6144, 512, 64, 4096
 _SUFFIXES = {"float32": "float", "float64": "double"}
 _SUFFIXES_OF_MAXIMA = {**_SUFFIXES, "int8": "int8_t", "uint8": "uint8_t"}
 _KINDS = {"AveragePool": "mean", "MaxPool": "max"}
-# Columns of planes up to which an item brings several planes side by side, if there are as many.
+# Most columns, and least planes, for which an item interleaves several planes.
 _NARROW, _FEW_PLANES = 56, 8
-# Items that are left to threads where planes are put together beyond a vector of them.
+# Least items for threads if more planes than a vector's lanes are interleaved.
 _LEAST_ITEMS = 4
-# Channels or planes from which windows of three rows and columns share what these come to.
+# Least channels or planes for which 3x3 windows share partial results of rows and columns.
 _SLID = 16
-_PASS = 3  # combinations that take as long as to write and read a row of columns
+_PASS = 3  # combinations that take as long as writing and reading a row of columns
 
 _Strides = Sequence[tuple[int, ...] | None]
 
@@ -39,7 +39,7 @@ _Strides = Sequence[tuple[int, ...] | None]
     work=by_memory,
 )
 def pooling_call(site: Site) -> NativeCall | None:
-    """A pooling of floats, or the maxima of 8-bit integers."""
+    """Pooling of floats, or MaxPool of 8-bit integers."""
     x, name, p = site.input(0), site.node.op.name, site.attr("p", 2)
     suffixes = _SUFFIXES_OF_MAXIMA if "Max" in name else _SUFFIXES
     if x is None or str_(x.dtype) not in suffixes or 0 in (*x.dims, *site.output().dims):
@@ -48,7 +48,7 @@ def pooling_call(site: Site) -> NativeCall | None:
         return None
     axes = () if name.startswith("Global") else pool_windows(site.node.attrs, x.dims)
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
-    # Of one window, of all elements, no pooling is needed.
+    # A single window of all elements is a reduction.
     whole = [a.count == 1 and a.kernel == a.size and not a.padded for a in axes]
     if not indices and all(whole):
         kind = f"l{p}" if "Lp" in name else _KINDS[name.removeprefix("Global")]
@@ -61,7 +61,7 @@ def pooling_call(site: Site) -> NativeCall | None:
 
 
 def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> NativeCall:
-    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    """Return the call for tensors of these strides. Raises ``UnsupportedError``."""
     x, y = site.input(0), site.output()
     assert x is not None and x.dtype is not None
     indices = len(site.tensors) > 2 and site.tensors[2] is not None
@@ -107,9 +107,9 @@ def _call(site: Site, kind: str, axes: Sequence[Window], strides: _Strides) -> N
 
 
 class _Part(NamedTuple):
-    """Size of a work item: ``lanes`` planes that it interleaves, or 0; rows and columns of the
-    result. ``group`` rows are combined by rows before columns, unless windows are taken at once
-    (``direct``)."""
+    """Size of a work item: the number of interleaved planes ``lanes``, or 0; rows and columns of
+    the result. ``group`` rows are pooled along rows, then columns, unless whole windows are pooled
+    at once (``direct``)."""
 
     lanes: int
     band: int
@@ -126,8 +126,9 @@ def _part(
     itemsize: int,
     ordered: bool = False,
 ) -> _Part:
-    """The items of images with as many ``channels`` innermost; of planes, if their ``itemsize`` is
-    given. ``ordered``: rows first, however many planes there are. Raises ``UnsupportedError``."""
+    """Return the items of channels-last images with ``channels``, or of channels-first planes if
+    their ``itemsize`` is given. ``ordered``: always pool rows first. Raises
+    ``UnsupportedError``."""
     depth, height, width = axes
     outer = depth.kernel * height.kernel
     may = kind in ("average", "max") and outer * width.kernel <= _MOST_TAPS
@@ -141,7 +142,7 @@ def _part(
     direct = may and not ordered and (slid or outer * width.kernel - 1 <= apart)
 
     def grouped(width_of: int, chunk: int) -> int:
-        """Rows that are combined together, each of stretches of as many elements."""
+        """Return the number of rows that are pooled together, in chunks of this many elements."""
         stretch = ((chunk - 1) * width.stride + width.span) * width_of
         if width_of == 1 and width.stride > 1:
             vector = _PIECE // (itemsize or 1)
@@ -149,7 +150,7 @@ def _part(
         return 1 if direct else min(_ROW // stretch, height.count)
 
     def group_of(lanes: int, chunk: int) -> int:
-        """Return the rows of a group if the last item may have a single plane."""
+        """Return the rows of a group; the last item may have a single plane."""
         return min(grouped(lanes, chunk), grouped(1, chunk))
 
     def fits(lanes: int, band: int, chunk: int, room: int = _BYTES) -> bool:
@@ -162,7 +163,7 @@ def _part(
 
     while lanes > 1 and not fits(lanes, 1, 1):
         lanes //= 2
-    # Of small images, more planes share what a row costs beside its elements.
+    # For small images, more planes amortize the overhead of a row.
     while 1 < lanes <= planes // (2 * _LEAST_ITEMS) and fits(
         2 * lanes, height.count, width.count, _BYTES // 2
     ):
@@ -182,12 +183,12 @@ def _part(
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to ``count`` that fits, of which smaller ones fit too; 1 fits."""
+    """Return the largest number up to ``count`` that fits, by bisection; 1 always fits."""
     return bisect_right(range(2, count + 1), False, key=lambda n: not fits(n)) + 1
 
 
 def _counted(axis: Window, include_padding: int) -> np.ndarray:
-    """The elements along an axis by which the sum of each window is divided."""
+    """Return the divisor of each window's sum along an axis."""
     low, high = (-axis.begin, axis.size + axis.end) if include_padding else (0, axis.size)
     at = np.arange(axis.count)[:, None] * axis.stride - axis.begin
     at = at + np.arange(axis.kernel) * axis.dilation

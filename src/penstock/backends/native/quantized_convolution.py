@@ -1,4 +1,4 @@
-"""Convolutions and products of 8-bit codes that become codes or real numbers: between
+"""Quantized convolutions and matrix products with quantized or float results: fused between
 DequantizeLinear and QuantizeLinear, QLinearConv and ConvInteger.
 """
 
@@ -44,12 +44,12 @@ from penstock.ops.common.windows import Window
 from penstock.ops.internal.fused import is_fused, parts
 from penstock.ops.work_estimate import Workload, flops
 
-_MOST_PERIOD = 1 << 17  # of channels whose weights repeat themselves
+_MOST_PERIOD = 1 << 17  # most channels with repeated weights
 _LEAST, _MOST = 1e-30, 1e30
 
 
 class _Quantized(NamedTuple):
-    """A tensor of a fused node, and what its codes stand for."""
+    """A quantized tensor of a fused node, with its scale and zero point."""
 
     tensor: int
     scale: np.ndarray
@@ -60,7 +60,7 @@ _REAL = _Quantized(-1, np.ones(1), np.zeros(1, INT32))
 
 
 class _Chain(NamedTuple):
-    """A convolution of codes ``x`` with those of ``weights``, or a product with a matrix of them;
+    """A convolution of quantized ``x`` and ``weights``, or a product with a matrix of weights;
     these are computed, or constant ``filters``."""
 
     node: Node
@@ -71,7 +71,7 @@ class _Chain(NamedTuple):
 
 
 def code_workload(node: Node) -> Workload | None:
-    """The work: products and of copies of what each position sees."""
+    """Return the workload: products, and copies of each position's window."""
     conv, loaded = _product(parts(node)), library()
     weights = conv.inputs[3 if conv.op.name == "QLinearConv" else 1]
     types_ = [v.type for v in (conv.inputs[0], weights, node.outputs[0]) if v is not None]
@@ -82,7 +82,8 @@ def code_workload(node: Node) -> Workload | None:
     is_matrix, elements = conv.op.name in ("Gemm", "MatMul"), result.elements
     filters = max(result.dims[-1] if is_matrix else w.dims[0], 1)
     group, taps = conv.attrs.get("group", 1), w.dims[2:]
-    # Depthwise code multiplies fours of taps, at about the same rate on all instruction sets.
+    # The depthwise kernel multiplies groups of four taps, at about the same rate on all instruction
+    # sets.
     if group > 1 and w.dims[1] == 1 and len(taps) < 3:
         fours = elements * math.prod(taps[:-1]) * -(-taps[-1] // 4)
         copied = elements * math.prod(conv.attrs.get("strides", ()))
@@ -101,8 +102,8 @@ def code_workload(node: Node) -> Workload | None:
     fused_with("DequantizeLinear"), "QLinearConv", "com.microsoft.QLinearConv", work=code_workload
 )
 def quantized_convolution(site: Site) -> NativeCall | None:
-    """QLinearConv, and DequantizeLinear of all operands, Conv or a product, bounds and
-    QuantizeLinear, with one scale for the input and for the output, all of them constant."""
+    """QLinearConv, and fused DequantizeLinear, Conv or product, bounds and QuantizeLinear, with
+    constant per-tensor scales of input and output."""
     chain = _chain(site) if is_fused(site.node) else _chain_of_operation(site)
     if chain is None:
         return None
@@ -136,8 +137,8 @@ def quantized_convolution(site: Site) -> NativeCall | None:
 
 @family("ConvInteger", fused_with("ConvInteger"), work=code_workload)
 def integer_convolution(site: Site) -> NativeCall | None:
-    """ConvInteger of constant weights, whose zero points are constants: sums of int32, or the real
-    numbers that nodes behind it make of them."""
+    """ConvInteger of constant weights and zero points, with int32 accumulators or floats computed
+    from them by the following nodes as the result."""
     conv, *others = parts(site.node)
     place = {value: i for i, value in enumerate(site_inputs(site))}
     x_at, w_at, zero_at, w_zero_at = [
@@ -169,7 +170,7 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
     read = taps.shape[-1]
     quads = -(-read // 4)
     block, chunk, reach = divided(rows, columns, filters, adjacent_columns=True)
-    # Weights repeat until they fill whole vectors, so that any number of filters has no rest.
+    # Weights are repeated to whole vectors, so that no number of filters leaves a remainder.
     period = math.lcm(filters, CHUNK)
     if block < 1 or period > _MOST_PERIOD or read + 3 > MOST_TAPS:
         return None
@@ -208,16 +209,16 @@ def _of_each_channel(site: Site, chain: _Chain, w: np.ndarray, axes: Axes) -> Na
 
 
 def _taps_of_bytes(w: np.ndarray) -> np.ndarray:
-    """Weights [filters, rows, columns] of nine bits as twice as many columns of eight, whose sums
-    they are; others as they are."""
+    """Split 9-bit weights [filters, rows, columns] into twice as many columns of 8-bit summands;
+    return others unchanged."""
     if w.dtype == INT8 or (w.min() >= -128 and w.max() <= 127):
         return w
     return np.concatenate([w >> 1, w - (w >> 1)], axis=-1)
 
 
 def _fours_of_taps(w: np.ndarray, period: int) -> np.ndarray:
-    """Weights [filters, rows, columns] in fours of columns, repeated to ``period`` filters: as
-    [rows, fours, period, 4]."""
+    """Return weights [filters, rows, columns] in groups of four columns, repeated to ``period``
+    filters: [rows, groups, period, 4]."""
     filters, rows, columns = w.shape
     quads = -(-columns // 4)
     taps = np.zeros((rows, quads * 4, filters), INT8)
@@ -227,7 +228,7 @@ def _fours_of_taps(w: np.ndarray, period: int) -> np.ndarray:
 
 
 def _repeated(array: np.ndarray, period: int) -> np.ndarray:
-    """The last axis repeated, and put into the order of vectors (``quantized_convolution.c``)."""
+    """Repeat the last axis, in the lane order of vectors (``quantized_convolution.c``)."""
     *outer, size = array.shape
     repeated = np.tile(array, period // size) if period > size else array
     chunks = repeated.reshape(*outer, -1, 4, 4, 4)
@@ -238,7 +239,7 @@ def _repeated(array: np.ndarray, period: int) -> np.ndarray:
 
 
 def _chain(site: Site) -> _Chain | None:
-    """What a fused node computes, if it is a convolution or product of codes with constants."""
+    """Return the chain of a fused node; None if it is no quantized convolution or product."""
     region = site.node.attrs["region"]
     place: dict[Value | None, int] = {value: i for i, value in enumerate(region.inputs)}
     nodes = list(region.nodes)
@@ -253,7 +254,7 @@ def _chain(site: Site) -> _Chain | None:
     }
     x, w = sources.get(conv.inputs[0]), sources.get(conv.inputs[1])
     bias, rest = _bias(site, place, sources, conv), nodes[at + 1 :]
-    # Without a conversion at the end, the result are real numbers.
+    # Without a final QuantizeLinear, the result is float.
     is_quantized = bool(rest) and rest[-1].op.name == "QuantizeLinear"
     y = _codes(site, place, rest[-1]) if is_quantized else _REAL
     limits = bounds_of(site, place, rest[:-1] if is_quantized else rest)
@@ -265,14 +266,14 @@ def _chain(site: Site) -> _Chain | None:
 
 
 def _chain_of_operation(site: Site) -> _Chain | None:
-    """What a QLinearConv of constants computes."""
+    """Return the chain of a QLinearConv with constant scales and zero points."""
     x, w, y = [
         _quantized(site, tensor, scale, scale + 1) for tensor, scale in ((0, 1), (3, 4), (-1, 6))
     ]
     bias = np.zeros(1, INT32) if site.input(8) is None else site.constant(8)
     if x is None or w is None or y is None or bias is None or site.attr("channels_last", 0):
         return None
-    # In float32 step by step, as NumPy's kernel computes them.
+    # In float32, in the order of NumPy's kernel.
     scales = [each.scale.astype(FLOAT32) for each in (x, w, y)]
     if not scales[0].size == scales[2].size == 1:
         return None
@@ -294,8 +295,8 @@ def _chain_of(
     scaling: tuple[np.ndarray, np.ndarray],
     limits: tuple[float, float],
 ) -> _Chain | None:
-    """The chain of a node whose ``operands`` are the input, the weights and the result; ``scaling``
-    has factors and offsets."""
+    """Return the chain of a node whose ``operands`` are the input, the weights and the result;
+    ``scaling`` has factors and offsets."""
     x, w, y = operands
     codes, type_, dtype = site.constant(w.tensor), site.input(x.tensor), site.output().dtype
     w_type = site.input(w.tensor)
@@ -314,7 +315,7 @@ def _chain_of(
         return None
     columns = w_type.dims[-1] if filters is None else filters.shape[0]
     factors, offsets = [each.astype(FLOAT32) for each in scaling]
-    # float64 may hold what float32 cannot, and infinity times a sum of 0 would be NaN.
+    # float64 numbers may overflow float32, and infinity times an accumulator of 0 would be NaN.
     if not math.isfinite(sum([each.sum(dtype=np.float64) for each in (factors, offsets)])):
         return None
     terms, factors, offsets = [of_each(part, columns) for part in (terms, factors, offsets)]
@@ -327,13 +328,13 @@ def _chain_of(
 
 
 def _product(nodes: Sequence[Node]) -> Node:
-    """The node behind conversions of its operands."""
+    """Return the convolution or product that follows the conversions of its operands."""
     return next(node for node in nodes if node.op.name != "DequantizeLinear")
 
 
 def _axis_of_filters(node: Node) -> int | None:
-    """The axis of the weights along which filters lie, or columns of a matrix; None for a product
-    that is not plain."""
+    """Return the axis of filters, or of matrix columns, in the weights; None for a product with
+    attributes that are not supported."""
     if node.op.name == "MatMul":
         return 1
     if node.op.name != "Gemm":
@@ -346,24 +347,24 @@ def _axis_of_filters(node: Node) -> int | None:
 def _codes(
     site: Site, place: Mapping[Value | None, int], node: Node, axis: int = 0
 ) -> _Quantized | None:
-    """What a conversion reads or, the last one, writes; one scale for all or for each index of an
-    axis."""
+    """Return the quantized tensor that a conversion reads or, the last one, writes, with per-tensor
+    or per-axis scales."""
     index, scale, zero = [-1 if v is None else place.get(v, -1) for v in [*node.inputs, None][:3]]
     codes = _quantized(site, index, scale, zero)
     if codes is None or node.attrs.get("block_size"):
         return None
-    # Scales along another axis do not factor out of the sums.
+    # Scales along another axis cannot be factored out of the accumulators.
     several = max(codes.scale.size, codes.zero.size) > 1
     allowed = (1, -1) if axis else (0,)
     is_vector = (
         node.inputs[0] is not None and node.inputs[0].rank == 1
-    )  # of one axis, whatever is said
+    )  # with a single axis, ``axis`` is irrelevant
     other = node.attrs.get("axis", 1) not in allowed and not is_vector
     return None if several and other else codes
 
 
 def _quantized(site: Site, tensor: int, scale: int, zero: int) -> _Quantized | None:
-    """Codes with the scales and zero points in these inputs, -1 for none."""
+    """Return codes with the scales and zero points in these inputs, -1 for none."""
     scales = site.constant(scale) if scale >= 0 else None
     is_left_out = zero < 0 or site.input(zero) is None
     zeros = np.zeros(1, INT32) if is_left_out else site.constant(zero)
@@ -383,7 +384,7 @@ def _bias(
     sources: Mapping[Value | None, _Quantized | None],
     conv: Node,
 ) -> np.ndarray | None:
-    """The bias in real numbers, None if it is no constant."""
+    """Return the bias as floats, None if it is not constant."""
     value = conv.input(2)
     if value is None:
         return np.zeros(1)
