@@ -1,5 +1,5 @@
-"""Folding of scales and shifts into the weights and the bias of the convolution or the product
-before them, such as those of a BatchNormalization.
+"""Folding of per-channel scales and shifts, such as those of a BatchNormalization, into the weights
+and bias of the preceding convolution or matrix product.
 
 The weights are computed once, in float64, and rounded once.
 """
@@ -18,12 +18,12 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import forward
 
 _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""A scale and a shift, in float64: one of each for each channel, or for all of them."""
+"""A scale and a shift, in float64, each per channel or scalar."""
 
 
 class FoldAffine(Pass):
-    """Fold scales and shifts of channels into the convolutions and products whose results they
-    alone use."""
+    """Fold per-channel scales and shifts into the convolutions and products whose only reader they
+    are."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
@@ -36,7 +36,7 @@ class FoldAffine(Pass):
                 return True
             for i, value in enumerate(node.inputs[:2]):
                 convolution = None if value is None else value.producer
-                # Another reader needs the result without the scale and shift.
+                # Other readers need the result without the scale and shift.
                 if value is None or convolution is None or readers.get(value) != [node]:
                     continue
                 if convolution.op.full_name not in _CHANNELS or len(convolution.outputs) != 1:
@@ -45,7 +45,7 @@ class FoldAffine(Pass):
                 inputs = None if affine is None else _folded(convolution, affine)
                 if inputs is not None:
                     convolution.inputs = inputs
-                    # The readers of the node now read the convolution's output.
+                    # Readers of the node now read the convolution's output.
                     output = node.outputs[0]
                     readers[value] = [] if output is None else readers.get(output, [])
                     return (value,)
@@ -55,7 +55,7 @@ class FoldAffine(Pass):
 
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}
-"""by operation, the axis of the weights that channels of the result are along"""
+"""by operation, the axis of the result's channels in the weights"""
 
 
 def _constant(node: Node, index: int) -> np.ndarray | None:
@@ -64,7 +64,7 @@ def _constant(node: Node, index: int) -> np.ndarray | None:
 
 
 def _normalization(node: Node, i: int) -> _Affine | None:
-    """BatchNormalization in inference mode."""
+    """Return the scale and shift of a BatchNormalization in inference mode."""
     if i or node.attrs.get("training_mode", 0):
         return None
     constants = [_constant(node, i) for i in range(1, 5)]
@@ -73,20 +73,21 @@ def _normalization(node: Node, i: int) -> _Affine | None:
         return None
     scale, shift, mean, variance = arrays
     scale = scale / np.sqrt(variance + node.attrs.get("epsilon", 1e-5))
-    # A variance of -epsilon or less would write infinity or NaN into all weights of a channel.
+    # A variance of -epsilon or less would make all weights of a channel infinite or NaN.
     return (scale, shift - mean * scale) if np.isfinite(scale).all() else None
 
 
 def _arithmetic(node: Node, i: int) -> _Affine | None:
-    """Arithmetic of input ``i`` with a constant of one element, or one per channel."""
+    """Return the scale and shift of arithmetic of input ``i`` with a scalar or per-channel
+    constant."""
     const, value, output = _constant(node, 1 - i), node.inputs[i], node.outputs[0]
     if const is None or value is None or output is None or output.shape is None:
         return None
-    # A constant that broadcasts the result gives it axes that weights do not have.
+    # A constant that broadcasts the result adds axes that weights do not have.
     if value.shape != output.shape:
         return None
     dims = (1,) * (len(output.shape) - const.ndim) + const.shape
-    # ONNX has channels along axis 1.
+    # In ONNX, channels are axis 1.
     if const.size != 1 and any(n != 1 for axis, n in enumerate(dims) if axis != 1):
         return None
     operand, zero, one = const.reshape(-1).astype(np.float64), np.zeros(1), np.ones(1)
@@ -97,16 +98,16 @@ def _arithmetic(node: Node, i: int) -> _Affine | None:
             return (-one, operand) if i else (one, -operand)
         case "Mul":
             return operand, zero
-    # A constant divided by the result is no scale of it. Nor can weights be divided by zero.
+    # A constant divided by the result is not affine. Weights cannot be divided by zero.
     return None if i or not np.all(operand) else (1 / operand, zero)  # Div
 
 
 def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
-    """The inputs with which convolution ``node`` applies ``affine`` to its result."""
+    """Return the inputs with which ``node`` applies ``affine`` to its result."""
     weights, bias = _constant(node, 1), _constant(node, 2)
     if weights is None or (node.input(2) is not None and bias is None):
         return None
-    if node.attrs.get("beta", 1.0) != 1:  # of a Gemm, whose third input, if any, it multiplies
+    if node.attrs.get("beta", 1.0) != 1:  # a Gemm's factor of its third input
         return None
     group = node.attrs.get("group", 1)
     axis = 0 if node.attrs.get("transB", 0) else _CHANNELS[node.op.name]
@@ -120,7 +121,7 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
         shift = shift + scale * bias.reshape(-1)
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
-    # A shift alone goes into the bias, and the weights need no copy.
+    # A shift alone only changes the bias: the weights need no copy.
     if (scale != 1).any():
         values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
     values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))
@@ -128,8 +129,8 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
 
 
 def _folded_into_matmul(node: Node, readers: Mapping[Value, Sequence[Node | None]]) -> bool:
-    """Fold a normalization into the MatMul before it, if it can be; it becomes the addition of a
-    bias. With a Reshape or Flatten between them that keeps the last dim, the two change places."""
+    """Fold a normalization into the preceding MatMul if possible; the normalization becomes a bias
+    Add. A Reshape or Flatten in between that keeps the last dim is swapped with it."""
     value, affine, reshape = node.inputs[0], _normalization(node, 0), None
     if value is None or affine is None or value.rank != 2 or readers.get(value) != [node]:
         return False
@@ -152,7 +153,7 @@ def _folded_into_matmul(node: Node, readers: Mapping[Value, Sequence[Node | None
         assert between is not None
         between.type = value.type
         node.op, node.inputs, node.attrs = reshape.op, [between, *reshape.inputs[1:]], reshape.attrs
-        # Names and origins go with what each node does now, by which errors and profiles call it.
+        # Swap names and origins as well, as errors and profiles name nodes by their function.
         node.name, reshape.name = reshape.name, node.name
         node.origin, reshape.origin = reshape.origin, node.origin
         node = reshape
@@ -164,7 +165,7 @@ def _scaled(weights: np.ndarray, scale: np.ndarray, axis: int, group: int) -> np
     if axis == 0:
         by_channel = scale.reshape(-1, *[1] * (weights.ndim - 1))
     else:
-        # Weights of a transposed convolution: (input channels by group, channels of a group, ...).
+        # Weights of a transposed convolution: [input channels by group, channels per group, ...].
         by_group = scale.reshape(group, 1, -1)
         rows = weights.shape[0] // group
         by_channel = np.broadcast_to(by_group, (group, rows, by_group.shape[-1]))

@@ -1,8 +1,8 @@
 """Type inference and constant folding.
 
-One walk in order infers the types of each node's outputs, and replaces outputs by constants: those
-of pure operations on constants, and those of shape arithmetic whose result is known though its
-inputs are not. An If with a constant condition is replaced by its branch.
+One in-order walk infers the types of each node's outputs, and replaces outputs by constants:
+results of pure operations on constants, and of shape arithmetic whose result is known although its
+inputs are not. An If with a constant condition is replaced by the branch taken.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from penstock.passes.rewrite import Substitution
 
 _TYPE, _NBYTES = attrgetter("type"), attrgetter("nbytes")
 _WIDENING, _WIDENED = ("Cast", "DequantizeLinear"), 4
-"""operations that make float32 of weights stored in fewer bits, and how many times their bytes"""
+"""operations that widen stored weights to float32, and the factor of their bytes"""
 
 
 class FoldConstants(Pass):
-    """Infer types and fold constants. The types of the graph's inputs must be set. In a graph with
-    frames, where values may be dead, only nodes that read constants alone are folded."""
+    """Infer types and fold constants. The graph's input types must be set. In a graph with frames,
+    where values may be dead, only nodes whose inputs are all constants are folded."""
 
     requires = frozenset()
     establishes = frozenset({Property.TYPED})
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         folder = _Folder(graph, context)
-        # As in a run, infinity and NaN are results like others, and no cause for a warning.
+        # As in a run, infinity and NaN are valid results and cause no warning.
         with np.errstate(all="ignore"):
             folder.run(graph, certain=not context.framed)
         return folder.changed or folder.substitution.used
 
 
 class InferTypes(Pass):
-    """Infer the types of all values from those of the graph's inputs. In a graph with frames values
-    may be dead: a node that cannot run is no error there, and the types of its outputs stay
-    unknown."""
+    """Infer the types of all values from the graph's input types. In a graph with frames, values
+    may be dead: a node that cannot run is legal, and its output types stay unknown."""
 
     requires = frozenset()
     establishes = frozenset({Property.TYPED})
@@ -60,8 +59,8 @@ class InferTypes(Pass):
         certain = not (context.framed or is_framed(graph))
         infer_types(graph, certain=certain)
         if not certain:
-            # A Merge stands before the NextIteration that it reads: the first walk knows nothing of
-            # its type, and the second what the first has found.
+            # A Merge precedes the NextIteration that it reads: the first walk does not know its
+            # type, the second one does.
             infer_types(graph, certain=False)
         return False
 
@@ -72,7 +71,7 @@ class _Folder:
         self.inferred, self.limits = context.inferred, context.limits
         self.framed, self.reproducible = context.framed, context.numerics.reproducible
         self.kept = () if context.fold_quantized_weights else quantized_weights(graph)
-        # The number of nodes that read each value, counted only if there are large constants.
+        # Number of readers of each value, counted only if there are large constants.
         self.readers: Counter[Value | None] | None = None
         self.substitution = Substitution()
         self.changed = False
@@ -88,8 +87,7 @@ class _Folder:
                 continue
             if node.control_inputs or not self.substitution.replaced.isdisjoint(node.inputs):
                 self.substitution.apply(node)
-            # Passes run in rounds, and most nodes of a later round are what they were in the one
-            # before: a comparison is cheaper than inference.
+            # Most nodes are unchanged in later rounds: a comparison is cheaper than inference.
             if (known := self.inferred.get(node)) is not None:
                 basis = _basis(node)
                 if len(known) == len(basis) and all(map(is_, known, basis)):
@@ -112,13 +110,13 @@ class _Folder:
         producers = [value.producer for value in branch.outputs if value.producer is not None]
         self.substitution.drop(node, [*branch.nodes, *producers])
         yield from with_checkpoints(branch.nodes)
-        # Replacements of the outputs are known only after the branch has been walked.
+        # Replacements of outputs are known only after the walk of the branch.
         for old, new in zip(node.outputs, branch.outputs, strict=False):
             if old is not None:
                 self.substitution[old] = self.substitution.of(new)
 
     def taken(self, node: Node, certain: bool) -> Graph | None:
-        """The branch that an If with a constant condition takes."""
+        """Return the branch that an If with a constant condition takes, else None."""
         condition = node.inputs[0]
         if condition is None or condition.const is None or node.control_inputs:
             return None
@@ -129,14 +127,14 @@ class _Folder:
                 return None
             raise compile_error(node, error) from error
         branch: Graph = node.attrs["then_branch" if chosen else "else_branch"]
-        # Spliced into the graph around it, the targets of a branch would no longer be targets.
+        # Splicing would lose the targets of a branch.
         return None if branch.targets else branch
 
     def node(self, node: Node, *, certain: bool) -> bool:
-        """Infer types of one node and fold it; return whether it stays."""
+        """Infer the types of a node and fold it if possible; return whether it stays."""
         types = self.types(node, certain=certain)
         first = node.inputs[0] if node.inputs else None
-        # The first input says no for nearly all nodes.
+        # The first input rules out nearly all nodes.
         is_constant = (first is None or first.is_constant) and self.is_constant(node)
         is_control = node.op.role in CONTROL
         results: Sequence[np.ndarray] | None = None
@@ -150,9 +148,9 @@ class _Folder:
             const = None if results is None else results[i]
             if results is None and isinstance(type_, TensorType) and type_.data is not None:
                 const = None if self.framed else _contents(type_, type_.data)
-            # A node that waits for others stays as a node, so that readers wait for them as well.
+            # A node with control inputs stays, so that its readers wait for them, too.
             if const is None or node.control_inputs:
-                # An equal one stays, so that no reader is asked again.
+                # An equal type object is kept, so that readers are not inferred again.
                 if value.type is ANY or value.type != type_:
                     value.type = type_
                 stays = True
@@ -160,17 +158,17 @@ class _Folder:
                 folded = self.substitution[value] = Value(value.name, const=const)
                 if self.readers is not None:
                     self.readers[folded] = self.readers[value]
-        # Types of a control node depend on graphs that may change while it stays the same; and a
-        # constant may be folded later, once nothing else reads its large inputs.
+        # Types of a control-flow node depend on nested graphs, which may change; a constant may be
+        # folded later, once its large inputs have no other readers.
         if stays and not is_control and not is_constant:
             self.inferred[node] = _basis(node)
         return stays
 
     def types(self, node: Node, *, certain: bool) -> Sequence[Type]:
-        """The types of a node's outputs; the graphs of one of control flow are walked."""
+        """Return the types of a node's outputs; nested graphs are walked."""
         is_if = node.op.role is Role.IF
-        # The walk over the branches of an If infers their types. Those of a loop have to hold in
-        # every iteration first.
+        # The walk over the branches of an If infers their types. Those of a loop must first be
+        # invariant over iterations.
         types = () if is_if else node_types(node, certain=certain)
         if node.op.role in CONTROL:
             for _, inner in node.graphs:
@@ -178,7 +176,8 @@ class _Folder:
         return types_of_branches(node) if is_if else types
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
-        """The outputs of a pure operation of constants, unless they are too large to keep."""
+        """Return the outputs of a pure operation on constants; None if they are too large to
+        keep."""
         if self.reproducible:
             from penstock.ops.exactness import is_exact
 
@@ -193,19 +192,19 @@ class _Folder:
         inputs, outputs = sum(map(_NBYTES, given)), sum(map(_NBYTES, static))
         allowed = max(self.limits.max_folded_bytes, self.replaced(node, held))
         if node.op.name in _WIDENING and not node.op.domain:
-            # Else each run would do it again, and need the memory at its peak.
+            # Otherwise each run would repeat it, with its peak memory.
             allowed = max(allowed, self.replaced(node, held) * _WIDENED)
         from penstock.analysis.interpreter import evaluate
 
         try:
             if node.op.name == "ConstantOfShape" and static:
                 return (_filled(node, static[0]),)
-            # Compiling may take as much memory as running. Only views keep more bytes than allowed
-            # without storing them, and all of these but Expand no more than their inputs have.
+            # Compilation may take as much memory as a run. Only views may exceed the limit without
+            # storing elements, and all of them except Expand have no more than their inputs.
             if outputs > max(allowed, inputs) and node.op.name != "Expand":
                 return None
             kernel = node.op.compile(node, [None if v is None else v.type for v in node.inputs])
-            # Elements that a stride of 0 repeats take no memory, but time.
+            # Broadcast elements (stride 0) take no memory, but time.
             if not kernel.view and max(outputs, inputs - held) > allowed:
                 return None
             contract = contract_of(node, types=types)
@@ -214,11 +213,11 @@ class _Folder:
             arrays = evaluate(node, consts, kernel)
         except Exception:
             return None  # the run raises the error, with the node and its inputs in the message
-        # A sequence or an optional is no constant that a value can hold.
+        # A value cannot hold a constant sequence or optional.
         return None if False in [isinstance(x, np.ndarray) for x in arrays] else arrays
 
     def is_constant(self, node: Node) -> bool:
-        """Whether ``node`` computes the same in every run, and may be computed now."""
+        """Whether ``node`` has the same result in every run, and may be computed now."""
         if not node.op.pure or node.control_inputs or node in self.kept:
             return False
         if True in [value is not None and not value.is_constant for value in node.inputs]:
@@ -226,17 +225,17 @@ class _Folder:
         return bool(node.inputs) or node.op.infer is not unknown_types
 
     def has_unknown_size(self, node: Node, static: Sequence[TensorType], held: int) -> bool:
-        """Whether nothing bounds the outputs of ``node``, of which ``static`` have known sizes.
-        Sizes that depend on contents are bounded by those of the inputs, ``held`` bytes, for all
-        operations that infer anything; for the others nothing is known."""
+        """Whether the output sizes of ``node`` are unbounded; those of ``static`` types are known.
+        Data-dependent sizes are bounded by the inputs' ``held`` bytes for operations with type
+        inference, and unbounded for others."""
         if node.op.infer is not unknown_types and held <= self.limits.max_folded_bytes:
             return False
         return len(static) < len(node.outputs) - node.outputs.count(None)
 
     def replaced(self, node: Node, held: int) -> int:
         """Return how many of the ``held`` bytes of constant inputs folding ``node`` would free.
-        Inputs with other readers stay: a large constant with many readers would be stored many
-        times."""
+        Inputs with other readers are not freed, so a large constant with many readers could be
+        stored many times."""
         if held <= self.limits.max_folded_bytes:
             return held
         if self.readers is None:
@@ -250,14 +249,14 @@ class _Folder:
 
 
 def _basis(node: Node) -> list[object]:
-    """Return the inputs of a node's type inference and its results: the very same objects as long
-    as nothing has changed."""
+    """Return the inputs and results of a node's type inference: identical objects as long as
+    nothing has changed."""
     types = map(_TYPE, filter(None, (*node.inputs, *node.outputs)))
     return [node.op, *node.attrs, *node.attrs.values(), *node.inputs, *types]
 
 
 def _contents(type_: TensorType, data: Sequence[Dim]) -> np.ndarray | None:
-    """The constant of shape arithmetic, if every element is known."""
+    """Return the constant result of shape arithmetic; None unless every element is known."""
     if not type_.static or all_known(data) is None:
         return None
     try:
@@ -267,7 +266,7 @@ def _contents(type_: TensorType, data: Sequence[Dim]) -> np.ndarray | None:
 
 
 def _filled(node: Node, type_: TensorType) -> np.ndarray:
-    """The output of ConstantOfShape; if it is large, one element repeated by strides of 0."""
+    """Return the output of ConstantOfShape; if large, one element broadcast by strides of 0."""
     fill = node.attrs.get("value")
     element = np.zeros((), np.float32) if fill is None else np.asarray(fill).reshape(())
     array = np.broadcast_to(element, type_.dims)
@@ -275,7 +274,7 @@ def _filled(node: Node, type_: TensorType) -> np.ndarray:
 
 
 def owned_bytes(array: np.ndarray) -> int:
-    """The bytes of memory behind an array; an element repeated by a stride of 0 counts once."""
+    """Return an array's bytes of memory; broadcast elements (stride 0) count once."""
     if array.flags.c_contiguous:
         return array.nbytes
     counted = [d for d, s in zip(array.shape, array.strides, strict=True) if s != 0]

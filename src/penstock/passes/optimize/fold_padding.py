@@ -1,6 +1,6 @@
 """Folding of Pad nodes into the Conv, MaxPool and AveragePool nodes that read them.
 
-Exporters write a Pad where a framework pads unevenly, or with another value than ONNX does.
+Exporters write a Pad where a framework pads asymmetrically, or with another value than ONNX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.passes.context import Pass, PassContext
 
 class FoldPadding(Pass):
     """Fold Pad nodes into the convolutions and poolings that read them. A Pad without other readers
-    is dead afterwards."""
+    is then dead."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
@@ -27,12 +27,12 @@ class FoldPadding(Pass):
             borders = None if pad is None or pad.op.full_name != "Pad" else _borders(pad)
             if pad is not None and borders and _can_pad(node, pad, borders):
                 own = _own_pads(node, len(borders) // 2)
-                # ONNX does not allow pads beside another auto_pad, as VALID would be.
+                # ONNX does not allow pads together with another auto_pad, such as VALID.
                 node.attrs |= {
                     "auto_pad": "NOTSET",
                     "pads": [a + b for a, b in zip(own, borders, strict=True)],
                 }
-                # The elements of the Pad were part of the input, so that the mean counted them.
+                # The Pad's elements were part of the input, so the mean counted them.
                 if node.op.name == "AveragePool":
                     node.attrs["count_include_pad"] = 1
                 node.inputs[0] = pad.inputs[0]
@@ -41,8 +41,8 @@ class FoldPadding(Pass):
 
 
 def _borders(pad: Node) -> list[int] | None:
-    """The elements that a Pad adds before each spatial axis, then those after each; None if it pads
-    other axes or crops, or if the amounts are unknown."""
+    """Return the pads before each spatial axis, then those after each; None if a Pad pads other
+    axes, crops, or has unknown pads."""
     if pad.control_inputs:
         return None
     x, pads, axes = pad.inputs[0], pad.const(1), pad.const(3)
@@ -57,14 +57,14 @@ def _borders(pad: Node) -> list[int] | None:
     before, behind = [0] * x.rank, [0] * x.rank
     for i, axis in enumerate(padded):
         before[axis], behind[axis] = amounts[i], amounts[len(padded) + i]
-    # ONNX's pads are for spatial axes only, and never negative for convolutions and poolings.
+    # Convolutions and poolings only have non-negative pads of spatial axes.
     if any(before[:2] + behind[:2]) or min(before + behind, default=0) < 0:
         return None
     return before[2:] + behind[2:]
 
 
 def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
-    """Whether ``node`` with wider pads of its own gives the same result as after this Pad."""
+    """Whether ``node`` with larger pads gives the same result as after this Pad."""
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return False  # its pads depend on the size of its input
     x, own = pad.inputs[0], _own_pads(node, len(borders) // 2)
@@ -74,10 +74,10 @@ def _can_pad(node: Node, pad: Node, borders: Sequence[int]) -> bool:
     if node.op.name == "Conv":
         return value == 0
     if node.op.name == "AveragePool":
-        # Its own padding must count as well; with ceil_mode, windows may reach beyond any padding.
+        # Its own padding must be counted as well; with ceil_mode, windows may exceed the padding.
         counted = not any(own) or bool(node.attrs.get("count_include_pad", 0))
         return value == 0 and counted and not node.attrs.get("ceil_mode", 0)
-    # No element of the input may be less than the value of the padding.
+    # No input element may be less than the padding value.
     positive = x.producer is not None and "nonnegative" in x.producer.op.traits
     least = value == -inf or (value == 0 and positive)
     return least and len(node.outputs) == 1 and _has_no_empty_window(node, own, borders)
@@ -90,7 +90,7 @@ def _own_pads(node: Node, axes: int) -> list[int]:
 
 
 def _value(pad: Node) -> float | None:
-    """The value of the padding; None if it is unknown."""
+    """Return the padding value; None if unknown."""
     const = pad.const(2)
     if const is None:
         return 0.0 if pad.input(2) is None else None
@@ -98,7 +98,7 @@ def _value(pad: Node) -> float | None:
 
 
 def _has_no_empty_window(node: Node, own: Sequence[int], borders: Sequence[int]) -> bool:
-    """Whether each window has an element of the input: padding alone has the maximum -inf."""
+    """Whether each window contains an input element: the maximum of padding alone is -inf."""
     kernel = [*node.attrs.get("kernel_shape", ())] * 2
     plain = all(n == 1 for n in node.attrs.get("dilations") or ())
     total = [a + b for a, b in zip(own, borders, strict=True)]

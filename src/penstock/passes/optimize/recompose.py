@@ -1,9 +1,9 @@
-"""Recognition of composite operations that a model spells out in simpler ones: GELU, SiLU,
+"""Pattern matching of composite operations that a model spells out in elementary ones: GELU, SiLU,
 LayerNormalization and so on, whose kernels read their input once.
 
-``RULES`` has rules for the last operation of each pattern, with operations of which a graph must
-have one, if any are given, or the rule is not asked. A rule returns a ``Match`` or ``None``. Nodes
-of the pattern without readers are left to ``dead_code``.
+``RULES`` maps the last operation of each pattern to rules, with operations of which a graph must
+have at least one, if any are given, for the rule to apply. A rule returns a ``Match`` or ``None``.
+Unread nodes of the pattern are left to ``dead_code``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.passes.rewrite import argument, forward, number_of, produced_by, s
 
 
 class Match(NamedTuple):
-    """The operation, with its inputs and attributes, that gives the same value as a pattern."""
+    """An operation with inputs and attributes that computes the same value as a pattern."""
 
     op: Op
     inputs: Sequence[Value | None]
@@ -35,12 +35,12 @@ class Match(NamedTuple):
 
 Rule = Callable[[Node], Match | None]
 
-# Constants of such formulas are in float32, and rounded to a few digits by their authors.
+# Tolerance: constants of such formulas are float32, or rounded to a few digits by their authors.
 _CLOSE = 2e-4
 
 
 class Recompose(Pass):
-    """Apply the rules of its operation once to every node, in order, until one of them matches."""
+    """Apply to every node, in order, the rules of its operation until one matches."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         present = {op.full_name for op in graph.ops}
@@ -64,7 +64,7 @@ def _visit(rules: Sequence[Rule], node: Node) -> bool:
     return False
 
 
-# Matching of values.
+# Pattern matching.
 
 
 def _near(number: float | None, wanted: float) -> bool:
@@ -72,12 +72,12 @@ def _near(number: float | None, wanted: float) -> bool:
 
 
 def _operand(node: Node | None, wanted: float) -> Value | None:
-    """The other operand of a binary node, of which one operand is a constant near ``wanted``."""
+    """Return the other operand of a binary node with a constant operand near ``wanted``."""
     return next((b for a, b in swapped(node) if _near(number_of(a), wanted)), None)
 
 
 def _times(value: Value | None, wanted: float) -> Value | None:
-    """x, if ``value`` is x times a number near ``wanted``."""
+    """Return x, if ``value`` is x times a number near ``wanted``."""
     node = produced_by(value, "Mul", "Div")
     if node is None or node.op.name == "Mul":
         return _operand(node, wanted)
@@ -85,7 +85,7 @@ def _times(value: Value | None, wanted: float) -> Value | None:
 
 
 def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
-    """A Mul or Div, and those that produce its factors, as a number times ``most`` values."""
+    """Return a tree of Mul and Div as a number times at most ``most`` values."""
     number = 1.0
     values: list[Value] = []
     stack = node.outputs[:1]
@@ -99,8 +99,7 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
             number *= factor
         elif before is not None and before.op.name == "Mul":
             stack += before.inputs
-        # Only a number other than 0 can be divided by here; a Div by a tensor is a factor of its
-        # own.
+        # Only division by a number other than 0 is merged; a Div by a tensor is one factor.
         elif before is not None and (divisor := number_of(before.inputs[1])):
             number /= divisor
             stack.append(before.inputs[0])
@@ -114,13 +113,13 @@ def _product(node: Node, most: int = 4) -> tuple[float, list[Value]] | None:
 
 def _activation(node: Node) -> Match | None:
     """x times a function of x."""
-    # The longest products first: a gate may itself be a product.
+    # Longest products first: a gate may itself be a product.
     product = _product(node)
     number, values = product or (0, [])
     if len(values) != 2:
         return None
     for x, gate in (values, values[::-1]):
-        # Where the gate broadcasts x, the product has another shape than a function of x.
+        # If the gate broadcasts x, the product is not an elementwise function of x.
         last = gate.producer
         if last is None or not _same_shape(x, node.outputs[0]):
             continue
@@ -236,8 +235,7 @@ def _radicand(value: Value | None) -> Value | None:
 
 
 class _Squares(NamedTuple):
-    """The mean of the squares of ``x`` along all axes from ``axis`` on, to which ``epsilon`` is
-    added."""
+    """The mean of the squares of ``x`` over all axes from ``axis`` on, plus ``epsilon``."""
 
     x: Value
     axis: int
@@ -257,7 +255,7 @@ def _squares(radicand: Value | None) -> _Squares | None:
 
 
 def _centred(squares: _Squares) -> tuple[Value, Value] | None:
-    """x and its mean along the same axes, if it is their difference that is squared."""
+    """Return x and its mean over the same axes, if their difference is squared."""
     difference = produced_by(squares.x, "Sub")
     x, mean = (None, None) if difference is None else difference.inputs
     node = produced_by(mean, "ReduceMean")
@@ -270,7 +268,7 @@ def _centred(squares: _Squares) -> tuple[Value, Value] | None:
 def _normalization(top: Value | None, radicand: Value | None) -> Match | None:
     """(x - mean) / sqrt(variance + epsilon), along trailing axes; and x / sqrt(mean of x^2)."""
     squares = _squares(radicand)
-    # Only the variance of what the quotient has on top makes it a normalization.
+    # The radicand must be the variance of the numerator.
     if top is None or squares is None or squares.x is not top or top.dtype != FLOAT32:
         return None
     scale = _ones(top, squares.axis)
@@ -308,7 +306,7 @@ def _scaled_and_shifted(node: Node) -> Match | None:
 
 
 def _scaled_root(factor: Value | None) -> tuple[Value | None, Value | None]:
-    """x and a constant scale (None for 1), if ``factor`` is scale / sqrt(x)."""
+    """Return x and a constant scale (None for 1), if ``factor`` is scale / sqrt(x)."""
     for inverse, scale in swapped(produced_by(factor, "Mul")):
         if scale is not None and scale.is_constant and _radicand(inverse) is not None:
             return _radicand(inverse), scale
@@ -316,7 +314,7 @@ def _scaled_root(factor: Value | None) -> tuple[Value | None, Value | None]:
 
 
 def _mean_from(shift: Value | None, mean: Value, factor: Value | None) -> tuple[bool, Value | None]:
-    """Whether ``shift`` is bias - mean factor, and the bias, None if there is none."""
+    """Return whether ``shift`` is bias - mean * factor, and the bias, None if there is none."""
     difference = produced_by(shift, "Sub")
     if difference is not None:
         return _is_product(difference.inputs[1], mean, factor), difference.inputs[0]
@@ -332,7 +330,7 @@ def _is_product(value: Value | None, x: Value | None, y: Value | None) -> bool:
 
 
 def _parameter(value: Value, x: Value, axis: int) -> Value | None:
-    """A constant with just the dims of ``x`` from ``axis`` on, if it has these behind ones."""
+    """Return a constant with the dims of ``x`` from ``axis`` on, without leading dims of 1."""
     dims = None if x.shape is None else x.shape[axis:]
     if value.const is None or dims is None or value.const.shape[axis:] != dims:
         return None
@@ -351,12 +349,13 @@ def _is_square(value: Value | None, x: Value) -> bool:
 
 
 def _trailing(node: Node) -> int | None:
-    """The first axis, from the end, of a reduction of all trailing axes that keeps dims."""
+    """Return the first axis, as a negative index, of a reduction over trailing axes with
+    keepdims."""
     x = node.inputs[0]
-    # Without keepdims the quotient would broadcast along other axes.
+    # Without keepdims, the quotient would broadcast along other axes.
     if x is None or x.rank is None or not node.attrs.get("keepdims", 1):
         return None
-    # Since opset 18 the axes are an input of ReduceMean and no attribute.
+    # Since opset 18, the axes of ReduceMean are an input.
     axes = node.attrs.get("axes") if node.input(1) is None else node.const(1)
     if axes is None or not np.size(axes):
         return None
@@ -365,19 +364,19 @@ def _trailing(node: Node) -> int | None:
 
 
 def _ones(x: Value, axis: int) -> Value | None:
-    """A scale of ones, for the dims from ``axis`` on."""
+    """Return a scale of ones, for the dims from ``axis`` on."""
     dims = [dim for dim in (x.shape or ())[axis:] if isinstance(dim, int)]
     if len(dims) < -axis or math.prod(dims) > _MOST_ONES:
         return None
     return Value(f"{x.name}/ones", const=np.ones(dims, FLOAT32))
 
 
-# ONNX requires a scale of its normalizations, so that one is made up, of at most 4 MiB.
+# ONNX's normalizations require a scale: ones are created, at most 4 MiB.
 _MOST_ONES = 1 << 20
 
 
 def _onto_normalization(node: Node) -> Match | None:
-    """A Mul to a normalization, as its scale, or an Add, as its bias."""
+    """Merge a Mul into a normalization as its scale, or an Add as its bias."""
     for value, operand in swapped(node):
         if operand is None or operand.const is None:
             continue
@@ -385,7 +384,7 @@ def _onto_normalization(node: Node) -> Match | None:
         scale = None if normal is None else normal.const(1)
         if value is None or normal is None or scale is None:
             continue
-        # Behind a bias, a factor would multiply that as well.
+        # After a bias, a factor would scale that as well.
         parameter = _parameter(operand, value, -scale.ndim)
         if len(normal.inputs) != 2 or parameter is None or operand.const.size != scale.size:
             continue
@@ -411,7 +410,7 @@ def _same_shape(a: Value, b: Value | None) -> bool:
 
 
 _ROOTS = frozenset({"Sqrt", "tensorflow.Rsqrt"})
-# Such as are made of roots while the rules are applied.
+# Normalizations that rules may create from roots.
 _NORMALIZATIONS = _ROOTS | {"LayerNormalization", "RMSNormalization"}
 _ANY: frozenset[str] = frozenset()
 

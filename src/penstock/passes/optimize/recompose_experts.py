@@ -1,4 +1,4 @@
-"""Products with matrices that indices choose, as one node each: ChosenMatMul.
+"""Fusion of MatMul with the Gather of its matrices, as in mixtures of experts: ChosenMatMul.
 
 ::
 
@@ -6,8 +6,8 @@
     MatMul(x, Transpose(Gather(matrices, indices)))        ChosenMatMul(x, matrices, indices)
     MatMul(Gather(matrices, indices), column)
 
-Mixtures of experts are exported in this way: each token chooses the weights of a few experts, which
-a Gather, or a GatherND of indices of one number, would copy for each token.
+Mixtures of experts are exported in this way: each token selects the weights of a few experts, which
+a Gather, or a GatherND with indices of length 1, would copy for each token.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from penstock.ops.internal.chosen_product import CHOSEN_MATMUL
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import produced_by, replace_nodes
 
-# Of more rows, what a copy of the matrix takes is little beside its product. Small matrices are
-# copied in no time.
+# With more rows, copying the matrix is cheap beside the product; so is copying small matrices.
 _MOST_ROWS, _LEAST_ELEMENTS = 4, 1024
 
 
 class RecomposeExperts(Pass):
-    """Multiply by chosen matrices where they are."""
+    """Multiply by selected matrices in place, without copying them."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, {"MatMul": _product})
 
 
 class _Chosen(NamedTuple):
-    """Gather along axis 0 of ``matrices``, perhaps ``transposed``, at indices of dims ``lead``."""
+    """Gather along axis 0 of ``matrices``, possibly ``transposed``, with indices of dims
+    ``lead``."""
 
     matrices: Value
     indices: Value
@@ -49,7 +49,7 @@ def _product(node: Node) -> Sequence[Node] | None:
         chosen = _chosen_by(other)
         if x is None or chosen is None or not _fits(x, chosen, columns):
             continue
-        transposed = chosen.transposed != columns  # a column is multiplied from the other side
+        transposed = chosen.transposed != columns  # a column vector is multiplied from the right
         attrs = {"transposed": transposed, "columns": columns}
         inputs = [x, chosen.matrices, chosen.indices]
         return (node.derived(inputs, node.outputs, attrs, op=CHOSEN_MATMUL),)
@@ -74,7 +74,7 @@ def _chosen_by(value: Value | None) -> _Chosen | None:
         return None
     lead = indices.shape
     if gather.op.name == "GatherND":
-        # An index of several numbers chooses rows of matrices, or elements of them.
+        # Longer indices select rows or elements of matrices.
         if lead[-1:] != (1,):
             return None
         lead = lead[:-1]
@@ -84,8 +84,8 @@ def _chosen_by(value: Value | None) -> _Chosen | None:
 
 
 def _fits(x: Value, chosen: _Chosen, columns: bool) -> bool:
-    """Whether there is an index for each matrix of x, which has few rows or is a column, or one for
-    several."""
+    """Whether each matrix of x, which has few rows or is a column, has an index, possibly
+    shared."""
     type_, other = x.type, chosen.matrices.type
     if not isinstance(type_, TensorType) or not isinstance(other, TensorType):
         return False
@@ -95,7 +95,7 @@ def _fits(x: Value, chosen: _Chosen, columns: bool) -> bool:
     if dims is None or shape is None or len(dims) != len(chosen.lead) + 2:
         return False
     rows = dims[-1 if columns else -2]
-    # A dim that is not known may be another one each time that it is met.
+    # Unknown dims need not be equal.
     if any(
         dim != 1 and (dim is None or dim != to) for dim, to in zip(dims, chosen.lead, strict=False)
     ):

@@ -1,8 +1,8 @@
-"""Removal of operations that change nothing: identities, Dropout in inference, chains of views.
+"""Algebraic simplification: removal of identities, Dropout in inference, and chains of views.
 
-``RULES`` has a rule for each operation. A rule takes a node, its first input and its first output,
-and returns the values that replace the node's outputs, or ``None``; or whether it changed the node
-in place.
+``RULES`` maps operations to rules. A rule takes a node, its first input and its first output, and
+returns the values that replace the node's outputs, or ``None``; or whether it changed the node in
+place.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Rule = Callable[[Node, Value, Value], "Replacement | bool"]
 
 
 class Simplify(Pass):
-    """Apply the rule of its operation once to every node, in order."""
+    """Apply the rule of its operation to every node once, in order."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = forward(graph, dict.fromkeys(RULES, _visit))
         if changed:
-            # Remove dead nodes here: another round would run all passes again. Folding alone also
-            # runs where graphs have been cut for devices.
+            # Remove dead nodes here, as another round would run all passes again. Folding also runs
+            # alone on graphs partitioned by device.
             prune(graph)
         return changed
 
@@ -44,12 +44,13 @@ def _visit(node: Node) -> Replacement | bool:
 
 
 def identity(node: Node, value: Value, output: Value) -> Replacement:
-    """Identity, and TensorFlow's IdentityN, which it has around a function with a gradient."""
+    """Remove Identity, and IdentityN, which TensorFlow writes around functions with custom
+    gradients."""
     return node.inputs
 
 
 def dropout(node: Node, value: Value, output: Value) -> Replacement:
-    """In inference mode the output of Dropout is its input; the mask must not be an output."""
+    """Remove Dropout in inference mode, if its mask is not an output."""
     if len(node.outputs) > 1 and node.outputs[1] is not None:
         return None
     training = node.const(2)
@@ -58,7 +59,7 @@ def dropout(node: Node, value: Value, output: Value) -> Replacement:
 
 
 def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
-    """A view, cast or pad whose output has the type of its input changes nothing."""
+    """Remove a view, cast or pad whose output type equals its input type."""
     before, after = value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return None
@@ -67,13 +68,13 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
 
 
 def repeat(node: Node, value: Value, output: Value) -> Replacement:
-    """An Expand or a Tile to the shape that its input has. What runs compute may not fit the input:
-    then they fail."""
+    """Remove an Expand or a Tile to its input's shape. A shape computed at run time may be invalid
+    for the input, which must remain an error."""
     return unchanged_type(node, value, output) if _known(node, 1) else None
 
 
 def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
-    """A slice of everything; a backward slice has the same type, too, and stays."""
+    """Remove a slice of all elements; a reversing slice has the same type, but stays."""
     steps = node.const(4)
     if node.input(4) is not None and (steps is None or not np.all(steps > 0)):
         return None
@@ -81,7 +82,7 @@ def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
 
 
 def no_pad(node: Node, value: Value, output: Value) -> Replacement:
-    """Pads of zero; others may leave the type as it is, if they crop as much as they add."""
+    """Remove a Pad by zeros only; other pads may keep the type by cropping as much as they add."""
     pads = node.const(1)
     if pads is None or np.any(pads) or not _fixed(node, 3):
         return None
@@ -89,14 +90,14 @@ def no_pad(node: Node, value: Value, output: Value) -> Replacement:
 
 
 def cast(node: Node, value: Value, output: Value) -> Replacement:
-    # NumPy says that float64 equals None.
+    # In NumPy, float64 == None is true.
     known = value.dtype is not None and output.dtype is not None
     return (value,) if known and value.dtype == output.dtype else None
 
 
 def single(node: Node, value: Value, output: Value) -> Replacement:
-    """Concat, Sum, Max, Min or Mean of one input."""
-    # Concat of opset 1 has axis 1 by default. An axis out of range is left to the kernel to report.
+    """Remove Concat, Sum, Max, Min or Mean of one input."""
+    # Concat's axis is 1 by default in opset 1. The kernel reports an axis out of range.
     axis, rank = node.attrs.get("axis", 1), value.rank or 0
     checked = node.op.name != "Concat" or -rank <= axis < rank
     return (value,) if len(node.inputs) == 1 and checked else None
@@ -108,14 +109,14 @@ def transpose(node: Node, value: Value, output: Value) -> Replacement | bool:
     before = value.producer
     if before is not None and before.op is node.op and not before.control_inputs:
         first, second = before.attrs.get("perm"), perm
-        # Reversed twice, axes of any number are as they were.
+        # Two reversals of axes cancel for any rank.
         if rank is None and first is None and second is None:
             return (before.inputs[0],)
         if rank is not None:
             backwards = list(range(rank))[::-1]
             first, second = first or backwards, second or backwards
             merged = [first[axis] for axis in second]
-            if merged == backwards[::-1]:  # else it would take all passes another round
+            if merged == backwards[::-1]:  # saves another round of all passes
                 return (before.inputs[0],)
             node.attrs["perm"] = merged
             node.inputs[0] = before.inputs[0]
@@ -127,7 +128,7 @@ RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
 def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
-    """A chain of reshapes with a known result is one reshape; to the same shape it is none."""
+    """Merge a chain of reshapes with a known result; remove it if the shape is unchanged."""
     unchanged = unchanged_type(node, value, output) if _known(node, 1) else None
     before, after = value.producer, output.type
     if unchanged is not None or not isinstance(after, TensorType) or not after.static:
@@ -137,12 +138,12 @@ def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
     if not _fixed(before, 1):
         return None
     if max(after.dims, default=0) > np.iinfo(np.int64).max:
-        return None  # too large for any array, which planning reports
+        return None  # too large for an array, which planning reports
     return _become_reshape(node, before.inputs[0], after.dims)
 
 
 def reduction(node: Node, value: Value, output: Value) -> bool:
-    """The sum, mean or extreme of one element is that element: only the shape changes."""
+    """Replace the reduction of one element by a reshape."""
     before, after = value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
         return False
@@ -155,13 +156,13 @@ def reduction(node: Node, value: Value, output: Value) -> bool:
 
 
 def _fixed(node: Node, index: int) -> bool:
-    """Whether an input that says axes or a shape is a constant, which types were checked with, or
-    left out. What a run computes may be out of range, which the node's kernel finds."""
+    """Whether an input of axes or a shape is omitted or a constant, which type inference has
+    checked. One computed at run time may be out of range, which the node's kernel reports."""
     return node.input(index) is None or node.const(index) is not None
 
 
 def _known(node: Node, index: int) -> bool:
-    """Whether an input of integers is left out or known, also from the shapes of tensors."""
+    """Whether an integer input is omitted or known, also by shape arithmetic."""
     types = [None if value is None else value.type for value in node.inputs]
     return node.input(index) is None or known_ints(node, types, index) is not None
 
@@ -176,16 +177,16 @@ def _become_reshape(node: Node, source: Value | None, dims: Shape) -> bool:
 
 
 def times(node: Node, value: Value, output: Value) -> Replacement | bool:
-    """Mul or Div by a constant of ones that does not broadcast its input."""
+    """Remove Mul or Div by a constant of ones that does not broadcast its input."""
     # One divided by x is not x.
     for i in (1, 0) if node.op.name == "Mul" else (1,):
         const, other = node.const(i), node.inputs[1 - i]
         if const is None or not 0 < const.size <= 1024 or const.dtype == object:
             continue
-        # The first element says no for nearly all constants, without a look at the others.
+        # The first element rules out nearly all constants.
         if const.item(0) != 1 or not (const == 1).all():
             continue
-        # A constant of higher rank gives the result more axes.
+        # A constant of higher rank increases the result's rank.
         if other is None or other.shape is None or const.ndim > len(other.shape):
             continue
         same = isinstance(other.type, TensorType) and other.type.static
@@ -195,14 +196,14 @@ def times(node: Node, value: Value, output: Value) -> Replacement | bool:
 
 
 def rank_zero(node: Node, value: Value, output: Value) -> bool:
-    """Constants of one element take rank 0, where that leaves the result's rank as it is. NumPy
-    adds a scalar three times as fast as an array of shape (1,)."""
+    """Reshape one-element constants to rank 0, if that keeps the result's rank. NumPy adds a scalar
+    three times as fast as an array of shape (1,)."""
     changed = False
     for i, operand in enumerate(node.inputs):
         const, other = None if operand is None else operand.const, node.inputs[1 - i]
         if operand is None or const is None or const.size != 1 or const.ndim == 0 or other is None:
             continue
-        # The other operand alone gives the result its rank then.
+        # Then the other operand determines the result's rank.
         if (other.rank or 0) >= const.ndim:
             node.inputs[i] = Value(operand.name, const=const.reshape(()))
             changed = True

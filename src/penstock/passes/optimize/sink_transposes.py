@@ -1,11 +1,11 @@
-"""Moves Transposes to channels last behind operations that work in any order of dims.
+"""Sink Transposes to channels last (NHWC) below operations that are independent of layout.
 
-In a channels-last graph each convolution is between two Transposes, one before and one after it.
-They cost nothing, but separate a convolution from elementwise operations that follow. Moved before
-the Transpose, these can be fused; and the Transpose meets the one before the next convolution, and
-both cancel. A Transpose to channels first, or of constant
-codes, is moved before DequantizeLinear, which is then next to the convolution. Any Transpose is
-moved behind a reduction, whose result is smaller, if nothing else reads it.
+In an NHWC graph, each convolution is between two Transposes. These are views, but separate the
+convolution from the elementwise operations that follow. If the operations are moved before the
+Transpose, they can be fused; and the Transpose meets the one before the next convolution, and both
+cancel. A Transpose to channels first (NCHW), or of constant codes, is moved before
+DequantizeLinear, which is then adjacent to the convolution. Any Transpose is moved after a
+reduction, whose result is smaller, if nothing else reads it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
 
-# With fewer axes, what has channels last is a sequence of vectors more often than an image.
+# Tensors of lower rank are mostly sequences of vectors rather than images.
 _FEWEST_AXES = 4
 
 
 class _Moved(NamedTuple):
-    """A node that reads what was transposed as it is before: its new inputs and attributes, nodes
-    that it needs in front, and the order that axes of its result are to be brought into."""
+    """A node rewritten to read the untransposed value: its new inputs and attributes, nodes to
+    insert before it, and the permutation to apply to its result."""
 
     inputs: Sequence[Value | None]
     perm: Sequence[int]
@@ -37,8 +37,8 @@ class _Moved(NamedTuple):
 
 
 class SinkTransposes(Pass):
-    """Move Transposes behind their readers, and those between a Pad or a DequantizeLinear and a
-    convolution before that."""
+    """Move Transposes after their readers, and those between a Pad or DequantizeLinear and a
+    convolution before the former."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         sinking = _Sinking(graph)
@@ -46,8 +46,8 @@ class SinkTransposes(Pass):
 
 
 class _Sinking:
-    """A walk over a graph. ``sources``: what values are that have had their channels moved from
-    axis 1 to the last. ``names``: of the operations that it concerns."""
+    """State of the walk over a graph. ``sources`` maps values that were transposed from channels
+    first to last to the originals. ``names``: the operations concerned."""
 
     def __init__(self, graph: Graph) -> None:
         self.sources: dict[Value | None, Value | None] = {}
@@ -57,7 +57,7 @@ class _Sinking:
         self.names = names if self.sources else [n for n in names if n.startswith(others)]
 
     def note(self, nodes: Sequence[Node]) -> None:
-        """Keep what ``nodes``, which are new, have moved."""
+        """Record the sources of new Transposes among ``nodes``."""
         for node in nodes:
             for value in node.outputs:
                 self.sources.pop(value, None)
@@ -66,7 +66,7 @@ class _Sinking:
                 self.sources[node.outputs[0]] = node.inputs[0]
 
     def moved(self, node: Node) -> Sequence[Node] | None:
-        """``node`` and a Transpose in the other order."""
+        """Return ``node`` and a Transpose in swapped order; None if they cannot be swapped."""
         reads = not self.sources.keys().isdisjoint(node.inputs)
         parts = self.through(node) if reads else None
         value = node.inputs[0] if node.inputs else None
@@ -83,7 +83,7 @@ class _Sinking:
         return parts
 
     def through(self, node: Node) -> Sequence[Node] | None:
-        """``node`` on what was transposed, and a Transpose of its result."""
+        """Return ``node`` on the untransposed values, and a Transpose of its result."""
         known = _RULES if node.op.domain in ("", MICROSOFT) else {}
         rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
         if rule is None or len(node.outputs) != 1:
@@ -105,7 +105,7 @@ class _Sinking:
 
 
 def _perm(node: Node) -> list[int] | None:
-    """The order of axes of a Transpose of many axes."""
+    """Return the permutation of a Transpose of sufficient rank, else None."""
     if node.op.full_name != "Transpose" or node.control_inputs:
         return None
     perm = list(node.attrs.get("perm", ()))
@@ -121,7 +121,7 @@ def _first(rank: int) -> list[int]:
 
 
 def _unmoved(output: Value, perm: Sequence[int]) -> TensorType:
-    """The type of what becomes ``output`` when it is transposed."""
+    """Return the type whose transpose is ``output``."""
     if output.shape is None or len(output.shape) != len(perm):
         return TensorType(output.dtype)
     by_axis = dict(zip(perm, output.shape, strict=True))
@@ -133,25 +133,25 @@ def _transposed(value: Value, output: Value, perm: Sequence[int], beside: Node) 
     return beside.derived([value], [output], attrs, op=standard("Transpose"), name=name)
 
 
-# Rules that move each operation before a Transpose. ``sources``: the transposed value, by input.
+# Rules that move an operation before a Transpose. ``sources``: the untransposed inputs.
 
 _Rule = Callable[[Node, "Sequence[Value | None]", int], "_Moved | None"]
 
 
 def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
-    """Operations by element, whose inputs broadcast."""
+    """Move an elementwise operation, whose inputs broadcast."""
     inputs: list[Value | None] = []
     before: list[Node] = []
     for i, (value, source) in enumerate(zip(node.inputs, sources, strict=True)):
         if value is None or source is not None:
             inputs.append(source)
         elif value.const is not None:
-            # A constant of higher rank gives the result axes that the Transpose does not move.
+            # A constant of higher rank adds axes that the Transpose does not permute.
             if value.const.ndim > rank:
                 return None
             inputs.append(_constant(value.const, rank, _own(node, i)))
         elif value.rank == rank and all(dim == 1 for dim in (value.shape or ())[1:-1]):
-            # One element for each channel: to move them moves nothing.
+            # Per-channel elements: transposing is a reshape.
             moved = Value(_own(node, i), _unmoved(value, _last(rank)))
             before.append(_transposed(value, moved, _first(rank), node))
             inputs.append(moved)
@@ -161,7 +161,7 @@ def _pointwise(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 
 
 def _prelu(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
-    """PRelu with slopes for channels: backends have kernels for no others than theirs."""
+    """Move a PRelu with per-channel slopes, the only ones that backends have kernels for."""
     moved = _pointwise(node, sources, rank)
     slopes = None if moved is None else moved.inputs[1]
     if slopes is None or slopes.const is None:
@@ -170,16 +170,15 @@ def _prelu(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | N
 
 
 def _own(node: Node, i: int) -> str:
-    """The name of what ``node`` reads now in the place of input ``i``."""
+    """Return the name of the replacement of ``node``'s input ``i``."""
     output = node.outputs[0]
     return f"{node.name if output is None else output.name}/first{i}"
 
 
 def _constant(const: np.ndarray, rank: int, name: str) -> Value:
-    """A constant with its channels at axis 1."""
+    """Return a constant with its channels moved to axis 1."""
     if const.ndim:
-        # Broadcasting aligns the last axes, so the axes in front have to exist before they are
-        # moved.
+        # Broadcasting aligns trailing axes, so leading axes must be added before transposing.
         whole = const.reshape((1,) * (rank - const.ndim) + const.shape)
         const = np.ascontiguousarray(whole.transpose(_first(rank)))
     return Value(name, const=const)
@@ -198,7 +197,7 @@ def _concat(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | 
 
 
 def _axes(named: np.ndarray, order: Sequence[int]) -> list[int] | None:
-    """The axes of ``named`` where axis i was axis ``order[i]`` before; None where one is none."""
+    """Map axes through the permutation ``order``; None if one is out of range."""
     rank = len(order)
     if not all(-rank <= axis < rank for axis in named.reshape(-1)):
         return None
@@ -211,24 +210,25 @@ def _pad(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | Non
 
 
 def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Value | None] | None:
-    """Return the inputs of a Pad of ``source``, whose axis ``order[i]`` is axis i of its input."""
+    """Return the inputs of a Pad of ``source``, whose axis ``order[i]`` is axis i of the Pad's
+    input."""
     axes = node.const(3)
     if source is None or node.const(1) is None or (node.input(3) is not None and axes is None):
         return None
     moved = _axes(np.arange(len(order)) if axes is None else axes, order)
     if moved is None:
         return None
-    # The amounts stay as they are: each axis is named by where it is now.
+    # The pads stay the same: only the axes that they name change.
     return [source, node.input(1), node.input(2), Value(_own(node, 3), const=np.array(moved))]
 
 
 def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
     axes, perm = node.const(1), _last(rank)
     reduced = None if axes is None or not axes.size else _axes(axes, perm)
-    # Channels are last, and next to each other: nothing is won where they are reduced.
+    # Channels are contiguous in NHWC: moving a reduction over them gains nothing.
     if reduced is None or min(reduced) < 2:
         return None
-    # Without keepdims the axes behind a reduced one have moved up.
+    # Without keepdims, axes after a reduced one are renumbered.
     if not node.attrs.get("keepdims", 1):
         left = [axis for axis in range(rank) if axis not in reduced]
         perm = [left.index(axis) for axis in perm if axis in left]
@@ -236,9 +236,9 @@ def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved
 
 
 def _conversion(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
-    """A QuantizeLinear or DequantizeLinear of all elements, or along an axis, as one."""
+    """Move a per-tensor or per-axis QuantizeLinear or DequantizeLinear."""
     axis = _axes(np.array([node.attrs.get("axis", 1)]), _last(rank))
-    # Scales of blocks have all axes of the input, which would have to be moved as well.
+    # Block-wise scales have all axes of the input, and would have to be transposed as well.
     if sources[0] is None or axis is None or node.attrs.get("block_size"):
         return None
     return _Moved([sources[0], *node.inputs[1:]], _last(rank), {"axis": axis[0]})
@@ -254,12 +254,12 @@ _RULES: dict[str, _Rule] = {
 
 
 def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | None:
-    """A Transpose to channels first of a Pad that no other node reads, before the Pad."""
+    """Move a Transpose to channels first before a Pad that no other node reads."""
     perm, padded, output = _perm(node), node.inputs[0], node.outputs[0]
     if perm is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
-    # Another reader of the Pad expects its channels where they are.
+    # Another reader of the Pad needs its original layout.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
     if pad.control_inputs or source.rank != rank:
@@ -272,9 +272,9 @@ def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | Non
 
 
 def _before_transpose(node: Node, transpose: Node, readers: Readers) -> Sequence[Node] | None:
-    """Return a reduction of a Transpose's input in place of one of its otherwise unread output."""
+    """Replace the reduction of a Transpose's otherwise unread output by one of its input."""
     value, output = node.inputs[0], node.outputs[0]
-    # Another reader needs the Transpose anyway, so that moving it saves nothing.
+    # With another reader, the Transpose is needed anyway.
     if value is None or output is None or len(readers.get(value, ())) != 1:
         return None
     attrs, perm = dict(node.attrs), transpose.attrs.get("perm")
@@ -301,8 +301,7 @@ def _before_transpose(node: Node, transpose: Node, readers: Readers) -> Sequence
 
 
 def _before_dequantization(node: Node, conversion: Node) -> Sequence[Node] | None:
-    """A Transpose of what DequantizeLinear computes, to channels first or of a constant, as one of
-    its codes."""
+    """Move a Transpose to channels first, or of a constant, before DequantizeLinear."""
     perm, output, codes = node.attrs.get("perm"), node.outputs[0], conversion.inputs[0]
     if codes is None or output is None or not perm or codes.rank != len(perm):
         return None
@@ -313,7 +312,7 @@ def _before_dequantization(node: Node, conversion: Node) -> Sequence[Node] | Non
     if conversion.attrs.get("block_size") or not -len(perm) <= axis < len(perm):
         return None
     first = Value(f"{output.name}/codes", TensorType(codes.dtype, output.shape))
-    # The axis of scales is where the Transpose takes it from.
+    # Map the axis of scales through the permutation.
     attrs = {**conversion.attrs, "axis": perm.index(axis % len(perm))}
     converted = conversion.derived([first, *conversion.inputs[1:]], [output], attrs)
     return _transposed(codes, first, perm, node), converted

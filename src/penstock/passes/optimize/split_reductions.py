@@ -1,4 +1,4 @@
-"""Reductions over axes that are not adjacent, one after the other: kernels are fast along one axis.
+"""Splitting of reductions over non-adjacent axes, as kernels are fast over adjacent axes only.
 
 ::
 
@@ -19,20 +19,20 @@ from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
 
-# The reduction of the inner axes, and then of the others.
+# The reduction over the inner axes, then that over the others.
 _OPERATIONS = {
     **{x: (x, x) for x in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")},
     "LogSum": ("Sum", "LogSum"),
     "SumSquare": ("SumSquare", "Sum"),
 }
 _NAMES = [f"Reduce{name}" for name in _OPERATIONS]
-# Reductions whose integer results are rounded, or that take integers for floats.
+# Reductions with rounded integer results, or that convert integers to floats.
 _ROUNDED = frozenset({"L2", "LogSum", "LogSumExp", "Mean"})
 _DTYPES = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "int8", "uint8")))
 
 
 class SplitReductions(Pass):
-    """Reduce over the innermost of the axes first, then over the rest."""
+    """Reduce over the innermost axes first, then over the others."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         return replace_nodes(graph, dict.fromkeys(_NAMES, _split))
@@ -50,9 +50,9 @@ def _split(node: Node) -> Sequence[Node] | None:
     dims = x.type.dims
     try:
         axes = sorted(normalize_axes(spelled.reshape(-1).tolist(), len(dims)))
-    except ShapeError:  # the run raises it, if the node runs
+    except ShapeError:  # raised at run time, if the node runs
         return None
-    # Axes of length 1 between others do not keep them from being adjacent in memory.
+    # Axes of length 1 in between do not prevent adjacency in memory.
     large = [axis for axis in axes if dims[axis] > 1]
     starts = [b for a, b in pairwise(large) if any(dim > 1 for dim in dims[a + 1 : b])]
     if not starts:
@@ -63,7 +63,7 @@ def _split(node: Node) -> Sequence[Node] | None:
     inner_axes = Value(f"{y.name}/axes{starts[-1]}", const=np.array(inner))
     first, last = [standard(f"Reduce{part}") for part in _OPERATIONS[name]]
     return (
-        # With its dims kept, the axes that are left have the numbers that the node names.
+        # keepdims preserves the numbering of the remaining axes.
         node.derived([x, inner_axes], [between], {**node.attrs, "keepdims": 1}, op=first),
         node.derived([between, *node.inputs[1:]], [y], op=last),
     )

@@ -1,4 +1,4 @@
-"""Compute float16 and bfloat16 in float32, with conversions where values enter and leave.
+"""Widening of float16 and bfloat16 computation to float32, with Casts at the boundaries.
 
 ::
 
@@ -8,8 +8,8 @@
                                         y' = Softmax(a')
                                         y  = Cast(y', to=float16)
 
-Inputs and outputs of a graph keep their types, and with them what loops carry and branches return.
-Between widened nodes no value is rounded, except for operations whose results jump.
+Graph inputs and outputs keep their types, and so do loop-carried values and branch results. Between
+widened nodes no value is rounded, except for discontinuous operations.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import names_of, new_name
 
 _OF_TYPES = frozenset({"Shape", "Size"})
-"""operations that read no element of their input"""
+"""operations that read no elements of their input"""
 _BY_TYPE = frozenset({"tflite.Segment", "tflite.ViewAs"})
-"""operations whose results depend on the number of bits: the least element of empty segments"""
+"""operations whose results depend on the dtype, such as the least element for empty segments"""
 _CAST = standard("Cast")
 _TO_FLOAT32 = {"to": element_number("float32")}
 
 
 class WidenHalves(Pass):
-    """Compute float16 and bfloat16 in float32. Nodes that only move elements are widened if what
-    they move is computed in float32 and no output of the graph."""
+    """Compute float16 and bfloat16 in float32. Data-movement nodes are widened if their input is
+    computed in float32 and their result is not a graph output."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         walk = _Widening(graph, context.weights.widened)
@@ -49,10 +49,10 @@ class WidenHalves(Pass):
 
 
 class _Widening:
-    """A walk over a graph and those nested in it. By value in 16 bits: ``inside`` has what was
-    rounded to it, ``loaded`` its conversion to float32, ``constants`` those of constants, for
-    several graphs; ``home`` has the nodes so far of the graph that the value belongs to.
-    ``declared`` are values that the model itself rounds, by a Cast from float32."""
+    """State of the walk over a graph and its nested graphs. By 16-bit value: ``inside`` has the
+    unrounded float32 value, ``loaded`` the conversion to float32, ``constants`` the converted
+    constants, for several graphs; ``home`` the nodes so far of the value's graph. ``declared`` are
+    values that the model itself rounds, by a Cast from float32."""
 
     def __init__(self, whole: Graph, constants: dict[Value, Value]) -> None:
         self.whole, self.constants = whole, constants
@@ -65,11 +65,12 @@ class _Widening:
 
     @cached_property
     def taken(self) -> Counter[str]:
-        """The names of values: a model of widened nodes may be compiled once more."""
+        """Names of values: a model with widened nodes may be compiled again."""
         return names_of(self.whole)
 
     def run(self, graph: Graph, nodes: list[Node]) -> bool:
-        """Widen nodes of ``graph``, which become ``nodes``; return whether any changed."""
+        """Widen the nodes of ``graph``, and append them to ``nodes``; return whether any
+        changed."""
         self.home.update(dict.fromkeys(graph.inputs, nodes))
         outputs, changed = set(graph.outputs), False
         for node in with_checkpoints(graph.nodes):
@@ -80,7 +81,7 @@ class _Widening:
                 changed |= self.cast(node, nodes)
             elif self.is_wider(node, outputs):
                 changed = True
-                # Results of other types are taken to jump, too: those of comparisons, integers.
+                # Results of other dtypes, such as of comparisons, count as discontinuous, too.
                 jumps = "jumps" in node.op.traits or not any(map(_is_half, node.outputs))
                 rounded = jumps and node.op.name not in _OF_TYPES
                 node.inputs = [self.load(value, rounded) for value in node.inputs]
@@ -91,11 +92,11 @@ class _Widening:
         return changed
 
     def cast(self, node: Node, nodes: list[Node]) -> bool:
-        """Let a conversion to float32 read what was rounded, unless the model itself rounds it."""
+        """Let a Cast to float32 read the unrounded value, unless the model itself rounds it."""
         before, after = node.inputs[0], node.outputs[0]
         if before is None or after is None or node.control_inputs:
             return False
-        # A Cast that the model has itself is a rounding that it asks for.
+        # A Cast in the model is an explicit rounding.
         if _is_half(after) and before.dtype == FLOAT32:
             self.inside[after] = before
             self.declared.add(after)
@@ -106,15 +107,15 @@ class _Widening:
         elif before in self.inside and before not in self.declared:
             node.inputs[0] = self.inside[before]
         else:
-            # A conversion in a nested graph cannot be read by the graphs around it.
+            # A conversion in a nested graph is not visible in outer graphs.
             if self.home.get(before, self.outermost) is nodes:
                 self.loaded.setdefault(before, after)
             return False
         return True
 
     def is_wider(self, node: Node, outputs: AbstractSet[Value | None]) -> bool:
-        """Whether ``node`` is to be computed in float32, and can be: whether its outputs in 16 bits
-        are in float32 then, and the others of the same type."""
+        """Whether ``node`` should and can be computed in float32: its 16-bit outputs become
+        float32, and its other outputs keep their types."""
         if not any(map(_is_half, (*node.inputs, *node.outputs))):
             return False
         if node.graphs or node.op.role is not None or not node.op.pure:
@@ -135,7 +136,7 @@ class _Widening:
         return len(results) >= len(wanted) and all(map(_are_alike, wanted, results))
 
     def load(self, value: Value | None, rounded: bool) -> Value | None:
-        """``value`` in float32: as it was before it was rounded, unless ``rounded`` is needed."""
+        """Return ``value`` in float32: unrounded, unless the ``rounded`` one is needed."""
         if value is None or not _is_half(value):
             return value
         if value in self.constants or value.const is not None:
@@ -151,7 +152,7 @@ class _Widening:
         return self.loaded[value]
 
     def store(self, node: Node) -> list[Node]:
-        """Let ``node`` produce float32; return the conversions of its outputs to 16 bits."""
+        """Let ``node`` produce float32; return the Casts of its outputs to 16 bits."""
         casts = []
         for i, value in enumerate(node.outputs):
             if value is not None and _is_half(value):
@@ -163,7 +164,8 @@ class _Widening:
         return casts
 
     def constant(self, value: Value) -> Value:
-        """A constant in float32. It is held once: what else reads it in 16 bits gets it back."""
+        """Return a constant in float32. It is stored once: other readers get it converted back to
+        16 bits."""
         wide = self.constants.get(value)
         if wide is None:
             assert value.const is not None
@@ -174,7 +176,7 @@ class _Widening:
 
 
 def _converted(array: np.ndarray, dtype: np.dtype | None) -> np.ndarray:
-    """``array`` in another dtype. An element that a stride of 0 repeats is converted once."""
+    """Return ``array`` in another dtype. Broadcast elements (stride 0) are converted once."""
     index: Any = (..., *[slice(None if stride else 1) for stride in array.strides])
     converted = array[index].astype(dtype)
     same = converted.shape == array.shape
@@ -191,7 +193,7 @@ def _is_half(value: Value | None) -> bool:
 
 
 def _in_float32(value: Value) -> Type:
-    """The type of ``value``, with float32 for 16 bits."""
+    """Return the type of ``value``, with float32 instead of 16-bit floats."""
     type_ = value.type
     if not _is_half(value) or not isinstance(type_, TensorType):
         return type_
@@ -199,7 +201,7 @@ def _in_float32(value: Value) -> Type:
 
 
 def _are_alike(wanted: Type | None, result: Type) -> bool:
-    """Whether two types have the same known dtype, if one is wanted."""
+    """Whether two types have the same known dtype, or none is ``wanted``."""
     if wanted is None:
         return True
     if not isinstance(wanted, TensorType) or not isinstance(result, TensorType):
