@@ -48,7 +48,8 @@ def check_graph(after: Pass, graph: Graph) -> None:
     except InvalidModel as error:
         raise InternalError(f"pass {after.name} left an invalid graph: {error}") from error
     _check_order(after, graph)
-    # In a graph with frames, a node that cannot run is legal; strict inference would report it.
+    # In a graph with frames, a node that cannot run is legal, since its inputs may always be dead;
+    # strict inference would report it as an error.
     if not is_framed(graph):
         _check_types(after, graph)
 

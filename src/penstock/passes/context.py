@@ -40,8 +40,7 @@ class Pass(Protocol):
     skipped for graphs with none of them; if empty, it runs on all graphs. ``requires`` are the
     properties that must hold before it runs, ``establishes`` those that hold afterwards, and
     ``invalidates`` those that no longer hold if it changed anything: ``run_passes`` repeats type
-    inference before the next pass that requires it. Every pass takes and leaves a topologically
-    sorted graph."""
+    inference before the next pass that requires it. Every pass takes and leaves a sorted graph."""
 
     name: ClassVar[str] = ""
     operations: ClassVar[frozenset[str | Role]] = frozenset()
@@ -103,8 +102,7 @@ class Placing:
         return None
 
     def other_places(self, node: Node) -> OtherPlaces:
-        """Return the inputs and outputs of a node's kernel that are outside its backend's
-        memory."""
+        """Return the inputs and outputs of a node's kernel outside its backend's memory."""
         return NO_OTHER_PLACES
 
     def direct(self, source: str, target: str) -> bool:
@@ -140,8 +138,7 @@ class FramePolicy:
         return device
 
     def in_parts(self, graph: Graph) -> bool:
-        """Whether a graph's nodes are on several devices with separate parts, or the graph is such
-        a part."""
+        """Whether a graph's nodes are on devices with separate parts, or it is such a part."""
         # A part names a single device; unlike a whole graph, it contains Sends or Recvs.
         if any(node.op.role in (Role.SEND, Role.RECV) for node in graph.nodes):
             return True

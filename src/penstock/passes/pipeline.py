@@ -56,9 +56,8 @@ Where = Callable[[Graph, PassContext], bool]
 
 
 class LazyPass(Pass):
-    """A pass that is imported by ``load`` when it first runs: when a graph has one of its
-    ``operations`` and the predicate ``where`` holds. Other models are compiled without the
-    import."""
+    """A pass that ``load`` imports on its first run: when a graph has one of its ``operations`` and
+    the predicate ``where`` holds."""
 
     def __init__(
         self, load: Callable[[], type[Pass]], operations: frozenset[str | Role], where: Where | None

@@ -82,8 +82,7 @@ class Expansion:
         return Value(f"{self._name}/constant{next(self._numbers)}", const=np.asarray(array))
 
     def value(self, name: str, dims: Sequence[int], dtype: np.dtype) -> Value:
-        """Return a new value of this type. A subclass may derive its name from the operation
-        ``name``."""
+        """Return a new value of this type; ``name``, its operation, is for subclasses."""
         return Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
 
     def emit(

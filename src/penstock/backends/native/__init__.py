@@ -40,8 +40,7 @@ WorkloadOf: TypeAlias = Callable[[Node], Workload | None]
 Static: TypeAlias = Callable[[Site], NativeCall | None]
 AnyShape: TypeAlias = Callable[[NativeLibrary, Node, Sequence[Type | None]], Kernel | None]
 AnyShapeCall: TypeAlias = tuple[Callable[..., RunValue], object]
-"""a compiled function of a fallback function, a checkpoint, settings and arrays of any shapes; and
-the settings"""
+"""a compiled function of a fallback, a checkpoint, settings and arrays; and the settings"""
 AheadOfCache: TypeAlias = Callable[[Site], AnyShapeCall | None]
 Chooser = TypeVar("Chooser", bound=Callable[..., RunValue])
 
@@ -191,8 +190,7 @@ def by_memory(node: Node, additions: float = 1) -> Workload | None:
 
 
 def by_result(node: Node) -> Workload | None:
-    """Return a workload of the result's bytes, for operations that read only part of their
-    input."""
+    """Return a workload of the result's bytes, as only part of the input is read."""
     types_ = [v.type for v in node.outputs if v is not None]
     tensors = [t for t in types_ if isinstance(t, TensorType) and t.static]
     if len(tensors) < len(types_):
@@ -209,8 +207,7 @@ def family(
 
 
 def of_any_shape(*names: str, work: WorkloadOf | None = None) -> Callable[[Chooser], Chooser]:
-    """Register a function as ``Family.any_shape``, with its ``work`` if no other form declares
-    it."""
+    """Register a function as ``Family.any_shape``; ``work`` if no other form declares it."""
     options = {} if work is None else {"work": work}
     return lambda choose: _register(names, "any_shape", choose, options)
 

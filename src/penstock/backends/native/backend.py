@@ -38,8 +38,7 @@ _ROUNDED, _LEAST_USES = frozenset({"dense", "image"}), 32
 
 
 def _touches_objects(site: Site, call: NativeCall) -> bool:
-    """Whether a call would copy references to Python objects, such as strings, without counting
-    them."""
+    """Whether a call would copy references to Python objects without counting them."""
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
@@ -47,8 +46,7 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
 
 
 def _in_any_order(node: Node) -> bool:
-    """Whether results are independent of the memory order of elements, which kernels follow in
-    sums."""
+    """Whether results do not depend on the summation order, which follows the memory layout."""
     op = parts(node)[0].op
     return op.elementwise or op.moves or op.view or "Max" in op.name or "Min" in op.name
 
@@ -104,9 +102,8 @@ class NativeBackend(SpecializingBackend):
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
 
     def outruns(self, node: Node) -> str:
-        """NumPy's name, except for elementwise and float64 nodes, as NumPy has faster powers and
-        float64 functions than the C library. Of 500 nodes of real models, estimates never preferred
-        NumPy."""
+        """NumPy's name, except for elementwise and float64 nodes, where it has faster functions
+        than the C library. Of 500 nodes of models, estimates never preferred NumPy."""
         x = node.inputs[0] if node.inputs else None
         is_double = x is not None and isinstance(x.type, TensorType) and x.type.dtype == FLOAT64
         return "" if node.op.elementwise or is_double else "numpy"

@@ -271,8 +271,7 @@ _SIGNS = 0x80808080
 
 
 def _widened(bits: int) -> np.ndarray:
-    """Return a table from each byte of codes of fewer than 4 bits to the same codes of 4 bits with
-    zero point 8."""
+    """Return a table from bytes of narrower codes to 4-bit codes with zero point 8."""
     count, raised = 8 // bits, 8 - (1 << (bits - 1))
     codes = np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1
     words = (codes + raised << 4 * np.arange(count)).sum(axis=1)

@@ -52,8 +52,7 @@ def code_table_call(site: Site) -> NativeCall | None:
 @dataclass(frozen=True, eq=False)
 class CodePair:
     """A sum, difference or product of two quantized tensors, with a result of the same dtype: the
-    compiled kernel, the scales and zero points of operands and result, and its least and largest
-    code."""
+    kernel, the scales and zero points of operands and result, and its least and largest code."""
 
     kernel: str
     operation: str
@@ -138,8 +137,7 @@ def _of_result(by: Multiplier) -> list[int]:
 
 
 def _bounded(by: Multiplier) -> tuple[int, int]:
-    """Return a multiplier and a right shift, limited to one that turns integers below 2**28 into
-    0."""
+    """Return a multiplier and a right shift, (0, 28) if all integers below 2**28 become 0."""
     number, shift = int(by.numbers), int(by.shifts)
     return (0, 28) if shift > 28 else (number, shift)
 

@@ -79,8 +79,7 @@ def plane_workload(node: Node) -> Workload | None:
 
 
 def plane_convolution(site: Site) -> NativeCall | None:
-    """Conv and ConvTranspose with constant weights, if the input of a result row fits into the
-    cache."""
+    """Conv and ConvTranspose with constant weights, if a result row's input fits the cache."""
     x, w, bias, y = site.input(0), site.constant(1), site.input(2), site.output()
     if x is None or w is None or x.dtype != FLOAT32 or w.dtype != FLOAT32:
         return None

@@ -79,8 +79,7 @@ def dense_workload(node: Node) -> Workload | None:
 
 
 def dense_call(site: Site) -> NativeCall | None:
-    """MatMul and Gemm of float32 with a constant matrix, and their elementwise epilogue in a fused
-    node."""
+    """MatMul and Gemm of float32 with a constant matrix, with a fused elementwise epilogue."""
     dims = _dims(site.node)
     layer = None if dims is None else _layer(site)
     w = None if layer is None else site.weights(layer.w)

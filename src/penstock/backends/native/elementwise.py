@@ -507,8 +507,7 @@ class _Program:
         return b"".join([header, *constants, *read, steps])
 
     def _by_table(self, call: NativeCall, result: Term, size: int) -> NativeCall:
-        """Return ``call``, of a program of one input, as a lookup in a table of its results for all
-        bytes."""
+        """Return ``call``, of a program of one input, as a table lookup by byte."""
         (i,), site = call.inplace, self.site
         if self.table is None:
             types = [None if t is None else TensorType(t.dtype, (256,)) for t in site.tensors]
@@ -677,8 +676,7 @@ def _dense(dims: Sequence[int]) -> list[int]:
 
 
 def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
-    """Raise ``UnsupportedError`` where blocked copies take less time than reading strided operands
-    in place."""
+    """Raise ``UnsupportedError`` where blocked copies are faster than strided reads."""
     if size > _MOST_STRIDED and any(own[-1] > 1 for own in steps):
         raise UnsupportedError
 
@@ -686,8 +684,7 @@ def _check_strides(steps: Sequence[Sequence[int]], size: int) -> None:
 def _tiles(
     dims: Sequence[int], strides: Sequence[Sequence[int]], most: int, instructions: int
 ) -> tuple[int, list[int], int, int]:
-    """As ``_tile``, then the elements of a row if tiles end at row ends, else 0, and the number of
-    tiles."""
+    """As ``_tile``, then the elements of a row if tiles end with rows, else 0; and the tiles."""
     tile, modes = _tile(dims, strides, most)
     row, size = dims[-1], math.prod(dims)
     pairs = list(zip(modes, strides, strict=True))

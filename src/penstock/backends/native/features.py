@@ -1,5 +1,4 @@
-"""Feature transforms of classical models: scaling, imputation, normalization and encoding of
-rows."""
+"""Feature transforms of classical models: scaling, imputation, normalization, encoding."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def array_feature_extractor(site: Site) -> NativeCall | None:
 def _table(
     keys: np.ndarray, values: np.ndarray, default: Any
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return unique sorted keys, the last value of each followed by the default, and the number of
-    keys."""
+    """Return unique sorted keys, their last values with the default appended, and their number."""
     ascending, last = np.unique(keys[::-1], return_index=True)
     table = np.append(values[::-1][last], np.array(default, values.dtype))
     return ascending, table.astype(values.dtype, copy=False), len(ascending)

@@ -1,5 +1,4 @@
-"""Convolutions and transposed convolutions of channels-last (NHWC) images, with a fused
-epilogue."""
+"""Convolutions and transposed convolutions of channels-last (NHWC) images, with epilogues."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ class SeenAxis(NamedTuple):
 
 
 def spans(node: Node, kernel: Sequence[int], sizes: Sequence[int]) -> list[SeenAxis] | None:
-    """Return the axes of a Conv or ConvTranspose; None for sizes that compiled code does not
-    support."""
+    """Return the axes of a Conv or ConvTranspose; None for unsupported sizes."""
     is_conv = node.op.name == "Conv"
     axes: Sequence[Window]
     axes = (windows if is_conv else TRANSPOSED_WINDOWS)(node.attrs, kernel, sizes)
@@ -304,8 +302,7 @@ def _activated(
 
 
 def _slopes(site: Site, place: Mapping[Value | None, int], node: Node) -> np.ndarray | None:
-    """Return the per-channel slopes of a LeakyRelu or PRelu; None if they are not such
-    constants."""
+    """Return the per-channel slopes of a LeakyRelu or PRelu; None unless constant."""
     shape = (1, site.output().dims[1], *[1] * (len(site.output().dims) - 2))
     if node.op.name == "LeakyRelu":
         return np.full(shape[1], node.attrs.get("alpha", 0.01), FLOAT32)
@@ -494,7 +491,8 @@ def _of_all_channels(
     """Return the call for channels-last images, or, with ``copies``, for other layouts."""
     x, given = site.input(chain.x), chain.conv.attrs.get("group", 1)
     assert x is not None
-    # Narrow groups are merged, with zeros for the weights between them.
+    # Narrow groups are merged to fill vectors: one wider group, with zeros for the weights between
+    # channels and filters of different groups.
     every_filter = site.output().dims[1]
     groups = _merged(given, every_filter // given)
     filters, channels = every_filter // groups, x.dims[1] // groups
@@ -554,7 +552,8 @@ def _pairs(site: Site, channels: int, filters: int) -> str:
         return ""
     if site.rounds:
         return "rounded"
-    # A vector holds the products of 8 filters with two channels.
+    # A vector of 16 lanes holds the products of 8 filters with two channels, while more filters
+    # fill it without pairs.
     return "in turn" if site.library.level == "x86-64-v4" and filters <= GRAIN // 2 else ""
 
 
@@ -613,8 +612,7 @@ def _copied_lines(
     axes: Sequence[SeenAxis], channels: int, most_rows: int
 ) -> tuple[int, int, int] | None:
     """Return the positions per item, at most ``most_rows``, for which copies of their part of each
-    image row fit; the number of copies, and the columns of each. None if the positions would be too
-    few."""
+    image row fit; the number of copies, and the columns of each. None if positions are too few."""
     slices, rows, columns = axes
     of_line, line, stride = slices.most_taps * rows.most_taps, columns.positions, columns.stride
     if line < _LEAST_LINE or 2 * of_line > _MOST_ROWS or max(len(a.taps) for a in axes) > 1:

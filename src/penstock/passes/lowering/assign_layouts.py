@@ -55,8 +55,7 @@ class AssignLayouts(Pass):
 @dataclass(eq=False)
 class _Scope:
     """State of the walk over one graph: its ``own`` values, the ``nodes`` so far, and the
-    ``copies`` among them, by value and order. ``repeats``: the graph is the body of a loop in
-    ``outer``."""
+    ``copies`` among them, by value and order. ``repeats``: it is a loop body in ``outer``."""
 
     outer: _Scope | None
     own: Set[Value]

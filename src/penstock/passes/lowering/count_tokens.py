@@ -25,8 +25,7 @@ _OF_TOKENS = 2
 
 
 def count_tokens(graph: Graph, rows: Collection[str]) -> None:
-    """Replace counts of non-padding tokens by counts of all tokens of the inputs ``rows``, in
-    place."""
+    """Replace counts of non-padding tokens of the inputs ``rows`` by counts of all tokens."""
     nodes: list[Node] = []
     for node in graph.nodes:
         tokens = _counted(node, rows)

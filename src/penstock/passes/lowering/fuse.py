@@ -150,7 +150,8 @@ class _ChainSearch:
                 break
             if not _may_follow(chain, is_heavy, reader):
                 break
-            # The epilogue of a product or convolution cannot broadcast its result.
+            # The epilogue of a product or convolution is applied to its result in place, tile by
+            # tile, so it cannot broadcast it to more elements.
             if _grows(output, reader.outputs[0], 0 if is_heavy else _MOST_REPEATED):
                 break
             if reader.op.name == "DequantizeLinear" and self._are_read(reader):
@@ -231,7 +232,8 @@ def _is_heavy(node: Node) -> bool:
 def _may_follow(chain: Sequence[Node], is_heavy: bool, node: Node) -> bool:
     if chain[-1].op.name in _INTEGERS:
         return node.op.name == "Cast"
-    # Quantization is not fused into floating-point products and convolutions.
+    # Quantization is not fused into floating-point products and convolutions: ``quantize`` makes
+    # fused nodes with integer arithmetic.
     return _links(node) and not (is_heavy and "links" in node.op.traits)
 
 

@@ -58,8 +58,7 @@ class _Transfers:
         self.moved: dict[tuple[Value, str], Value] = {}
 
     def insert(self, graph: Graph, stay: bool = False) -> None:
-        """Insert the transfers of one graph; if ``stay``, its outputs need not be transferred to
-        the host."""
+        """Insert the transfers of one graph; if ``stay``, outputs may stay on devices."""
         self.nodes, self.moved = [], {}
         for node in with_checkpoints(graph.nodes):
             if is_control(node):
@@ -184,8 +183,7 @@ class _Transfers:
                 self.places[value] = place
 
     def computed(self, graph: Graph) -> list[Place | None]:
-        """Return, for each output of a graph, the device on which a node of the graph computes
-        it."""
+        """Return the device on which a node of the graph computes each output."""
         own = set(graph.nodes)
 
         def place(value: Value) -> Place | None:

@@ -118,8 +118,7 @@ def _half(value: Value | None, place: int) -> _Half | None:
 
 
 def _past_of(value: Value | None, place: int) -> Value | None:
-    """Return the tensor whose first axis has length 2 and whose element ``place`` along it is
-    ``value``."""
+    """Return the tensor [2, ...] whose element ``place`` along axis 0 is ``value``."""
     node = produced_by(value, "Gather", "Squeeze")
     if node is None:
         return None

@@ -244,8 +244,7 @@ def _positions(
     nodes: list[Node],
     offset: int = 0,
 ) -> Value:
-    """Return ``positions`` plus an offset, reshaped and cast; its nodes are appended to
-    ``nodes``."""
+    """Return ``positions`` plus an offset, reshaped and cast; nodes go to ``nodes``."""
     shaped = positions
     if offset:
         shaped = Value(f"{name}/moved", positions.type)
@@ -316,8 +315,7 @@ class _Opening:
         return node.derived(read, node.outputs, found.attrs, op=op)
 
     def _read_some(self) -> None:
-        """Compute outputs for the rows that are read alone, gathered as early as one value has
-        them."""
+        """Compute outputs for the rows that are read, gathered as early as possible."""
         graph, readers = self.graph, readers_of(self.graph)
         read = Value(READ, TensorType(INT64, ("read",)))
         graph.inputs.append(read)

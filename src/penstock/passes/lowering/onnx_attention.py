@@ -149,8 +149,7 @@ class _AttentionNodes(Expansion):
         return value if present is None else self._written(value, present)
 
     def _written(self, value: Value, output: Value) -> Value:
-        """Write ``value`` to an output of the node: directly, if its producer is one of
-        ``nodes``."""
+        """Write ``value`` to an output, directly if its producer is one of ``nodes``."""
         node = value.producer
         if node not in self.nodes:
             self.finish("Identity", [value], output)
@@ -169,7 +168,8 @@ class _AttentionNodes(Expansion):
         if key not in self._biases:
             if mask.const is not None:
                 infinite = np.where(mask.const, np.float32(0), np.float32(-np.inf))
-                # -inf rather than a low number: Softmax must give masked keys exactly 0.
+                # -inf rather than a low number: Softmax must give masked keys a weight of exactly
+                # 0, also where all scores of a row are low.
                 self._biases[key] = self.constant(infinite)
             else:
                 numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
@@ -186,7 +186,8 @@ class _AttentionNodes(Expansion):
     def _blind(self, bias: Value) -> Value | None:
         """Return flags of the queries whose keys are all masked; None if there are none."""
         if bias.const is not None:
-            # A constant bias shows which queries are blind; without any, no Where is needed.
+            # A constant bias shows at compile time which queries see no key; without any, the Where
+            # that gives them zeros is not needed.
             flags = np.isneginf(bias.const).all(-1, keepdims=True)
             return self.constant(flags) if flags.any() else None
         key = "blind", bias

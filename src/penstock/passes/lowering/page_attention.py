@@ -434,8 +434,7 @@ class _HeadsWriter:
         return y or Value(f"{self.node.label}/joined", TensorType(FLOAT32, dims))
 
     def merged(self, result: Value, y: Value | None) -> list[Node]:
-        """Return all nodes, the last of which merge the heads of [1, heads, rows, size] in
-        ``y``."""
+        """Return all nodes; the last ones merge the heads of [1, heads, rows, size]."""
         one, heads, rows, size = static_dims(result)
         turned = self.add(standard("Transpose"), [result], {"perm": [0, 2, 1, 3]})
         wide = Value(f"{WRITTEN}dims", const=np.array([one, rows, heads * size]))

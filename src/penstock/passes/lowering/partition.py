@@ -41,8 +41,7 @@ Need = Value | Node
 
 class Partition(Pass):
     """Partition a graph by the devices of its nodes (see ``partition``), if the ``FramePolicy``
-    separates devices. The parts are recorded in the policy: for a graph that stays whole, the graph
-    itself."""
+    separates devices. The parts, or the whole graph, are recorded in the policy."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         frames, policy = Frames(graph), context.frames
@@ -199,8 +198,7 @@ class _Draft:
                 self.receive(self.whole.pivot(frame), device)
 
     def received_signal(self, node: Node) -> Value | None:
-        """Return a received value that is alive if and only if ``node`` was; None if there is
-        none."""
+        """Return a received value that is alive if and only if ``node`` was, else None."""
         # A Switch that runs has one dead output.
         if node.op.role is Role.SWITCH:
             return None
@@ -301,8 +299,7 @@ class _Draft:
         return self.triggers[frame]
 
     def leads(self, frame: Frame) -> bool:
-        """Whether the LoopCond is in this part and, within an iteration, depends on no other
-        part."""
+        """Whether the LoopCond is in this part and depends on no other in an iteration."""
         stack = [_source(self.whole.pivot(frame))]
         seen: set[Node] = set()
         has_back_edge = False
@@ -335,8 +332,7 @@ class _Draft:
         return self.primitive("Enter", frame, [signal], ["entered"], attrs, around)
 
     def control_loop(self, frame: Frame) -> Node:
-        """Return the Merge of a new control loop that runs as long as the loop on another
-        device."""
+        """Return the Merge of a new control loop, driven by the loop on another device."""
         entered = self.enter(frame).outputs
         again = Value(f"{frame.name}#again", TensorType(BOOL, ()))
         merge = self.primitive("Merge", frame, [*entered, again], ["merged", "index"])

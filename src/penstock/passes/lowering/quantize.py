@@ -101,7 +101,8 @@ def _are_inverse(before: Node, after: Node) -> bool:
     parameters = _parameters(before)
     if parameters is None or parameters != _parameters(after):
         return False
-    # With a scale near infinity or subnormal, products and quotients lose precision.
+    # With a scale near infinity or subnormal, products and quotients lose precision, so that
+    # requantization may return other codes.
     return _SMALLEST < parameters[0] < _LARGEST
 
 
@@ -143,8 +144,7 @@ class _Computing:
         return fused_copies([*before, *chain])
 
     def chain(self, last: Node) -> list[Node] | None:
-        """Return the nodes from one of ``COMPUTING`` to ``last``, each read by the next one
-        alone."""
+        """Return the nodes from one of ``COMPUTING`` to ``last``, without other readers."""
         chain = [last]
         while chain[0].op.name not in COMPUTING:
             value = chain[0].inputs[0]

@@ -40,8 +40,7 @@ _LOWEST = -1e30
 """float32 numbers at or below it absorb any score that is added"""
 _LOWEST_FINITE = float(np.finfo(FLOAT32).min)
 _LEAST = 1e-18
-"""the least factor of scores: with smaller ones, separate steps may overflow where a fused node
-does not"""
+"""the least factor of scores: with smaller ones, only separate steps may overflow"""
 
 
 class ScoreTerm(NamedTuple):
@@ -148,7 +147,8 @@ class _Search:
             return None
         behind = [softmax, guard, node] if guard is not None else [softmax, node]
         for before, reader in pairwise(behind):
-            # An intermediate value with another reader must exist as a tensor.
+            # An intermediate value with another reader must exist as a tensor, which a fused node
+            # does not write.
             output = before.outputs[0]
             if output is None or self.readers.get(output) != [reader]:
                 return None
@@ -236,7 +236,8 @@ def _is_open(operands: _Operands, scores: _Scores) -> bool:
         return False
     if of_v[:3] != (batch, groups, None) or not of_v[3]:
         return False
-    # A bias with larger dims than the product would broadcast the result.
+    # A bias with larger dims than the product of queries and keys would broadcast the result, which
+    # a fused node does not support.
     if any(_dims(node.outputs[0])[:3] != (batch, heads, rows) for node in scores.nodes):
         return False
     return all(_is_bias(term.operand) for term in scores.terms)
@@ -373,7 +374,8 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
     condition, yes, no = node.inputs
     for x, other, holds in ((no, yes, True), (yes, no, False)):
         number = _number(other)
-        # The negation rejects NaN.
+        # The negation rejects NaN, which must not count as a replacement that hides scores from
+        # softmax, since it would spread to all results of the row.
         if condition is None or number is None or not number <= _LOWEST:
             continue
         chain = _chain(x, readers, depth + 1)
@@ -385,8 +387,7 @@ def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
 
 
 def _transposed(value: Value | None) -> tuple[Value | None, float]:
-    """Return the keys whose transpose, times a factor, is ``value``, and the factor; None for other
-    values."""
+    """Return the keys whose scaled transpose is ``value``, or None, and the factor."""
     factor, keys = 1.0, None
     # A factor may precede or follow the Transpose.
     for _ in range(3):

@@ -55,8 +55,7 @@ def rounds_to_bfloat16(node: Node) -> bool:
 
 
 def _casts_before(node: Node) -> tuple[Node, ...]:
-    """Return the Casts of ``node``'s input to bfloat16 and back to float32; empty if there are
-    none."""
+    """Return the Casts of ``node``'s input to bfloat16 and back, or an empty tuple."""
     x = node.inputs[0]
     widen = None if x is None else x.producer
     if x is None or x.dtype != FLOAT32 or widen is None or widen.op.full_name != "Cast":

@@ -285,8 +285,7 @@ class RowPacking:
             raise Stays("combines rows with a value that cannot be gathered by row")
 
     def are_gathered(self, value: Value, axes: Axes) -> bool:
-        """Whether a value's rows are gathered by index in the batch, or by position if all samples
-        share them."""
+        """Whether rows are gathered by index in the batch, or by position if samples share them."""
         names = axis_names(axes)
         at = place_of_rows(axes) if ROWS in names else None
         if at is None or SAMPLES not in names:  # shared by all samples, or a single one
@@ -373,8 +372,7 @@ class RowPacking:
             self._factors[y] = [factor for own in known for factor in own]
 
     def _is_mask(self, factor: Value, axes: Axes) -> bool:
-        """Whether a factor along these axes is computed at run time and has at least one element
-        per row."""
+        """Whether a factor is computed at run time, with an element per row at least."""
         dims = factor.shape or ()
         is_given = factor not in self.axes and not factor.is_constant
         fits = len(dims) == len(axes) and dims[1:2] == (self.rows,) and axes[1] == self.row

@@ -112,8 +112,7 @@ class ScoreBiases:
         return hides == {True}
 
     def _cases(self, biases: Sequence[Value], causal: bool) -> list[tuple[Probe, np.ndarray]]:
-        """Return the sum of all biases at the near probes and at one far probe. Raises
-        ``Stays``."""
+        """Return the sum of biases at near probes and at a far one. Raises ``Stays``."""
         found = [(probe, _total(biases, probe, causal)) for probe in self._probes.near]
         for probe in self._probes.far:
             if (total := _total(biases, probe, causal)) is not None:

@@ -107,8 +107,7 @@ def _role_of(value: Value) -> str:
 
 
 def prepared(source: Graph) -> Graph:
-    """Return a copy of a graph with length-independent values folded, and without padding
-    tokens."""
+    """Return a copy with length-independent values folded, and without padding tokens."""
     graph = clone(source)
     run_passes((*STRUCTURE, _FOLD), graph, PassContext())
     count_tokens(graph, roles_of(graph).rows)
@@ -236,8 +235,7 @@ class Probes:
                 yield {v.name: v.const for v in read if v.const is not None}
 
     def _sample(self, rows: int, past: int, source: int) -> tuple[Graph, np.ndarray | None]:
-        """Return a graph for these numbers of positions, and the encoder's mask, if it reads
-        one."""
+        """Return a graph for these numbers of positions, and the encoder's mask, if any."""
         present = None
         copy = sample_graph(self._graph, self._roles, rows, past, source)
         for value in [v for v in copy.inputs if v.name in self._roles.fixed and is_mask(v)]:

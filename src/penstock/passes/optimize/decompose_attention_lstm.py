@@ -154,8 +154,7 @@ class _Steps(Expansion):
         return states, cell
 
     def _attention(self, d: int, memory: Value, behind: Value | None) -> Callable[[Value], Value]:
-        """Return a function from a direction's state to the mean [batch, depth] that it attends
-        to."""
+        """Return a function from a direction's state to its attention mean [batch, depth]."""
         batch, positions, depth = dims_and_dtype(memory)[0]
         key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
         query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]

@@ -178,8 +178,7 @@ def _pack(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
 
 @_expresses("MatrixDiag", "MatrixDiagV3", "MatrixSetDiagV3")
 def _main_diagonal(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
-    """Decompose diagonals into a Where with a mask between diagonal elements and zeros, padding or
-    a matrix."""
+    """Decompose diagonals into a masked Where with zeros, padding or a matrix."""
     sets, (*_, rows, columns) = "Set" in parts.node.op.name, dims_and_dtype(result)[0]
     k = inputs[2].const if sets else inputs[1].const if len(inputs) > 1 else np.zeros(1)
     if k is None or k.any() or k.size != 1 or rows * columns > _MOST_PLACES:

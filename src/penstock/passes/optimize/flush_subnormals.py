@@ -21,8 +21,7 @@ _BLOCK = 1 << 15  # elements that fit in the cache with intermediate results
 
 
 class FlushSubnormals(Pass):
-    """Replace subnormal numbers in float32 weights by zeros, if there are large weights beside
-    them."""
+    """Replace subnormal float32 weights beside large ones by zeros."""
 
     operations = frozenset(
         ("Conv", "ConvTranspose", "GRU", "Gemm", "GruCell", "LSTM", "LstmCell", "MatMul", "RNN")

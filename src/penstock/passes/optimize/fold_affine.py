@@ -22,8 +22,7 @@ _Affine: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 class FoldAffine(Pass):
-    """Fold per-channel scales and shifts into the convolutions and products whose only reader they
-    are."""
+    """Fold scales and shifts into the convolutions and products that they alone read."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
@@ -78,8 +77,7 @@ def _normalization(node: Node, i: int) -> _Affine | None:
 
 
 def _arithmetic(node: Node, i: int) -> _Affine | None:
-    """Return the scale and shift of arithmetic of input ``i`` with a scalar or per-channel
-    constant."""
+    """Return the scale and shift of arithmetic with a scalar or per-channel constant."""
     const, value, output = _constant(node, 1 - i), node.inputs[i], node.outputs[0]
     if const is None or value is None or output is None or output.shape is None:
         return None
@@ -121,7 +119,8 @@ def _folded(node: Node, affine: _Affine) -> list[Value | None] | None:
         shift = shift + scale * bias.reshape(-1)
     name = node.outputs[0].name if node.outputs[0] is not None else node.name
     values = list(node.inputs[:2])
-    # A shift alone only changes the bias: the weights need no copy.
+    # A shift alone only changes the bias: the weights need no scaled copy, which would take as much
+    # memory as they do.
     if (scale != 1).any():
         values[1] = Value(f"{name}/weights", const=_scaled(weights, scale, axis, group))
     values.append(Value(f"{name}/bias", const=shift.astype(FLOAT32)))

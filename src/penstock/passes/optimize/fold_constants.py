@@ -176,8 +176,7 @@ class _Folder:
         return types_of_branches(node) if is_if else types
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:
-        """Return the outputs of a pure operation on constants; None if they are too large to
-        keep."""
+        """Return the outputs of a pure operation on constants; None if they are too large."""
         if self.reproducible:
             from penstock.ops.exactness import is_exact
 

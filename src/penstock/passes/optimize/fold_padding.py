@@ -14,8 +14,7 @@ from penstock.passes.context import Pass, PassContext
 
 
 class FoldPadding(Pass):
-    """Fold Pad nodes into the convolutions and poolings that read them. A Pad without other readers
-    is then dead."""
+    """Fold Pad nodes into the convolutions and poolings that read them."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False

@@ -349,8 +349,7 @@ def _is_square(value: Value | None, x: Value) -> bool:
 
 
 def _trailing(node: Node) -> int | None:
-    """Return the first axis, as a negative index, of a reduction over trailing axes with
-    keepdims."""
+    """Return the first axis (negative) of a reduction over trailing axes with keepdims."""
     x = node.inputs[0]
     # Without keepdims, the quotient would broadcast along other axes.
     if x is None or x.rank is None or not node.attrs.get("keepdims", 1):

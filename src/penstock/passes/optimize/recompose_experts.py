@@ -34,8 +34,7 @@ class RecomposeExperts(Pass):
 
 
 class _Chosen(NamedTuple):
-    """Gather along axis 0 of ``matrices``, possibly ``transposed``, with indices of dims
-    ``lead``."""
+    """Gather of ``matrices``, possibly ``transposed``, with indices of dims ``lead``."""
 
     matrices: Value
     indices: Value
@@ -84,8 +83,7 @@ def _chosen_by(value: Value | None) -> _Chosen | None:
 
 
 def _fits(x: Value, chosen: _Chosen, columns: bool) -> bool:
-    """Whether each matrix of x, which has few rows or is a column, has an index, possibly
-    shared."""
+    """Whether x has few rows or is a column, and its matrices have (shared) indices."""
     type_, other = x.type, chosen.matrices.type
     if not isinstance(type_, TensorType) or not isinstance(other, TensorType):
         return False

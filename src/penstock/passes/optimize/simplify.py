@@ -44,8 +44,7 @@ def _visit(node: Node) -> Replacement | bool:
 
 
 def identity(node: Node, value: Value, output: Value) -> Replacement:
-    """Remove Identity, and IdentityN, which TensorFlow writes around functions with custom
-    gradients."""
+    """Remove Identity and IdentityN, as TensorFlow writes around custom gradients."""
     return node.inputs
 
 

@@ -210,8 +210,7 @@ def _pad(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | Non
 
 
 def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Value | None] | None:
-    """Return the inputs of a Pad of ``source``, whose axis ``order[i]`` is axis i of the Pad's
-    input."""
+    """Return a Pad's inputs for ``source``, whose axis ``order[i]`` is axis i of its input."""
     axes = node.const(3)
     if source is None or node.const(1) is None or (node.input(3) is not None and axes is None):
         return None
@@ -225,7 +224,8 @@ def _padded(node: Node, source: Value | None, order: Sequence[int]) -> list[Valu
 def _reduction(node: Node, sources: Sequence[Value | None], rank: int) -> _Moved | None:
     axes, perm = node.const(1), _last(rank)
     reduced = None if axes is None or not axes.size else _axes(axes, perm)
-    # Channels are contiguous in NHWC: moving a reduction over them gains nothing.
+    # Channels are contiguous in NHWC memory, where a reduction over them is fast: moving it gains
+    # nothing.
     if reduced is None or min(reduced) < 2:
         return None
     # Without keepdims, axes after a reduced one are renumbered.
@@ -259,7 +259,8 @@ def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | Non
     if perm is None or padded is None or output is None:
         return None
     rank, source = len(perm), pad.inputs[0]
-    # Another reader of the Pad needs its original layout.
+    # Another reader of the Pad needs its original layout, so the Transpose would be needed for it
+    # anyway.
     if perm != _first(rank) or source is None or len(readers.get(padded, ())) != 1:
         return None
     if pad.control_inputs or source.rank != rank:

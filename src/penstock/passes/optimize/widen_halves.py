@@ -69,8 +69,7 @@ class _Widening:
         return names_of(self.whole)
 
     def run(self, graph: Graph, nodes: list[Node]) -> bool:
-        """Widen the nodes of ``graph``, and append them to ``nodes``; return whether any
-        changed."""
+        """Widen the nodes of ``graph`` into ``nodes``; return whether any changed."""
         self.home.update(dict.fromkeys(graph.inputs, nodes))
         outputs, changed = set(graph.outputs), False
         for node in with_checkpoints(graph.nodes):
@@ -164,8 +163,7 @@ class _Widening:
         return casts
 
     def constant(self, value: Value) -> Value:
-        """Return a constant in float32. It is stored once: other readers get it converted back to
-        16 bits."""
+        """Return a constant in float32, stored once: 16-bit readers get it converted back."""
         wide = self.constants.get(value)
         if wide is None:
             assert value.const is not None
