@@ -1,1 +1,1 @@
-"""Plans as Python source."""
+"""Generation of Python source from plans."""

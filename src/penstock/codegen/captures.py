@@ -1,8 +1,8 @@
-"""Steps of a program that a device captures into a graph, which one launch replays.
+"""Capture of consecutive device steps into a graph, which a single launch replays.
 
-Consecutive steps on one device, of fixed shapes, that read nothing on the host are a function of
-their own, ``body_0``, beside the program's. In the program stands a call of what the backend makes
-of it (``Backend.captured``), which calls the function as it is at first, and later replays::
+Consecutive steps on one device, with static shapes and no host operands, become a separate
+function, ``body_0``. The program calls the wrapper that the backend creates for it
+(``Backend.captured``), which at first calls the function and later replays its graph::
 
     v1 = transfer_0(v0)                     a loop's body and a branch have graphs of their own:
     (v9,) = graph_0(v1)                     between them the host decides
@@ -23,13 +23,13 @@ from penstock.ops.work_estimate import flops
 from penstock.plan.plan import Plan, SlotKind, Step
 
 _FEWEST = 2
-"""kernels from which on a launch of their graph is worth it"""
+"""least number of kernels for which a graph launch pays off"""
 
 
 class CapturedSteps:
-    """Steps that are captured together. ``inputs`` and ``outputs`` are slots known only during the
-    run; ``fresh`` says of each output whether it must be in memory of its own, as it may be read
-    after the next launch. ``state`` and ``reason`` say what has come of it, in whichever arena."""
+    """Steps that are captured together. ``inputs`` and ``outputs`` are slots known only at run
+    time; ``fresh`` says for each output whether it needs new memory, as it may be read after the
+    next launch. ``state`` and ``reason`` are the outcome of the capture, in any arena."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class CapturedSteps:
 
     @property
     def told(self) -> str:
-        """Its state as text, with the reason."""
+        """Return the state as text, with the reason."""
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
     def captured(self) -> None:
-        """A graph has been captured."""
+        """Record that a graph was captured."""
         self.state = "captured"
 
     def failed(self, reason: str) -> None:
-        """A graph cannot be captured."""
+        """Record that a graph cannot be captured."""
         self.state, self.reason = "not captured", reason
 
 
 class CaptureWriter:
-    """Writes the calls of graphs, ``graph_0`` and so on, whose steps are in ``captures``; and their
-    ``bodies``, the functions that are captured."""
+    """Writer of the calls of graphs, ``graph_0`` and so on, whose steps are in ``captures``; and of
+    their ``bodies``, the captured functions."""
 
     def __init__(self, plan: Plan) -> None:
         self.captures: dict[str, CapturedSteps] = {}
@@ -71,11 +71,11 @@ class CaptureWriter:
         self._at_once = read_at_once(plan)
 
     def pieces(self, steps: Sequence[Step], counted: Collection[Step]) -> Iterator[list[Step]]:
-        """``capture_groups`` of the steps of a block."""
+        """Yield the ``capture_groups`` of the steps of a block."""
         return capture_groups(self._plan, steps, counted)
 
     def write(self, writer: StepWriter, steps: Sequence[Step]) -> None:
-        """Write a call of a graph of ``steps``, and the body."""
+        """Write the call of a graph of ``steps``, and its body."""
         slots, after = self._plan.slots, writer.lifetimes.after
         results = [i for step in steps for i in step.outputs if i >= 0]
         made = [i for i in results if slots[i].kind is SlotKind.DYNAMIC]
@@ -83,7 +83,7 @@ class CaptureWriter:
         read = dict.fromkeys(i for step in steps for i in runtime_slots(self._plan, step))
         inputs = [i for i in read if i not in made]
         outputs = [i for i in made if i not in released]
-        # A replay overwrites the results of the last one, unless they were read before.
+        # A replay overwrites the results of the previous one, unless they are read at once.
         fresh = [i not in self._at_once for i in outputs]
         number = len(self.captures)
         self.captures[f"graph_{number}"] = CapturedSteps(steps, inputs, outputs, fresh)
@@ -93,7 +93,7 @@ class CaptureWriter:
         writer.write_gathered()
         writer.text.write(call, tuple(steps), f"{len(steps)} steps")
         writer.release([i for i in released if i not in made])
-        # The body is a function beside the program, so its lines are apart until all are written.
+        # The body is a separate function, so its lines are collected separately.
         outer, work = writer.text, writer.work
         writer.text = body = SourceText()
         writer.line(f"def body_{number}({writer.names(inputs)}):")
@@ -111,11 +111,11 @@ class CaptureWriter:
 def capture_groups(
     plan: Plan, steps: Sequence[Step], counted: Collection[Step]
 ) -> Iterator[list[Step]]:
-    """Steps of a block, those together that can be captured together; ``counted`` are those whose
-    results count against the budget of a run."""
+    """Yield the steps of a block in groups that can be captured together; results of ``counted``
+    steps count against the budget of a run."""
     group: list[Step] = []
     for step in with_checkpoints(steps):
-        # A replay allocates nothing that a budget could count.
+        # A replay allocates no memory that a budget could count.
         joins = step not in counted and is_capturable(plan, step)
         if group and not (joins and step.backend == group[0].backend):
             yield from _worth(group)
@@ -137,7 +137,7 @@ def _worth(group: list[Step]) -> Iterator[list[Step]]:
 
 
 def is_capturable(plan: Plan, step: Step) -> bool:
-    """Whether a step does the same on its device in each run, but for the contents of tensors."""
+    """Whether a step launches the same kernels in each run, apart from tensor contents."""
     kernel, slots = step.kernel, plan.slots
     if kernel is None or step.backend not in plan.captures or is_transfer(step.node):
         return False
@@ -148,7 +148,7 @@ def is_capturable(plan: Plan, step: Step) -> bool:
         or step.contract is not None
     ):
         return False
-    # A replay would see what the host had read when the graph was captured.
+    # A replay would use the host values of the time of capture.
     if any(slots[step.inputs[i]].kind is not SlotKind.CONSTANT for i in _given(step)):
         return False
     types = [slots[i].type for i in (*step.inputs, *step.outputs) if i >= 0]
@@ -156,7 +156,7 @@ def is_capturable(plan: Plan, step: Step) -> bool:
 
 
 def _given(step: Step) -> list[int]:
-    """The inputs that the kernel of a step reads on the host."""
+    """Return the inputs that a step's kernel reads on the host."""
     assert step.kernel is not None
     return [
         i for i in step.kernel.device.host_inputs if i < len(step.inputs) and step.inputs[i] >= 0
@@ -164,7 +164,7 @@ def _given(step: Step) -> list[int]:
 
 
 def read_at_once(plan: Plan) -> set[int]:
-    """The slots that only transfers to the host read, which wait for them."""
+    """Return the slots that are read only by (blocking) transfers to the host."""
     moved: set[int] = set()
     others: set[int] = set(plan.outputs)
     for step in with_checkpoints(plan.walk()):
@@ -178,5 +178,5 @@ def read_at_once(plan: Plan) -> set[int]:
 
 
 def slots_of(plan: Plan, step: Step) -> Iterable[Any]:
-    """The slots that the outputs of a step are views of."""
+    """Return the slots that the outputs of a step are views of."""
     return [plan.slots[i].base for i in step.outputs if i >= 0 and plan.slots[i].base >= 0]

@@ -1,4 +1,4 @@
-"""Writes If, Loop, Scan and SequenceMap as control flow of Python, their blocks in place.
+"""Code generation for If, Loop, Scan and SequenceMap as Python control flow, with inline blocks.
 
 A Loop of ``n`` iterations that carries ``v`` and collects ``rows``, with its carried value in two
 alternating buffers (``b3``, ``b4``), becomes:
@@ -15,9 +15,9 @@ alternating buffers (``b3``, ``b4``), becomes:
     v12 = stack(r12, 0, 0, k12)
     r12 = None
 
-Variables beside those of ``names``, each with the number of its slot or of the depth of its loop:
-``i`` the iteration, ``go`` whether another follows, ``t`` and ``s`` the buffer that a carried value
-may use in this iteration and in the next, ``x`` the view of a scanned input, ``r`` collected rows.
+Variables besides those of ``names``, each numbered by its slot or loop depth: ``i`` the iteration,
+``go`` whether another follows, ``t`` and ``s`` the buffers of a carried value in this iteration and
+in the next, ``x`` the view of a scanned input, ``r`` collected rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from penstock.plan.plan import Carry, Step, reads
 
 
 def write_control_flow(writer: StepWriter, step: Step) -> None:
-    """An If or a loop, which does not nest deeper than CPython compiles (``nests_deep``)."""
-    # An If is not counted among loops, whose number is in the names of their variables.
+    """Write an If or a loop, nested no deeper than CPython compiles (``nests_deep``)."""
+    # An If is not counted as a loop: the loop depth is part of variable names.
     if step.node.op.name == "If":
         _write_if(writer, step)
         return
@@ -46,7 +46,7 @@ def write_control_flow(writer: StepWriter, step: Step) -> None:
 
 def _write_if(writer: StepWriter, step: Step) -> None:
     writer.line(f"if {_condition(writer, step.inputs[0])}:", step, comment(step))
-    # One of the branches runs: the longest counts towards the next check for a stop.
+    # Only one branch runs: the one with the most work counts towards the next stop check.
     work_before, work_after = writer.work, 0
     for number, block in enumerate(step.blocks):
         if number:
@@ -63,7 +63,7 @@ def _write_if(writer: StepWriter, step: Step) -> None:
                     text = _owned(writer, value) if owned else writer.name[value]
                     pairs.append((writer.name[result], text))
             writer.assign(pairs, step)
-            # Results have names outside of the branch now.
+            # The results now have names outside of the branch.
             writer.release(writer.lifetimes.handed_out[block])
             if len(writer.text.lines) == lines_before:
                 writer.line("pass")
@@ -86,7 +86,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
     trips = "count()" if limit < 0 else f"range(scalar({writer.name[limit]}))"
     iteration = _begin_iteration(writer, step, trips)
     with writer.indented():
-        # Most bodies read neither the number nor the condition.
+        # Most bodies read neither the iteration number nor the condition.
         slots_read = {slot for inner in block.steps for slot in reads(inner)}
         slots_read.update(block.outputs if proceed != true else block.outputs[1:])
         if number in slots_read:
@@ -97,7 +97,7 @@ def _write_loop(writer: StepWriter, step: Step) -> None:
         outputs.collect(iteration)
         test = "" if proceed == true or _is_true(writer, proceed) else _condition(writer, proceed)
         if test and any(proceed in (carry.inside, carry.updated) for carry in step.carries):
-            # The carried value's name is about to mean the next iteration's.
+            # The carried variable is about to hold the next iteration's value.
             writer.line(f"go{writer.loops} = {test}", step)
             test = f"go{writer.loops}"
         _end_iteration(writer, step)
@@ -160,11 +160,11 @@ _LOOPS: dict[str, Callable[[StepWriter, Step], None]] = {
 }
 
 
-# Parts that constructs share.
+# Shared parts of the constructs.
 
 
 def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
-    """The steps of a block; of an expanded step, a line that yields the block's number."""
+    """Write the steps of a block; for an expanded step, a line that yields the block's number."""
     expanded = writer.tasks.expanded.get(step)
     if expanded:
         writer.line(f"yield {expanded[number]}")
@@ -174,20 +174,20 @@ def _write_body(writer: StepWriter, step: Step, number: int = 0) -> None:
 
 def _condition(writer: StepWriter, slot: int) -> str:
     type_, name = writer.slots[slot].type, writer.name[slot]
-    # The truth of one element is that of its array, which spares a call in each iteration.
+    # A one-element array can be tested directly, which saves a call in each iteration.
     single = is_static(type_) and set(type_.dims) <= {1}
     return name if single else f"truth({name})"
 
 
 def _is_true(writer: StepWriter, slot: int) -> bool:
-    """Whether a condition is a constant that holds."""
+    """Whether a condition is constant and true."""
     const = writer.slots[slot].const
     return const is not None and const.size == 1 and bool(const.all())
 
 
 def _owned(writer: StepWriter, slot: int) -> str:
-    """A value that outlives the iteration or the branch, as text."""
-    # Their elements never lie in an arena, so that nothing overwrites them.
+    """Return the expression of a value that outlives the iteration or the branch."""
+    # Their elements are never in an arena, so nothing overwrites them.
     shared = isinstance(writer.slots[slot].type, SequenceType | MapType)
     if writer.slots[slot].owned or shared:
         return writer.name[slot]
@@ -195,18 +195,18 @@ def _owned(writer: StepWriter, slot: int) -> str:
 
 
 def _counted(writer: StepWriter, slot: int) -> str:
-    """A value that is added to a list in each iteration, as text."""
+    """Return the expression of a value that is appended to a list in each iteration."""
     text = _owned(writer, slot)
     return f"keep({text})" if writer.counts else text
 
 
 def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
-    """The head of a loop; returns the name of the iteration's number."""
-    # Inner loops have numbers of their own: these are the variables of one function.
+    """Write the head of a loop; return the name of its iteration variable."""
+    # Nested loops share the variables of one function, so each has a number.
     iteration = f"i{writer.loops}"
     writer.line(f"for {iteration} in {trips}:", step)
     with writer.indented():
-        # An iteration may take any time: each asks once.
+        # An iteration may take any time, so each checks once.
         writer.check_for_stop(step)
         most = writer.max_iterations
         if most is not None:
@@ -216,7 +216,7 @@ def _begin_iteration(writer: StepWriter, step: Step, trips: str) -> str:
 
 
 def _end_iteration(writer: StepWriter, step: Step) -> None:
-    """Hand the carried values to the next iteration."""
+    """Write the assignments of carried values for the next iteration."""
     (block,) = step.blocks
     writer.observe_release(writer.lifetimes.handed_out[block])
     pairs = []
@@ -224,7 +224,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
         inside = writer.name[carry.inside]
         if carry.buffers is not None:
             target, spare = _target(writer, carry), f"s{carry.inside}"
-            # The body could not write the buffer itself.
+            # The body could not write to the buffer directly.
             if not carry.direct:
                 writer.line(f"copied({target}, {writer.name[carry.updated]})", step)
             pairs += [(inside, target), (target, spare), (spare, target)]
@@ -235,7 +235,7 @@ def _end_iteration(writer: StepWriter, step: Step) -> None:
 
 
 def _target(writer: StepWriter, carry: Carry) -> str:
-    """The variable that holds the buffer which the current iteration may write."""
+    """Return the variable of the buffer that the current iteration may write."""
     return writer.name[carry.updated] if carry.direct else f"t{carry.inside}"
 
 
@@ -250,12 +250,12 @@ def _begin_carries(writer: StepWriter, step: Step) -> None:
 
 
 def _end_carries(writer: StepWriter, step: Step) -> None:
-    """Hand out the carried values as results."""
+    """Write the assignments of carried values to results."""
     results = [carry for carry in step.carries if carry.result >= 0]
     for carry in results:
         if carry.buffers is not None:
             inside, buffer = writer.name[carry.inside], writer.name[carry.buffers[0]]
-            # Without an iteration the value lies where it did before, which a later step may
+            # Without iterations, the value is still the initial one, which a later step may
             # overwrite.
             text = f"if {inside} is {writer.name[carry.initial]}:"
             writer.line(f"{text} {inside} = copied({buffer}, {inside})", step)
@@ -263,7 +263,7 @@ def _end_carries(writer: StepWriter, step: Step) -> None:
 
 
 def _drop(writer: StepWriter, step: Step, held: Sequence[str], entered: Sequence[int]) -> None:
-    """Release the variables of the iterations; without iterations, some were never assigned."""
+    """Release the variables of iterations; without iterations, some were never assigned."""
     (block,) = step.blocks
     buffered = {carry.inside for carry in step.carries if carry.buffers}
     slots = dict.fromkeys((*entered, *writer.lifetimes.handed_out[block]))
@@ -273,7 +273,7 @@ def _drop(writer: StepWriter, step: Step, held: Sequence[str], entered: Sequence
 
 
 class _ScanOutput(NamedTuple):
-    """An output that collects ``row`` from each iteration; ``slot`` is -1 if it is left out."""
+    """A scan output that collects ``row`` in each iteration; ``slot`` is -1 if it is omitted."""
 
     slot: int
     row: int
@@ -282,8 +282,8 @@ class _ScanOutput(NamedTuple):
 
 
 class _ScanOutputs:
-    """Rows go straight into the result if its shape is known, else into a list, which is the result
-    where a device has the rows."""
+    """Scan outputs: rows are written to the result if its shape is known, else to a list, which is
+    itself the result for rows on a device."""
 
     def __init__(self, writer: StepWriter, step: Step, outputs: Iterable[_ScanOutput]) -> None:
         self.writer, self.step = writer, step
@@ -310,7 +310,7 @@ class _ScanOutputs:
                 writer.line(added.format(_owned(writer, row)), self.step)
 
     def end(self) -> list[str]:
-        """Stack rows that are in lists; returns the variables that held rows."""
+        """Write the stacking of listed rows; return the variables that held rows."""
         writer = self.writer
         for slot, _, axis, backward in self.outputs:
             type_, rows = writer.slots[slot].type, f"r{slot}"

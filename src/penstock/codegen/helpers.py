@@ -1,6 +1,6 @@
-"""Functions that generated programs call beside kernels, by the names that programs give them.
+"""Functions besides kernels that generated programs call, by their names there.
 
-The NumPy functions among them, and the few builtins, are all that a program can reach: names from a
+A program can only reach these, the NumPy functions among them, and a few builtins: names from a
 model file are never evaluated.
 """
 
@@ -33,12 +33,12 @@ from penstock.plan.plan import Step
 
 
 def began(control: Any, step: Step, *inputs: RunValue) -> None:
-    """Tell the observer of a run that ``step`` begins."""
+    """Notify the observer of a run that ``step`` begins."""
     control.observer.step_begin(control.run, step, inputs)
 
 
 def ended(control: Any, step: Step, *outputs: RunValue) -> None:
-    """Tell the observer of a run that ``step`` has ended, and how much memory its outputs take."""
+    """Notify the observer of a run that ``step`` has ended, with the bytes of its outputs."""
     observer, run = control.observer, control.run
     if is_transfer(step.node):
         observer.transfer(run, step, _nbytes(outputs[0]))
@@ -46,21 +46,21 @@ def ended(control: Any, step: Step, *outputs: RunValue) -> None:
     if not step.into:
         slots = run.table.slots
         values = zip(step.outputs, outputs, strict=True)
-        # Views have no memory of their own.
+        # Views own no memory.
         own = [x for i, x in values if i >= 0 and slots[i].owned and slots[i].base < 0]
         if nbytes := sum(map(_nbytes, own)):
             observer.allocation(run, nbytes)
 
 
 def begun(control: Any, begin: Callable[..., RunValue], *inputs: RunValue) -> Outcome:
-    """Begin an asynchronous kernel; it ends, too, when the run is stopped."""
+    """Begin an asynchronous kernel, which also ends when the run is stopped."""
     outcome = Outcome(begin, inputs)
     control.add_listener(outcome.stop)
     return outcome
 
 
 def awaited(control: Any, outcome: Outcome) -> Any:
-    """The outputs of an asynchronous kernel, unless the run is stopped before they come."""
+    """Return the outputs of an asynchronous kernel, unless the run is stopped before."""
     try:
         return outcome.wait()
     finally:
@@ -68,7 +68,7 @@ def awaited(control: Any, outcome: Outcome) -> Any:
 
 
 def freed(control: Any, *values: RunValue) -> None:
-    """Tell the observer of a run that ``values``, which the run allocated, are released."""
+    """Notify the observer of a run that ``values``, which the run allocated, are released."""
     if nbytes := sum(map(_nbytes, values)):
         control.observer.allocation(control.run, -nbytes)
 
@@ -80,7 +80,7 @@ def _nbytes(value: RunValue) -> int:
 
 
 def own(value: RunValue) -> RunValue:
-    """A copy of a tensor. Lists are shared: their elements never lie in an arena."""
+    """Return a copy of a tensor. Lists are shared: their elements are never in an arena."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
@@ -89,22 +89,22 @@ def _copy_to_reused(array: np.ndarray) -> np.ndarray:
 
 
 def unshared(value: RunValue) -> RunValue:
-    """A deep copy of ``value``, so that the caller of a run shares no memory with the run."""
+    """Return a deep copy of ``value``, so that callers share no memory with the run."""
     if isinstance(value, np.ndarray):
         large = value.nbytes > LARGEST
-        if not large and THREAD.run is None:  # there is no budget, which takes as long to ask
+        if not large and THREAD.run is None:  # no budget: looking it up takes as long
             return in_c_order()(value)
         return copy_within_budget(value, _copy_to_reused if large else in_c_order())
     if isinstance(value, list):
         return [unshared(element) for element in value]
     if isinstance(value, dict):
         return {key: x if x.__class__ is float else unshared(x) for key, x in value.items()}
-    clone = getattr(value, "clone", None)  # a tensor of a device, which callers may have fed
+    clone = getattr(value, "clone", None)  # a device tensor, which callers may have fed
     return value if clone is None else clone()
 
 
 def sent(value: RunValue) -> RunValue:
-    """A value that goes to another process, which copies it: a tensor in C order."""
+    """Return a value for another process, which copies it: a tensor in C order."""
     return contiguous()(value)
 
 
@@ -123,7 +123,7 @@ _FUNCTIONS = (
 
 _HELPERS: dict[str, Any] = {
     **{function.__name__: function for function in _FUNCTIONS},
-    # Names of a model file are no code; should one get into the text, it reaches nothing else.
+    # Names of a model file are never code; should one get into the text, it reaches only these.
     "__builtins__": {"len": len, "map": map, "range": range},
     "THREAD": THREAD,
     "array": np.array,
@@ -137,8 +137,8 @@ _HELPERS: dict[str, Any] = {
 
 
 def helpers() -> dict[str, Any]:
-    """A new dict of all these, by name. ``contiguous`` is a tensor in C order, as callers expect
-    it, and other values as they are; ``in_c_order`` a copy; ``copied`` a buffer, after a value is
-    copied into it."""
+    """Return a new dict of these functions, by name. ``contiguous`` returns a tensor in C order, as
+    callers expect, and other values unchanged; ``in_c_order`` a copy; ``copied`` a buffer into
+    which a value was copied."""
     compiled = {"contiguous": contiguous(), "in_c_order": in_c_order(), "copied": refilled()}
     return {**_HELPERS, **compiled}

@@ -1,7 +1,7 @@
-"""Release of the values of a plan that are allocated during the run.
+"""Lifetimes: where a program releases the values that a run allocates.
 
-A value goes after the last step of its block that reads it. What a block hands out is released by
-the If or loop that runs the block, or by the task that reads it last.
+A value is released after the last step of its block that reads it. Outputs of a block are released
+by the If or loop that runs the block, or by the task that reads them last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from penstock.plan.tasks import Tasks
 
 
 class Lifetimes:
-    """``after[step]``: the slots released after a step. ``handed_out[block]``: the outputs of a
-    block that its own steps compute, each once. The outermost steps run in ``order``, or as
-    ``tasks``."""
+    """``after[step]``: the slots released after a step. ``handed_out[block]``: the distinct outputs
+    of a block that its own steps compute. The outermost steps run in ``order``, or as ``tasks``."""
 
     def __init__(self, plan: Plan, order: Sequence[Step], tasks: Tasks | None = None) -> None:
         self.after: dict[Step, list[int]] = {}
@@ -36,11 +35,11 @@ class Lifetimes:
     def _block(
         self, steps: Sequence[Step], kept: Iterable[int], released: Iterable[int] = ()
     ) -> None:
-        """Find the releases in a block, or in one task of it, and in inner blocks. ``kept`` are the
-        values that outlive the steps, ``released`` values that were computed elsewhere and that
-        only these steps read."""
+        """Find the releases in a block, or in one of its tasks, and in inner blocks. ``kept`` are
+        values that outlive the steps, ``released`` values that were computed elsewhere and are read
+        only by these steps."""
         kept = set(kept)
-        # A value that no step reads goes behind the first.
+        # A value that no step reads is released after the first step.
         last: dict[int, Step] = dict.fromkeys(released, steps[0]) if steps else {}
         for step in with_checkpoints(steps):
             for slot in local_outputs(self._slots, step):
@@ -52,7 +51,7 @@ class Lifetimes:
             for block in step.blocks:
                 computed = {i for inner in block.steps for i in local_outputs(self._slots, inner)}
                 self.handed_out[block] = [i for i in dict.fromkeys(block.outputs) if i in computed]
-                if step not in self._expanded:  # whose blocks have tasks of their own
+                if step not in self._expanded:  # blocks of expanded steps have separate tasks
                     self._block(block.steps, block.outputs)
         for slot, step in last.items():
             if slot not in kept:
@@ -60,8 +59,8 @@ class Lifetimes:
 
 
 def local_outputs(slots: Sequence[Slot], step: Step) -> list[int]:
-    """The outputs of a step that are variables of their own: not those that it writes into one of a
-    loop's alternating buffers, which the loop names."""
+    """Return the outputs of a step that are separate variables: not those in alternating buffers of
+    a loop, which the loop names."""
     return [
         i
         for i in step.outputs
@@ -69,17 +68,17 @@ def local_outputs(slots: Sequence[Slot], step: Step) -> list[int]:
     ]
 
 
-# The bytes that the steps of a plan allocate during a run, outside of its arena.
+# Bytes that the steps of a plan allocate during a run, outside of its arena.
 #
-# Values whose size is known are added up here, once. Only the steps whose results have sizes that
-# follow from data are counted during the run, and all others only if what is known is too much
-# already, as in a plan without an arena whose values do not all live at once.
+# Static sizes are summed here, once. During a run, only steps with data-dependent result sizes are
+# counted; all steps are counted only if the static sum exceeds the limit, as in a plan without an
+# arena whose values are not all live at once.
 
 
 class Allocations(NamedTuple):
-    """If ``counts``, runs count what they allocate, from ``taken`` bytes on: the results of
-    ``steps``, and all copies. ``known``: the bytes of the arena, and of all results and copies
-    whose size is known; ``complete``: there are no others."""
+    """If ``counts``, runs count their allocations, starting from ``taken`` bytes: the results of
+    ``steps``, and all copies. ``known``: the bytes of the arena, and of all results and copies of
+    static size; ``complete``: all sizes are static."""
 
     counts: bool = False
     taken: int = 0
@@ -89,7 +88,7 @@ class Allocations(NamedTuple):
 
 
 def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
-    """The allocations of a plan, as far as its runs must count them."""
+    """Return the allocations of a plan that its runs must count."""
     if not limits.count_runs:
         return Allocations()
     known: dict[Step, int] = {}
@@ -100,7 +99,8 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
             if i < 0 or (step.into and not slot.owned):
                 continue
             if slot.base >= 0:
-                # No other view has more elements than what it views, which readers may write out.
+                # Only Expand views have more elements than their base, which readers may
+                # materialize.
                 if step.node.op.name == "Expand" and not is_plannable(slot.type):
                     unknown.add(step)
             elif is_plannable(slot.type):
@@ -114,7 +114,7 @@ def allocations(plan: Plan, arena_bytes: int, limits: Limits) -> Allocations:
     complete = not unknown and all(is_plannable(slot.type) for slot in copies)
     if fits and complete:
         return Allocations(known=total)
-    # Sizes known now are summed here, so that runs add up only the rest.
+    # Static sizes are summed here, so that runs only add the others.
     if fits:
         return Allocations(True, taken, frozenset(unknown), total, complete)
     steps = frozenset(unknown.union(known))

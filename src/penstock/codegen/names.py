@@ -1,7 +1,7 @@
 """Names for the slots of a plan, the text of each step's call, and the objects they are bound to.
 
-Names follow from the plan and its arena plan alone, never from an address or an ``id``, so that the
-same plan gives the same text in every process:
+Names depend on the plan and its arena plan alone, never on an address or an ``id``, so that a plan
+has the same text in every process:
 
 =========  =====================================================================================
 ``c3``     the constant of slot 3
@@ -51,20 +51,20 @@ from penstock.plan.arena_layout import ArenaPlan
 from penstock.plan.plan import Plan, Slot, SlotKind, Step
 
 MOST_AHEAD = 256
-"""kernels that the host may put on a device ahead of it; twice as many if results are large"""
-# Operations of a fused node that the name of its function has.
+"""most kernels that the host may enqueue ahead of a device; twice as many for large results"""
+# Operations of a fused node in the name of its function.
 _MOST_NAMED = 4
-# Results of at most this size are quick to read.
+# Results of at most this size are read quickly.
 _SMALL_BYTES = 1 << 16
 
 TurnedInputs: TypeAlias = "Mapping[int, tuple[int, tuple[int, ...]]]"
-"""as ``codegen.turned`` finds them"""
+"""as found by ``codegen.turned``"""
 
 
 class Call(NamedTuple):
-    """The name of a kernel's function, and the text of its arguments. ``begins``: the function
-    only begins an asynchronous kernel, and the call gives its ``Outcome``. ``runtime``: the slots
-    whose arrays a kernel that can be bound ahead of the run is given during it."""
+    """The name of a kernel's function, and the text of its arguments. ``begins``: the function only
+    begins an asynchronous kernel, and returns its ``Outcome``. ``runtime``: the slots whose arrays
+    are passed at run time to a kernel that is bound ahead."""
 
     function: str
     arguments: str
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     runtime: tuple[int, ...] = ()
 
     def text(self, streams: Sequence[int] = ()) -> str:
-        """The call; through streams of devices, if their numbers are given."""
+        """Return the text of the call, through device streams if their numbers are given."""
         function, arguments = self.function, self.arguments
         if self.begins:
             function, arguments = "begun", _joined("control", function, arguments)
@@ -83,12 +83,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ProgramNames:
-    """``slots[i]`` is the name of slot i; ``slots[-1]``, for a slot left out, is ``"None"``.
-    ``turned`` has the slots for which kernels are given an input (``codegen.turned``), with that
-    and the axes by which it is transposed.
-    ``views`` has the places in arenas that have names (``_view_key``). ``calls`` has the call of
-    each step with a kernel; the results of the steps in ``counted`` count against the budget of a
-    run."""
+    """``slots[i]`` is the name of slot i; ``slots[-1]``, for an omitted slot, is ``"None"``.
+    ``turned`` maps slots of transposed inputs (``codegen.turned``) to the input and the
+    permutation. ``views`` maps names to places in arenas (``_view_key``). ``calls`` has the call of
+    each step with a kernel; results of ``counted`` steps count against the budget of a run."""
 
     slots: tuple[str, ...]
     turned: TurnedInputs
@@ -104,9 +102,9 @@ def program_names(
     counted: frozenset[Step] = frozenset(),
     turned: TurnedInputs = MappingProxyType({}),
 ) -> ProgramNames:
-    """The names of a plan's slots and calls. ``shared``: the slots that several tasks touch;
-    ``counted``: the steps whose results are counted during a run; ``turned``: as
-    ``turned_inputs`` gives it."""
+    """Return the names of a plan's slots and calls. ``shared``: slots used by several tasks;
+    ``counted``: steps whose results are counted during a run; ``turned``: from
+    ``turned_inputs``."""
     slots: list[str] = []
     first_name: dict[tuple[Any, ...], str] = {}
     for index, slot in enumerate(with_checkpoints(plan.slots)):
@@ -120,7 +118,7 @@ def program_names(
         slots.append(name)
     for index, (source, _) in turned.items():
         slots[index] = slots[source]
-    # At index -1, which stands for a value that is left out.
+    # Index -1 stands for an omitted value.
     slots.append("None")
     calls: dict[Step, Call] = {}
     for number, step in enumerate(with_checkpoints(plan.walk())):
@@ -131,15 +129,15 @@ def program_names(
             runtime = () if step.kernel.binder is None else runtime_slots(plan, step)
             if step.kernel.binder is None or not step.into:
                 arguments = _arguments(plan, step, slots, is_counted)
-            else:  # it prepares its arguments
+            else:  # the kernel prepares its arguments
                 arguments = ", ".join([slots[i] for i in runtime]) if runtime else f"*a{number}"
             calls[step] = Call(function, arguments, begins, runtime)
     return ProgramNames(tuple(slots), turned, first_name, calls, counted)
 
 
 def _view_key(plan: Plan, arena_plan: ArenaPlan, slot: Slot, index: int) -> tuple[Any, ...]:
-    """Offset, dims, dtype, strides (None: C order) and memory of a slot in an arena: slots with
-    equal keys are the same value."""
+    """Return the offset, dims, dtype, strides (None: C order) and memory of a slot in an arena:
+    slots with equal keys are the same array."""
     assert isinstance(slot.type, TensorType)
     alias = slot.kind is SlotKind.ALIAS
     start = arena_plan.offsets[slot.base if alias else index]
@@ -150,8 +148,8 @@ def _view_key(plan: Plan, arena_plan: ArenaPlan, slot: Slot, index: int) -> tupl
 
 
 def bound_slots(step: Step) -> tuple[int, ...]:
-    """The slots that a step's kernel is called with, in the order of its parameters: inputs, and if
-    it writes into given memory, outputs and workspace."""
+    """Return the slots that a step's kernel is called with, in the order of its parameters: inputs,
+    and for destination-passing kernels outputs and workspace."""
     if not step.into:
         return step.inputs
     workspace = (step.workspace,) if step.workspace >= 0 else ()
@@ -159,7 +157,7 @@ def bound_slots(step: Step) -> tuple[int, ...]:
 
 
 def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
-    """The slots of ``bound_slots`` whose arrays are known only during the run."""
+    """Return the slots of ``bound_slots`` whose arrays are known only at run time."""
     slots, dynamic = plan.slots, SlotKind.DYNAMIC
     bound = (*step.inputs, *step.outputs) if step.into else step.inputs
     return tuple([i for i in bound if i >= 0 and slots[i].kind is dynamic])
@@ -167,14 +165,14 @@ def runtime_slots(plan: Plan, step: Step) -> tuple[int, ...]:
 
 def _function_name(number: int, step: Step, kernel: Kernel, is_counted: bool) -> str:
     function = kernel.into if step.into else kernel.function
-    # A function that counts or checks is this step's, and must not have the name of the ufunc.
+    # A counting or checking wrapper is specific to this step, so it cannot have the ufunc's name.
     own = is_counted or step.contract is not None
     if isinstance(function, np.ufunc) and not own and not step.prepares:
-        # Only NumPy's own: others may have any name, the same one several times.
+        # Only NumPy's own: other functions may have arbitrary, or equal, names.
         name = function.__name__
         if getattr(np, name, None) is function:
             return name
-    name = step.node.op.name.lower()  # of users' operations, any text
+    name = step.node.op.name.lower()  # arbitrary text for users' operations
     if step.node.op is FUSED:
         names = [part.op.name.lower() for part in parts(step.node)]
         if len(names) > _MOST_NAMED:
@@ -197,14 +195,14 @@ def _joined(*texts: str) -> str:
     return ", ".join(filter(None, texts))
 
 
-# The arrays and kernels that names stand for in one arena.
+# Binding of names to arrays and kernels in one arena.
 
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """Memory to which a program is bound: the arena in the ``host``'s memory (uint8, of the planned
-    size), the ``remote`` arenas by the name of their memory, and the ``workspaces`` that device
-    streams have for steps. ``on_streams``: kernels of devices are called through streams."""
+    """Memory to which a program is bound: the arena in ``host`` memory (uint8, of the planned
+    size), the ``remote`` arenas by memory name, and the ``workspaces`` of device streams.
+    ``on_streams``: device kernels are called through streams."""
 
     host: np.ndarray
     remote: Mapping[str, Any]
@@ -220,8 +218,8 @@ def bind_names(
     read: Collection[str],
     memory: ProgramMemory,
 ) -> dict[str, Any]:
-    """The namespace of a program in this ``memory``; of constants, it has those that the program
-    has ``read`` by name. ``sequences`` are what the program calls in place of their steps."""
+    """Return the namespace of a program in this ``memory``, with the constants that the program has
+    ``read`` by name, and the functions of its ``sequences``."""
     host = memory.host
     namespace: dict[str, Any] = helpers()
     ahead: dict[str, int] = defaultdict(int)
@@ -231,18 +229,18 @@ def bind_names(
             type_ = TensorType(dtype, dims)
             namespace[name] = backend.view(memory.remote[place], *offset, type_, strides)
             continue
-        # Arenas of no bytes hold values of no elements, for which ndarray still wants a buffer.
+        # Arenas of 0 bytes hold empty values, for which ndarray still requires a buffer.
         buffer, start = (host, offset) if host.size else (np.empty(dims, dtype), 0)
         namespace[name] = np.ndarray(dims, dtype, buffer, start, strides)
     values = _bind_slots(plan, names, read, namespace)
-    # Compiled calls know their arrays by identity (``RuntimeArray``) until a run has them.
+    # Until run time, placeholders (``RuntimeArray``) stand for arrays, by identity.
     bind = partial(_bound, plan, values)
     for name, sequence in with_checkpoints(sequences.items()):
         namespace[name] = bound_sequence(sequence, values, bind)
     in_sequences = {step for sequence in sequences.values() for step in sequence.steps}
     for number, step in enumerate(with_checkpoints(plan.walk())):
         kernel = step.kernel
-        # A step of a sequence is bound there, and has no name in the text.
+        # Steps of a sequence are bound by it, and have no name in the text.
         if kernel is None or step in in_sequences:
             continue
         name, *_, of_run = names.calls[step]
@@ -257,7 +255,7 @@ def bind_names(
         given = [values[i] for i in of_run]
         if not given:
             namespace[f"a{number}"] = arguments
-        # Kernels whose arguments are the arrays themselves are called without a wrapper.
+        # Kernels whose arguments are exactly the arrays of the call need no wrapper.
         elif list(map(id, arguments)) != list(map(id, given)):
             function = _with_prepared(function, arguments, given)
         namespace[name] = function
@@ -267,9 +265,9 @@ def bind_names(
 def _bind_slots(
     plan: Plan, names: ProgramNames, read: Collection[str], namespace: dict[str, RunValue]
 ) -> list[RunValue]:
-    """What kernels are bound to for each slot; constants that are ``read`` get their names."""
+    """Return the value that kernels are bound to for each slot; ``read`` constants get names."""
     values: list[RunValue] = []
-    unread = RuntimeArray()  # a constant that the call of a kernel does not read
+    unread = RuntimeArray()  # stands for constants that kernel calls do not read
     for index, slot in enumerate(with_checkpoints(plan.slots)):
         name = names.slots[index]
         if slot.kind is SlotKind.CONSTANT:
@@ -282,12 +280,12 @@ def _bind_slots(
             values.append(RuntimeArray(slot.strides, axes))
         else:
             values.append(namespace[name])
-    values.append(None)  # for slots left out, whose index is -1
+    values.append(None)  # for omitted slots, whose index is -1
     return values
 
 
 def _bound(plan: Plan, values: RunValues, step: Step) -> Any:
-    """The bound form of the kernel of ``step``, on the memory of its slots."""
+    """Return the kernel of ``step``, bound to the memory of its slots."""
     kernel, inputs = step.kernel, []
     assert kernel is not None and kernel.binder is not None
     for i, index in enumerate(step.inputs):
@@ -312,13 +310,13 @@ def _function_of(
     workspace: Any,
     ahead: dict[str, int] | None,
 ) -> Callable[..., RunValue]:
-    """The value of ``name``: the function of a kernel that does not prepare its arguments.
-    ``ahead``: how many kernels the host is ahead of each device, by backend, outside of streams."""
+    """Return the value of ``name``: the function of a kernel that does not prepare its arguments.
+    ``ahead``: the number of enqueued kernels of each device, by backend, outside of streams."""
     function = kernel.begin or (kernel.into if step.into else kernel.function)
     assert function is not None
     if workspace is not None:
         function = partial(function, workspace=workspace)
-    # On streams the program itself waits now and then (``StepWriter``).
+    # On streams, the program itself waits periodically (``StepWriter``).
     if kernel.device.synchronize is not None and ahead is not None and not step.into:
         function = _synchronizing(step, function, kernel.device.synchronize, ahead)
     if is_counted and not step.into:
@@ -337,13 +335,13 @@ def _synchronizing(
     synchronize: Callable[[Any], object],
     ahead: dict[str, int],
 ) -> Callable[..., RunValue]:
-    """``function``, which waits for one of its results if the host is far ahead of the device; one
-    that is large, and takes long to read, only if it is very far ahead."""
+    """Wrap ``function`` to wait for one of its results if the host is far ahead of the device; for
+    a large result, which is slow to read, only if it is very far ahead."""
     backend, several = step.backend, len(step.outputs) > 1
     types = [None if value is None else value.type for value in step.node.outputs]
     bounds = [t.nbytes if isinstance(t, TensorType) and t.static else inf for t in types]
     smallest = min(bounds, default=inf)
-    # A read waits for all kernels before it, and a large result for its copy as well.
+    # A read waits for all earlier kernels; a large result also for its copy.
     most = MOST_AHEAD if smallest <= _SMALL_BYTES else 2 * MOST_AHEAD
 
     def call(*inputs: RunValue, **options: Any) -> Any:
@@ -358,8 +356,8 @@ def _synchronizing(
 
 
 def _replace(name: str, guard: Guard) -> None:
-    """Put a kernel's function in the place of its guard, in the program that calls it. A guard that
-    referred to the namespace, which refers to it, would keep both."""
+    """Replace a kernel's guard by the kernel's function in the program that calls it. The guard
+    must not refer to the namespace: the cycle would keep both alive."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get(name) is not guard:
         frame = frame.f_back
@@ -370,9 +368,9 @@ def _replace(name: str, guard: Guard) -> None:
 def _with_prepared(
     function: Callable[..., RunValue], arguments: RunValues, runtime: RunValues
 ) -> Callable[..., RunValue]:
-    """``function`` as a function of the arrays known only during the run, in the order of the call,
-    where ``arguments`` has other values among them, or has them in another order."""
-    # By identity: arrays would be compared element by element.
+    """Wrap ``function``, which takes ``arguments``, as a function of the run-time arrays among
+    them, in the order of the call."""
+    # By identity: comparing arrays would compare elements.
     place = {id(argument): i for i, argument in enumerate(runtime)}
     places = [place.get(id(argument), -1) for argument in arguments]
 
