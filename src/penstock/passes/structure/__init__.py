@@ -1,1 +1,1 @@
-"""Passes that raise TensorFlow's control flow to If and Loop."""
+"""Passes between TensorFlow's control-flow primitives and structured If and Loop."""

@@ -1,12 +1,12 @@
-"""An axis of samples in front of a graph's values, so that one run computes several samples.
+"""Vectorization: add a leading samples axis to a graph, so that one run computes several samples.
 
 ::
 
     y = Relu(Add(x, w))     x, y [3, 4]     becomes     the same with x, y [samples, 3, 4]
 
-What no input with samples is needed for has none. Operations have rules (``sample_rules``); a node
-without one is the body of a Scan over samples, so that any graph of tensors has such a form. Shapes
-are those of one sample, which all of them have. The method is that of ``vmap`` in JAX.
+Values that depend on no input with samples have no samples axis. Operations have rules
+(``sample_rules``); a node without a rule becomes the body of a Scan over samples, so any graph of
+tensors can be vectorized. All samples have one shape. The method is that of ``vmap`` in JAX.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.passes.pipeline import PASSES, STRUCTURE, run_passes
 from penstock.passes.structure.sample_rules import NoRule, SampledNode, sampled_outputs
 
 SAMPLES = "samples"
-"""the name of the dim"""
+"""the symbolic name of the samples dim"""
 _COUNT = "samples/count"
 
 
@@ -64,7 +64,7 @@ def add_samples(source: Graph, shared: Collection[str] = ()) -> Graph:
 
 
 def _rename(graph: Graph, names: Sequence[str]) -> None:
-    """Give the outputs their names, which what is computed without samples may have."""
+    """Give the outputs their names, which values without samples may also have."""
     taken = {value.name: value for node in graph.nodes for value in node.outputs if value}
     for name, output in zip(names, graph.outputs, strict=True):
         if name in taken:
@@ -80,16 +80,16 @@ def _with_samples(name: str, type_: Type) -> TensorType:
 
 @dataclass(eq=False)
 class _Adding:
-    """Adds samples to values in the order in which they are computed. ``sampled`` has those with
-    samples by those without; ``count`` is the number of samples."""
+    """State of the rewriting, in topological order. ``sampled`` maps values to their forms with
+    samples; ``count`` is the number of samples."""
 
     count: Value
     sampled: dict[Value, Value] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=counter)
 
     def rewrite(self, graph: Graph, wanted: Collection[int] | None = None) -> None:
-        """Rewrite the nodes and outputs of a graph, of which those ``wanted`` get samples, by
-        default all."""
+        """Rewrite the nodes and outputs of a graph; outputs ``wanted``, by default all, get
+        samples."""
         nodes: list[Node] = []
         for node in graph.nodes:
             nodes += self._rewritten(node)
@@ -109,7 +109,7 @@ class _Adding:
         own = [v for v in (*node.inputs, *read) if v is not None and v in self.sampled]
         if not own:
             return [node]
-        # A draw for each sample would be another one than that of a run alone.
+        # Draws of random numbers per sample would differ from those of separate runs.
         if node.control_inputs or not all(inner.op.pure for inner in (node, *node.inner)):
             raise RowsStay(f"{node.label} has effects, or draws numbers")
         if node.op.full_name in ("Shape", "Size"):
@@ -134,10 +134,10 @@ class _Adding:
         return rewriting.nodes
 
     def _of_one_shape(self, node: Node) -> list[Node]:
-        """The shape of a sample, which all of them have."""
+        """Return a Shape node for the shape of a sample, which all samples share."""
         (x,) = node.inputs
         assert x is not None
-        # Counted from the end, dims are behind those of samples: only those in front are moved.
+        # Only non-negative dim indices shift: negative ones count from the end.
         start, end = node.attrs.get("start", 0), node.attrs.get("end")
         if start < 0 or (end is not None and end < 0):
             assert x.shape is not None
@@ -155,8 +155,8 @@ class _Adding:
         ]
 
     def _branches(self, node: Node) -> list[Node]:
-        """An If whose condition is that of all samples."""
-        # Each branch reads what was computed before, and computes for itself.
+        """Return an If whose condition is shared by all samples."""
+        # Each branch reads earlier values, but not those of the other branch.
         for _, branch in node.graphs:
             _Adding(self.count, {**self.sampled}, self.numbers).rewrite(branch)
         for i, old in enumerate(node.outputs):
@@ -167,8 +167,8 @@ class _Adding:
         return [node]
 
     def _carried(self, node: Node) -> tuple[set[Value], list[int]] | None:
-        """The inputs of a Loop's body and the places of its outputs that have samples, if all
-        samples run as often as one another; else None."""
+        """Return the inputs of a Loop's body and the indices of its outputs that have samples, if
+        all samples have the same trip count; else None."""
         body: Graph = node.attrs["body"]
         entering, leaving = loop_carried(node)
         if any(v in self.sampled for v in node.inputs[:2]):
@@ -188,7 +188,7 @@ class _Adding:
         return inside, sorted({*places, *own})
 
     def _loop(self, node: Node, inside: set[Value], places: list[int]) -> list[Node]:
-        """A Loop whose iterations compute all samples."""
+        """Return a Loop whose iterations compute all samples."""
         body: Graph = node.attrs["body"]
         leaving = loop_carried(node)[1]
         nodes: list[Node] = []
@@ -214,7 +214,7 @@ class _Adding:
             new = Value(f"{old.name}/{SAMPLES}")
             new.producer, node.outputs[place - 1] = node, new
             if place >= leaving.stop:
-                # Rows of iterations are stacked in front of samples.
+                # Scan outputs are stacked along an axis before that of samples.
                 assert old.shape is not None
                 perm = [1, 0, *range(2, len(old.shape) + 1)]
                 writer = SampledNode(node, [], [], self.count, self.numbers)
@@ -224,14 +224,14 @@ class _Adding:
         return nodes
 
     def _scan(self, node: Node, own: list[Value]) -> Node:
-        """A node for one sample after another: ``own`` are what it reads that has samples."""
+        """Return a Scan of a node over samples: ``own`` are its inputs with samples."""
         results = [value for value in node.outputs if value is not None]
         if any(not isinstance(value.type, TensorType) for value in (*own, *results)):
             raise RowsStay(f"{node.label} reads or makes what is no tensor")
         for output in results:
             output.producer = node
         inside = [Value(f"{value.name}/one", value.type) for value in own]
-        # A value without samples is read where it is.
+        # A value without samples is captured.
         nodes, made = embed(Graph(own, results, [node]), inside, "/one")
         body = Graph(inside, made, nodes, f"{node.label}/{SAMPLES}")
         outputs = [Value(f"{value.name}/{SAMPLES}") for value in results]
@@ -242,7 +242,7 @@ class _Adding:
 
 
 def _behind(nodes: Sequence[Node], known: set[Value]) -> set[Value]:
-    """Return ``known`` and the values computed from it, but shapes, which samples share."""
+    """Return ``known`` and values computed from it, except shapes, which samples share."""
     found = {*known}
     for node in nodes:
         read = [*node.inputs, *[v for _, inner in node.graphs for v in captures(inner)]]

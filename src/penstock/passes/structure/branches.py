@@ -1,16 +1,16 @@
-"""Turn Switches and Merges of one frame into Ifs.
+"""Raise Switches and Merges of one frame to Ifs.
 
-The nodes of a frame are visited symbolically, each in the block of its condition (``conditions``),
-once all of its predecessors have been. Only a Merge is held back until no other node is ready. Then
-the Merges that have been reached, as far as they merge by one predicate, become one If, whose
-branches are the nodes that lead to these Merges under one choice or the other::
+The nodes of a frame are visited in topological order, each in the block of its condition
+(``conditions``). Merges are held back until no other node is ready. Then all reached Merges of one
+predicate become one If, whose branches are the nodes that lead to these Merges under either
+choice::
 
                  ┌─F─> neg ──┐                               else: y0 = neg(x), 0
     x ──> switch ┤           ├─> merge ──> y         y, i = If(p)
           p ─┘   └─T─> abs ──┘      └──> i                   then: y1 = abs(x), 1
 
-A Switch is removed: its readers in a branch read its input. Nothing is changed before all nodes are
-known to fit; what does not fit is reported by an ``UnraisedError``.
+A Switch is removed: its readers in a branch read its input. The graph is changed only once all
+nodes are known to fit; otherwise an ``UnraisedError`` is raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.passes.structure.conditions import Condition, Deadness, is_switch
 
 
 class UnraisedError(Exception):
-    """Why a node, and the frame around it, cannot be raised."""
+    """The reason why a node, and so its frame, cannot be raised."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(f"{node.label}: {reason}")
@@ -41,8 +41,8 @@ class UnraisedError(Exception):
 
 @dataclass(slots=True)
 class RaisedBlock:
-    """Nodes that run together, in order, and their outputs; ``effects`` must run even if their
-    outputs are not read, ``waits`` are nodes outside of the block that they wait for."""
+    """Nodes that run together, in order, and their outputs; ``effects`` must run even if unread,
+    ``waits`` are nodes outside of the block that they have control edges from."""
 
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
@@ -55,9 +55,9 @@ class RaisedBlock:
 
 @dataclass(eq=False)
 class Branches:
-    """Raises the nodes that ``deadness`` knows to blocks. ``values`` maps values to those that
-    stand for them in the blocks. ``forced`` nodes must run, as those with side effects must.
-    ``edits`` is what ``apply`` will change in the nodes."""
+    """Raises the nodes of ``deadness`` to blocks. ``values`` maps values to their replacements in
+    the blocks. ``forced`` nodes must run, like those with side effects. ``edits`` are the changes
+    that ``apply`` will make to nodes."""
 
     deadness: Deadness
     values: dict[Value, Value] = field(default_factory=dict)
@@ -74,12 +74,13 @@ class Branches:
         outputs: Sequence[Value],
         around: Collection[Condition] = (),
     ) -> RaisedBlock:
-        """The block of ``nodes``, whose conditions are or imply ``condition``. It may read values
-        of the blocks around it, whose conditions are ``around``."""
+        """Return the block of ``nodes``, whose conditions are or imply ``condition``. It may
+        capture values of enclosing blocks, whose conditions are ``around``."""
         return _BlockBuilder(self, condition, nodes, {*around, condition}).build(outputs)
 
     def check(self, edge: Collection[Node]) -> None:
-        """Raise for primitives that nothing is raised to; those of ``edge`` are known to fit."""
+        """Raise ``UnraisedError`` for primitives without a structured form, except those of
+        ``edge``."""
         for node in self.deadness.conditions:
             if node.op.role not in FRAMED or _is_removed(node):
                 continue
@@ -93,7 +94,7 @@ class Branches:
                 raise UnraisedError(node, reasons.get(node.op.role, other))
 
     def source(self, value: Value) -> Value:
-        """The value that Switches and LoopConds pass on as ``value``."""
+        """Return the value that Switches and LoopConds forward as ``value``."""
         while (node := value.producer) in self.deadness.conditions:
             data = node.inputs[0] if is_switch(node) or node.op.role is Role.LOOP_COND else None
             if data is None:
@@ -105,30 +106,30 @@ class Branches:
         return node in self.forced or self.deadness.has_side_effects(node)
 
     def predecessors(self, node: Node) -> list[Node]:
-        """The nodes that must have run before ``node`` can, or that decide whether it does."""
+        """Return the nodes that ``node`` depends on, or that decide whether it runs."""
         deadness = self.deadness
         sources = [value.producer for value in deadness.reads[node]]
         if node in deadness.joined:
             sources.append(deadness.joined[node][0].producer)
         elif self.must_run(node):
-            # Perhaps only control edges lead to the predicates, which have been dropped.
+            # Predicates may be reached only through control edges, which were dropped.
             choices = deadness.conditions[node]
             sources += [source.producer for source, _ in choices if isinstance(source, Value)]
         return [source for source in (*sources, *deadness.waits[node]) if source is not None]
 
     def apply(self) -> None:
-        """Let the nodes of all blocks read and wait for what they do there."""
+        """Apply the recorded changes of inputs and control inputs to the nodes of all blocks."""
         for node, values, waits in self.edits:
             substitute([node], values)
             node.control_inputs = waits
 
 
 class _BlockBuilder:
-    """Builds the block of one condition; ``readable`` conditions are its own and those around it.
+    """Builder of the block of one condition; ``readable`` are its condition and enclosing ones.
 
-    ``place``: the node of the block that each visited node has become, or is inside of.
-    ``reached``: the Merges held back, by their predicates; ``unreached`` counts the others.
-    ``forced``: nodes inside of branches that must run, and that no If contains so far.
+    ``place`` maps each visited node to the node of the block that replaces or contains it.
+    ``reached``: the Merges held back, by predicate; ``unreached`` counts the others. ``forced``:
+    nodes in branches that must run, and are not in an If yet.
     """
 
     def __init__(
@@ -147,12 +148,12 @@ class _BlockBuilder:
         self.followers: dict[Node, list[Node]] = {node: [] for node in nodes}
         self.pending: dict[Node, int] = {}
         for node in nodes:
-            # A node may read several values of another one, which is visited once.
+            # A node may read several values of another node: count it once.
             sources = [s for s in dict.fromkeys(branches.predecessors(node)) if s in self.followers]
             self.pending[node] = len(sources)
             for source in sources:
                 self.followers[source].append(node)
-        # Of the nodes that are ready, the first in the graph comes first: their order is kept.
+        # Ready nodes are visited in graph order, which is preserved.
         at = branches.position
         self.ready = [at[node] for node in nodes if not self.pending[node]]
         heapify(self.ready)
@@ -168,14 +169,14 @@ class _BlockBuilder:
         while True:
             while self.ready:
                 self.visit(self.by_position[heappop(self.ready)])
-            # An If that was added meanwhile may contain some of them.
+            # A newly added If may contain some of them.
             self.forced = {node: None for node in self.forced if node not in self.place}
             if not self.reached and not self.forced:
                 break
             predicate = self.next_predicate()
             merges = self.reached.pop(predicate, [])
             self.unreached[predicate] -= len(merges)
-            # A forced node that leads to no Merge runs in the last If by its predicate.
+            # A forced node that leads to no Merge goes into the last If of its predicate.
             self.add_if(predicate, merges, () if self.unreached[predicate] else self.forced)
             for merge in merges:
                 self.leave(merge)
@@ -183,7 +184,7 @@ class _BlockBuilder:
         return self.block
 
     def visit(self, node: Node) -> None:
-        """A node all of whose predecessors have been visited, or are in an If."""
+        """Visit a node whose predecessors have all been visited, or are in an If."""
         if self.deadness.conditions[node] != self.condition:
             if self.branches.must_run(node) and not _is_removed(node):
                 self.forced[node] = None
@@ -201,7 +202,7 @@ class _BlockBuilder:
                 heappush(self.ready, self.branches.position[follower])
 
     def next_predicate(self) -> Value:
-        """The predicate of the next If: one whose Merges have all been reached, if there is one."""
+        """Return the predicate of the next If, preferably one whose Merges are all reached."""
         if not self.reached:
             return self.outermost_predicate(next(iter(self.forced)))
         complete = (p for p in self.reached if len(self.reached[p]) == self.unreached[p])
@@ -218,17 +219,18 @@ class _BlockBuilder:
             self.block.effects.append(node)
 
     def read(self, value: Value, reader: Node) -> Value:
-        """The value that stands for ``value`` here; it must be produced here or around here."""
+        """Return the replacement of ``value`` in this block; it must be produced here or in an
+        enclosing block."""
         source = self.branches.source(value)
         producer = source.producer
-        # A graph input lives wherever it is read.
+        # A graph input is live everywhere.
         condition = self.condition if producer is None else self.deadness.conditions.get(producer)
         if condition is not None and condition not in self.readable:
             raise UnraisedError(reader, f"it reads {source.name!r}, which is in another branch")
         return self.branches.values.get(source, source)
 
     def output(self, value: Value) -> Value:
-        """The value that stands for an output of the block."""
+        """Return the replacement of an output of the block."""
         if value.producer is None:
             return value
         if not self.deadness.of(value) <= self.condition:
@@ -237,7 +239,8 @@ class _BlockBuilder:
         return self.read(value, value.producer)
 
     def waited(self, nodes: Iterable[Node]) -> list[Node]:
-        """The nodes of the block that stand for ``nodes``; others are left to the block around."""
+        """Return the replacements of control inputs in the block; others are left to the enclosing
+        block."""
         places: dict[Node, None] = {}
         for node in nodes:
             if node in self.place:
@@ -249,7 +252,7 @@ class _BlockBuilder:
         return list(places)
 
     def outermost_predicate(self, node: Node) -> Value:
-        """The predicate, known here, that decides about a node in a branch of no If."""
+        """Return the predicate, known here, that decides whether a node outside of all Ifs runs."""
         for predicate, _ in self.deadness.conditions[node] - self.condition:
             if isinstance(predicate, Value) and self.deadness.of(predicate) <= self.condition:
                 return predicate
@@ -258,7 +261,7 @@ class _BlockBuilder:
     # Ifs.
 
     def add_if(self, predicate: Value, merges: Sequence[Node], forced: Iterable[Node]) -> None:
-        """Add an If for ``merges`` by one predicate, and the ``forced`` nodes in its branches."""
+        """Add an If for ``merges`` of one predicate, and the ``forced`` nodes in its branches."""
         regions = [self.condition | {(predicate, choice)} for choice in (0, 1)]
         conditions = self.deadness.conditions
         within = [n for n in forced if any(region <= conditions[n] for region in regions)]
@@ -276,7 +279,7 @@ class _BlockBuilder:
         waits = {w: None for merge in merges for w in self.deadness.waits[merge] if w not in inside}
         waits.update({w: None for side in sides for w in side.waits})
         outputs = self.if_outputs(merges)
-        if not merges:  # a node without outputs must have an effect of its own
+        if not merges:  # a node without outputs needs a side effect
             outputs.append(Value(f"{first.name}#done"))
             for side in sides:
                 side.outputs.append(Value(f"{first.name}#nothing", const=np.array(0, np.int32)))
@@ -291,7 +294,7 @@ class _BlockBuilder:
             self.block.effects.append(node)
 
     def if_outputs(self, merges: Sequence[Node]) -> list[Value]:
-        """New values for the values of ``merges``, and then for their indices."""
+        """Return new values for the values of ``merges``, then for their indices."""
         outputs: list[Value] = []
         for i in (0, 1):
             for merge in merges:
@@ -304,12 +307,12 @@ class _BlockBuilder:
     def side(
         self, merges: Iterable[Node], choice: int, region: Condition, nodes: Sequence[Node]
     ) -> RaisedBlock:
-        """One branch; its outputs are the inputs of ``merges`` in it, and then their indices."""
+        """Return one branch; its outputs are the inputs of ``merges``, then their indices."""
         inputs = [(merge, self.deadness.joined[merge][1][choice]) for merge in merges]
-        # A branch may read what is computed in the blocks around it, as ONNX's branches capture.
+        # A branch may capture values of enclosing blocks, as in ONNX.
         block = self.branches.block(region, nodes, [value for _, value in inputs], self.readable)
         for merge, value in inputs:
-            # The second output of a Merge says which of its inputs lived.
+            # The second output of a Merge is the index of its live input.
             index = np.array(merge.inputs.index(value), np.int32)
             block.outputs.append(Value(f"{merge.name}#{index}", const=index))
         return block
@@ -317,7 +320,8 @@ class _BlockBuilder:
     def leading_to(
         self, merges: Iterable[Node], choice: int, region: Condition, forced: Iterable[Node]
     ) -> list[Node]:
-        """The nodes of a region that lead to ``forced`` ones, or to ``merges`` by one choice."""
+        """Return the nodes of a region that lead to ``forced`` nodes, or to ``merges`` under one
+        choice."""
         deadness = self.deadness
         nodes: set[Node] = set()
         stack: list[Node | None] = [*forced]
@@ -326,7 +330,7 @@ class _BlockBuilder:
             stack += deadness.waits[merge]
         while stack:
             node = stack.pop()
-            # Nodes of the blocks around this one are captured, and run before the If.
+            # Nodes of enclosing blocks are captured, and run before the If.
             if node not in self.followers or node in nodes or node is None:
                 continue
             if not region <= deadness.conditions[node]:
@@ -335,17 +339,17 @@ class _BlockBuilder:
                 raise UnraisedError(node, "two conditions that run in sequence share it")
             nodes.add(node)
             stack += self.branches.predecessors(node)
-        # Found from their ends: their effects have to happen in the order of the graph.
+        # The search runs backwards: restore graph order, in which side effects must happen.
         return sorted(nodes, key=self.branches.position.__getitem__)
 
 
 def _is_removed(node: Node) -> bool:
-    """Whether a node only says where and when others run, which structured control flow shows."""
+    """Whether a node only routes control, which structured control flow makes redundant."""
     return is_switch(node) or node.op.role in (Role.LOOP_COND, Role.CONTROL_TRIGGER)
 
 
 def substitute(nodes: Iterable[Node], values: Mapping[Value, Value]) -> None:
-    """Let nodes, and the graphs in them, read other values instead."""
+    """Replace the values that nodes, and the graphs in them, read."""
     substitution = Substitution()
     substitution.replace(list(values), list(values.values()))
     for node in nodes if values else ():

@@ -1,4 +1,4 @@
-"""Variables as inputs and outputs, so that each run is given the state from which it continues.
+"""Conversion of variables to inputs and outputs, so that runs are stateless.
 
 ::
 
@@ -8,8 +8,8 @@
     AssignVariableOp(h, b)
     y = ReadVariableOp(h)                      outputs y = b, sum/next = b
 
-Branches return what they have assigned, and loops carry it. Variables that nothing assigns become
-constants.
+Branches return the values that they assign, and loops carry them. Variables without assignments
+become constants.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ASSIGN = "Assign"
 
 
 class CarriedModel(NamedTuple):
-    """A ``model`` without variables, the outputs that are fed back, by inputs, and the values that
-    these begin with, of those that have one."""
+    """A ``model`` without variables, the outputs to feed back, by input name, and the initial
+    values of inputs that have one."""
 
     model: Model
     state: Mapping[str, str]
@@ -53,15 +53,15 @@ def assigns_variables(graph: Graph) -> bool:
 
 
 def carry_variables(model: Model) -> CarriedModel:
-    """A model whose variables are inputs, and what it assigns to them outputs. Raises
-    ``InvalidInput`` for variables that are used in other ways."""
+    """Return a model whose variables are inputs, and their assigned values outputs. Raises
+    ``InvalidInput`` for unsupported uses of variables."""
     graph = clone(model.graph)
     run_passes(STRUCTURE, graph, PassContext())
     if is_framed(graph):
         raise InvalidInput(f"{model!r} has loops of frames, which carry no variables")
-    # The order of nodes is that of effects, once control edges count.
+    # Sorting by control edges gives the order of side effects.
     sort(graph)
-    prune(graph)  # assignments that no run makes
+    prune(graph)  # assignments that never run
     names = {value.name for value in (*graph.inputs, *graph.outputs)}
     assigned = _assigned(graph.nodes, {})
     carrier = _Carrier()
@@ -82,7 +82,7 @@ def carry_variables(model: Model) -> CarriedModel:
             initial[variable] = first
     carrier.rewrite(graph)
     for variable, output in state.items():
-        # An output has a name of its own, also where an input stays as it is.
+        # An output has a separate name, even if it equals an input.
         named = Value(output, carrier.values[variable].type)
         graph.nodes.append(Node(standard("Identity"), [carrier.values[variable]], [named]))
         graph.outputs.append(named)
@@ -93,7 +93,7 @@ def carry_variables(model: Model) -> CarriedModel:
 
 
 def _variables(graph: Graph) -> dict[str, tuple[Mapping[str, object], str]]:
-    """The attributes of variables by their names, and where they are."""
+    """Return the attributes of variables by name, and the labels of their nodes."""
     found: dict[str, tuple[Mapping[str, object], str]] = {}
     for node in graph.walk():
         if node.op.domain == TENSORFLOW and node.op.name in VARIABLES:
@@ -114,8 +114,8 @@ def _type(attrs: Mapping[str, object], initial: np.ndarray | None) -> Type:
 
 
 def _update_of(node: Node) -> str | None:
-    """The operation that makes the new value of a variable of the old one and of an input, "" for
-    the input itself; None if a node is no assignment."""
+    """Return the operation that computes a variable's new value from the old one and an input, ""
+    for the input itself; None if a node is no assignment."""
     name = node.op.name
     if node.op.domain != TENSORFLOW or not name.startswith(_ASSIGN):
         return None
@@ -124,7 +124,7 @@ def _update_of(node: Node) -> str | None:
 
 
 def _assigned(nodes: Sequence[Node], handles: Mapping[Value, str]) -> set[str]:
-    """The variables that nodes assign, and those in their graphs."""
+    """Return the variables that nodes, or their nested graphs, assign."""
     known, found = {**handles}, set[str]()
     for node in nodes:
         _name_handles(node, known)
@@ -136,7 +136,7 @@ def _assigned(nodes: Sequence[Node], handles: Mapping[Value, str]) -> set[str]:
 
 
 def _name_handles(node: Node, handles: dict[Value, str]) -> None:
-    """Note the variable that the first output of a node refers to, if it does."""
+    """Record the variable that the first output of a node refers to, if any."""
     output = next(iter(node.outputs), None)
     if output is None:
         return
@@ -149,7 +149,7 @@ def _name_handles(node: Node, handles: dict[Value, str]) -> None:
 
 
 def _inner_handles(node: Node, inner: Graph, handles: Mapping[Value, str]) -> dict[Value, str]:
-    """The inputs of a loop's body that are handles, which it carries as they are."""
+    """Return the inputs of a loop's body that are handles, which it carries unchanged."""
     if node.op.role is not Role.LOOP:
         return {}
     given = zip(inner.inputs, node.inputs, strict=True)
@@ -157,7 +157,7 @@ def _inner_handles(node: Node, inner: Graph, handles: Mapping[Value, str]) -> di
 
 
 def _named(node: Node, handles: Mapping[Value, str]) -> str | None:
-    """The variable that the first input of a node refers to."""
+    """Return the variable that the first input of a node refers to."""
     first = node.input(0)
     if first is not None:
         return handles.get(first)
@@ -166,18 +166,18 @@ def _named(node: Node, handles: Mapping[Value, str]) -> str | None:
 
 @dataclass(eq=False)
 class _Carrier:
-    """Rewrites nodes in the order in which they run: ``values`` are those of variables so far,
-    ``handles`` the variables that values refer to."""
+    """Rewrites nodes in execution order: ``values`` maps variables to their current values,
+    ``handles`` maps values to the variables that they refer to."""
 
     values: dict[str, Value] = field(default_factory=dict)
     handles: dict[Value, str] = field(default_factory=dict)
     new: dict[Value, Value] = field(default_factory=dict)
     before: dict[Node, Sequence[Node]] = field(default_factory=dict)
-    """what nodes that are gone have waited for"""
+    """control inputs of removed nodes"""
     numbers: Iterator[int] = field(default_factory=count)
 
     def rewrite(self, graph: Graph) -> None:
-        """Rewrite the nodes of a graph, whose inputs stay as they are."""
+        """Rewrite the nodes of a graph, keeping its inputs."""
         nodes: list[Node] = []
         for node in graph.nodes:
             node.control_inputs = self._awaited(node)
@@ -191,7 +191,7 @@ class _Carrier:
         graph.targets = [node for node in graph.targets if node not in self.before]
 
     def _fresh(self, name: str) -> str:
-        """A name of its own for a value of a graph, in which no outer one may be hidden."""
+        """Return a unique name for a value of a graph, which must shadow no outer name."""
         return f"{name}/{next(self.numbers)}"
 
     def _awaited(self, node: Node) -> list[Node]:
@@ -247,7 +247,7 @@ class _Carrier:
 
     def _nested(self, node: Node) -> list[Node]:
         changed = _assigned([node], self.handles)
-        # In one order in all branches.
+        # In the same order in all branches.
         order = [name for name in self.values if name in changed]
         if node.op.role is Role.LOOP:
             self._loop(node, order)
@@ -268,17 +268,17 @@ class _Carrier:
         return inner
 
     def add_outputs(self, graph: Graph, names: Sequence[str], at: int | None = None) -> None:
-        """Return the values of variables from a graph."""
+        """Add the values of variables to a graph's outputs."""
         at = len(graph.outputs) if at is None else at
         for name in names:
-            # Each is a value of its own: two outputs may not be one.
+            # A separate value for each: two outputs may not be the same value.
             y = Value(self._fresh(f"{name}{_NEXT}"), self.values[name].type)
             graph.nodes.append(Node(standard("Identity"), [self.values[name]], [y]))
             graph.outputs.insert(at, y)
             at += 1
 
     def _take(self, node: Node, names: Sequence[str], at: int) -> None:
-        """Let a node return the values of variables, from an output on."""
+        """Let a node return the values of variables, starting at output ``at``."""
         for place, name in enumerate(names, at):
             y = Value(self._fresh(f"{name}{_NEXT}"), self.values[name].type)
             y.producer = node
@@ -299,7 +299,7 @@ class _Carrier:
         self._take(node, names, entering.stop - entering.start)
 
     def _drop_handles(self, node: Node, body: Graph) -> None:
-        """Let a loop carry no handles, which are the same in all iterations."""
+        """Remove the handles that a loop carries, as they are invariant."""
         entering, leaving = loop_carried(node)
         self.handles |= _inner_handles(node, body, self.handles)
         places = [

@@ -1,11 +1,11 @@
 """Deadness analysis: under which choices of Switches the nodes of one frame run.
 
-A condition is a set of choices, all of which must have been made; the empty one always holds. A
-node runs if all of its inputs live; an output of a Switch lives if the Switch runs and chooses it.
-Where a Merge has one input for each choice of a predicate, it runs whichever is made. Of another
-Merge it is known only that the nodes behind it run if it does: that is a choice of its own. So
-conditions are exact: nodes with equal ones run together or not at all. With ``s`` and ``t``
-Switches by the predicates ``p`` and ``q``::
+A condition is a conjunction of choices; the empty one always holds. A node runs if all of its
+inputs are live; an output of a Switch is live if the Switch runs and selects it. A Merge with one
+input for each choice of a predicate runs under either. For any other Merge, it is only known that
+its successors run if it does, which counts as a separate choice. So conditions are exact: nodes
+with equal conditions run together or not at all. With ``s`` and ``t`` Switches by the predicates
+``p`` and ``q``::
 
     x ──> s ──T──> a ──> t ──T──> b        x, s: {}        a, t: {p:1}      b: {p:1, q:1}
           └───F──> c ───────────────┐      c: {p:0}
@@ -23,26 +23,26 @@ from penstock.ir.op import Role
 from penstock.passes.structure.relax_control_edges import EffectOrder
 
 Choice = tuple[Value | Node, int]
-"""a predicate and the output that a Switch chooses by it; or a node that may be dead and LIVES"""
+"""a predicate and the Switch output that it selects; or a node that may be dead and LIVES"""
 Condition = frozenset[Choice]
 LIVES = -1
 ALWAYS: Condition = frozenset()
 
-# A condition of more choices, which no sensible graph nests, is known by its node alone: all of
-# them would take the square of the graph's size.
+# A condition of more choices, deeper than sensible graphs nest, is represented by its node alone:
+# sets of all choices would take quadratic space.
 _MAX_CHOICES = 64
 
 
 def is_switch(node: Node) -> bool:
-    """Whether a node chooses between two outputs by a truth value."""
+    """Whether a node selects one of two outputs by a bool."""
     return node.op.role is Role.SWITCH and node.op.name == "Switch"
 
 
 class Deadness:
-    """Conditions of the nodes of one frame, in one iteration of it; ``nodes`` must be sorted.
-    ``running`` nodes always run. Values of nodes that are not among ``nodes`` live, but for those
-    that leave inner frames, and those of ``doubtful`` nodes. ``known`` predicates are on one side
-    whenever the frame runs, so that a Switch by one of them is no choice."""
+    """Conditions of the nodes of one frame, in one iteration; ``nodes`` must be sorted. ``running``
+    nodes always run. Values of nodes that are not among ``nodes`` are live, except exits of inner
+    frames, and values of ``doubtful`` nodes. ``known`` predicates have one value whenever the frame
+    runs, so that a Switch by one of them is no choice."""
 
     def __init__(
         self,
@@ -55,24 +55,24 @@ class Deadness:
         self._known = known
         self.conditions: dict[Node, Condition] = {}
         self.joined: dict[Node, tuple[Value, tuple[Value, Value]]] = {}
-        """of Merges of both sides of a predicate: that, and their inputs for each choice"""
+        """for Merges of both sides of a predicate: the predicate, and their inputs by choice"""
         self.reads: dict[Node, list[Value]] = {}
-        """the inputs of each node that are not constant, captures of its graphs included"""
+        """the non-constant inputs of each node, captures of its graphs included"""
         self.waits: dict[Node, list[Node]] = {}
-        """the nodes with side effects that each node waits for"""
+        """the side-effecting nodes that each node waits for"""
         self._order = EffectOrder()
         self.has_side_effects = self._order.has_side_effects
         for node in with_checkpoints(nodes):
             reads = self.reads[node] = all_reads(node)
             self.conditions[node] = ALWAYS if node in running else self._condition(node)
-            # A Switch is removed; its readers wait for what it has waited for.
+            # A Switch is removed; its readers inherit its control inputs.
             producers = [p for v in reads if (p := v.producer) is not None]
             switches = [p for p in producers if is_switch(p)]
             inherited = [effect for switch in switches for effect in self.waits.get(switch, ())]
             self.waits[node] = self._order.add(node, producers, inherited)
 
     def of(self, value: Value) -> Condition:
-        """The condition under which ``value`` lives."""
+        """Return the condition under which ``value`` is live."""
         node = value.producer
         if node is None:
             return ALWAYS
@@ -84,12 +84,12 @@ class Deadness:
         return self._of_node(node)
 
     def predicate(self, switch: Node) -> Value:
-        """The predicate of a Switch, before LoopConds and Identities that pass it on."""
+        """Return the predicate of a Switch, before LoopConds and Identities that forward it."""
         assert switch.inputs[1] is not None
         return self.origin(switch.inputs[1])
 
     def origin(self, value: Value) -> Value:
-        """The value that LoopConds and Identities pass on as ``value``."""
+        """Return the value that LoopConds and Identities forward as ``value``."""
         source: Value | None = value
         while source is not None and (node := source.producer) in self.conditions:
             if not node or (node.op.role is not Role.LOOP_COND and node.op.full_name != "Identity"):
@@ -98,7 +98,7 @@ class Deadness:
         return value if source is None else source
 
     def choices_of(self, nodes: Iterable[Node]) -> dict[Value, int]:
-        """The predicates whose side is certain where all of ``nodes`` run."""
+        """Return the predicates whose value is implied where all of ``nodes`` run."""
         sides: dict[Value, int] = {}
         for node in nodes:
             for predicate, side in self.conditions.get(node, ALWAYS):
@@ -130,8 +130,8 @@ class Deadness:
         if len(inputs) == 2:
             first, second = (self.of(value) for value in inputs)
             apart = sorted(first ^ second, key=lambda choice: choice[1])
-            # The two conditions differ in nothing but the choice by one predicate, which is always
-            # made.
+            # The two conditions differ only in the choice by one predicate, which is always made,
+            # one way or the other.
             if [side for _, side in apart] == [0, 1] and apart[0][0] is apart[1][0]:
                 predicate = apart[0][0]
                 assert isinstance(predicate, Value)

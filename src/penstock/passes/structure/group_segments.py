@@ -1,16 +1,16 @@
-"""Group nodes of a graph with frames into segments, each of which runs as one.
+"""Group nodes of a graph with frames into segments, each of which runs as one node.
 
-The nodes of a segment are in one frame, live under the same condition (``conditions``) and wait for
-the same slow nodes, so that no node runs that would be dead, none dies that would run, and none
-waits for a slow node, or for a loop, that it did not wait for before. Outside of loops the same
-values that are sent depend on them, so that none is sent later for the sake of others::
+The nodes of a segment are in one frame, are live under the same condition (``conditions``) and
+depend on the same slow nodes, so that grouping changes no node's deadness and adds no wait for a
+slow node or a loop. Outside of loops, the same sends depend on them, so that no send is delayed for
+the sake of others::
 
     merge ──> less ──> cond ──> switch ──F──> exit       segments: {less, cond} and {neg, add}
       ^                  merge ───┘  └───T──> neg ──> add ─┐
       └───────────────────────── next iteration <──────────┘
 
-A segment is convex: nodes have levels, which rise from a node to a reader that is in no segment
-with it, so that no two segments wait for each other.
+A segment is convex: nodes have levels, which rise from a node to a reader outside of its segment,
+so that no two segments depend on each other.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Sources: TypeAlias = Mapping[Node, Sequence[Node]]
 SlowNodes: TypeAlias = frozenset[tuple[Node, bool]]
 """slow nodes, each with whether it ran in an earlier iteration"""
 
-# Their tokens come when other frames, devices or calls have sent them.
+# Their tokens arrive from other frames, devices or calls.
 _SLOW = (Role.EXIT, Role.RECV, Role.CALL, Role.FRAME)
 
-# A node behind more slow nodes than this joins no segment but with those that wait for it.
+# A node that depends on more slow nodes is grouped only with nodes that depend on it.
 _MOST_SLOW = 32
-# Rounds over a graph until what loops wait for is known; graphs that need more stay as they are.
+# Rounds of the fixpoint over slow nodes of loops; graphs that need more are left unchanged.
 _MOST_ROUNDS = 16
 
 
 class GroupSegments(Pass):
-    """Group the nodes of a graph, and those of the frames in it that are one node each, into
-    segments (see ``group_segments``), as the ``FramePolicy`` says; it gets a node of each."""
+    """Group the nodes of a graph, and those in the bodies of its frame nodes, into segments (see
+    ``group_segments``), following the ``FramePolicy``, which records a node of each."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         whole = [node.attrs["body"] for node in graph.walk() if is_frame(node)]
         bodies = [body for body in whole if not captures(body)]
-        # Copies of graphs that were grouped, of functions and branches, have segments already.
+        # Copies of grouped graphs, of functions and branches, already have segments.
         left = [body for body in bodies if not any(map(is_segment, body.nodes))]
         segments = [_grouped(inner, context.frames) for inner in (*left, graph)]
         for replaced in segments:
@@ -59,8 +59,8 @@ class GroupSegments(Pass):
 
 
 def _grouped(graph: Graph, policy: FramePolicy) -> dict[Node, Node]:
-    """Group the nodes of one graph into segments, as a policy says; returns a node of each. Where
-    iterations overlap, long nodes are slow."""
+    """Group the nodes of one graph into segments, following a policy; return a node of each. Where
+    iterations overlap, long nodes count as slow."""
     frames = Frames(graph)
     looping = {frames.of[n] for n in graph.nodes if n.op.role is Role.NEXT_ITERATION}
     overlapping = {frame for frame in looping if frame.parallel_iterations > 1}
@@ -74,9 +74,9 @@ def _grouped(graph: Graph, policy: FramePolicy) -> dict[Node, Node]:
 def group_segments(
     graph: Graph, frames: Frames, joins: Callable[[Node], bool], is_slow: Callable[[Node], bool]
 ) -> dict[Node, Node]:
-    """Replace nodes of ``graph``, which must be sorted, by segments; returns a node of each.
-    ``joins``: whether a node may be part of one. ``is_slow``: whether nodes that need not wait for
-    it must not; none of these is part of a segment."""
+    """Replace nodes of ``graph``, which must be sorted, by segments; return a node of each.
+    ``joins``: whether a node may be in a segment. ``is_slow``: whether independent nodes must not
+    wait for it; slow nodes are in no segment."""
     sources = {node: _sources(node) for node in with_checkpoints(graph.nodes)}
     slow = {
         node for node in with_checkpoints(graph.nodes) if node.op.role in _SLOW or is_slow(node)
@@ -96,14 +96,14 @@ def group_segments(
     groups: dict[object, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         groups[keys[node], levels[node]].append(node)
-    # A single node is none the faster for being a segment, and one without outputs computes
-    # nothing.
+    # A segment of a single node gains nothing, and one without outputs computes nothing that others
+    # read.
     chosen = [g for g in groups.values() if len(g) > 1 and any(node.outputs for node in g)]
     return _replace(graph, chosen)
 
 
 def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]:
-    """Replace each group of nodes by a segment; returns the first node of each segment."""
+    """Replace each group of nodes by a segment; return the first node of each segment."""
     first = {node: group[0] for group in groups for node in group}
     read = set(graph.outputs)
     for node in with_checkpoints(graph.nodes):
@@ -121,13 +121,13 @@ def _replace(graph: Graph, groups: Sequence[Sequence[Node]]) -> dict[Node, Node]
         node.control_inputs = [source for source in before if source is not node]
     graph.nodes = nodes
     graph.targets = list(dict.fromkeys(moved.get(node, node) for node in graph.targets))
-    # A segment stands where its first node stood, but reads what its others read.
+    # A segment is at the position of its first node, but reads inputs of later ones.
     sort(graph)
     return {segment: node for node, segment in segments.items()}
 
 
 def _segment(nodes: Sequence[Node], read: set[Value]) -> Node:
-    """The segment of ``nodes``; its outputs are those of their values that others have ``read``."""
+    """Return the segment of ``nodes``; its outputs are their values that others ``read``."""
     own = set(nodes)
     outputs = [value for node in nodes for value in node.outputs if value in read]
     inputs = [
@@ -138,7 +138,7 @@ def _segment(nodes: Sequence[Node], read: set[Value]) -> Node:
     working = [node for node in nodes if node.outputs]
     body = clone(Graph([], [], working, last.name), inputs, [v for v in outputs if v is not None])
     for node in body.nodes:
-        # The segment waits, before any of its nodes runs, for what any of them waited for.
+        # The segment as a whole takes over the control inputs of all of its nodes.
         node.control_inputs = []
         if node.op.role is Role.LOOP_COND:
             make_identity(node)
@@ -149,11 +149,11 @@ def _segment(nodes: Sequence[Node], read: set[Value]) -> Node:
 
 
 def _sources(node: Node) -> list[Node]:
-    """The nodes that ``node`` waits for in its iteration."""
+    """Return the nodes that ``node`` depends on within an iteration."""
     producers = [v.producer for v in all_reads(node) if v.producer is not None]
     if node.op.role is Role.MERGE:
-        # A NextIteration comes before its Merge in the next iteration only; with it, the graph
-        # would be a cycle.
+        # A NextIteration precedes its Merge in the next iteration only: counting it would make the
+        # graph cyclic.
         producers = [p for p in producers if p.op.role is not Role.NEXT_ITERATION]
     return list(dict.fromkeys((*producers, *node.control_inputs)))
 
@@ -161,8 +161,8 @@ def _sources(node: Node) -> list[Node]:
 def _levels(
     nodes: Sequence[Node], sources: Sources, keys: Mapping[Node, object]
 ) -> dict[Node, int]:
-    """Levels that rise along edges between different ``keys`` and never fall; as few of them as
-    there can be, and each node as late as its readers allow."""
+    """Return levels that rise along edges between different ``keys`` and never fall: as few as
+    possible, and each node as late as its readers allow."""
     levels: dict[Node, int] = {}
     latest: dict[Node, int] = {}
     for node in with_checkpoints(nodes):
@@ -180,8 +180,8 @@ def _levels(
 def _slow_before(
     nodes: Sequence[Node], sources: Sources, slow: Collection[Node]
 ) -> dict[Node, SlowNodes] | None:
-    """The slow nodes that each node waits for, in its iteration or an earlier one; None if too many
-    loops depend on one another."""
+    """Return the slow nodes that each node depends on, in its iteration or an earlier one; None if
+    too many loops depend on each other."""
     before = dict.fromkeys(nodes, SlowNodes())
     for _ in range(_MOST_ROUNDS):
         changed = False
@@ -203,11 +203,11 @@ def _slow_before(
 def _sends_behind(
     nodes: Sequence[Node], sources: Sources, frames: Frames
 ) -> dict[Node, frozenset[Node]]:
-    """The sends that wait for each node outside of loops: of more than a few, the first one."""
+    """Return the sends that depend on each node outside of loops: the first one if too many."""
     behind = dict.fromkeys(nodes, frozenset[Node]())
     for node in with_checkpoints(nodes[::-1]):
-        # Sets of all sends would take the square of a graph's size; a set of the node itself keeps
-        # it apart from others.
+        # Sets of all sends would take quadratic space; a set of the node itself keeps it apart from
+        # others.
         if len(behind[node]) > _MOST_SLOW:
             behind[node] = frozenset({node})
         own = behind[node] | {node} if node.op.role is Role.SEND else behind[node]
@@ -225,8 +225,8 @@ def _earlier(node: Node | None, before: Mapping[Node, SlowNodes]) -> SlowNodes:
 
 
 class _Presence(Deadness):
-    """As ``Deadness``, for graphs in which some tokens may never come: nodes with equal conditions
-    get all of their tokens together, dead or live, or not at all."""
+    """As ``Deadness``, for graphs in which some tokens may never arrive: nodes with equal
+    conditions get all of their tokens, dead or live, or none."""
 
     def of(self, value: Value) -> Condition:
         node = value.producer
@@ -236,14 +236,14 @@ class _Presence(Deadness):
 
     def _condition(self, node: Node) -> Condition:
         waits = node.op.role is Role.MERGE and node.control_inputs
-        # Their tokens come at a time, or by a rule, that no choice of a Switch says.
+        # Their tokens depend on something other than the choices of Switches.
         if waits or node.op.role in (Role.CONTROL_TRIGGER, Role.RECV):
             return frozenset({(node, LIVES)})
         return super()._condition(node)
 
 
 def _conditions(graph: Graph, frames: Frames) -> dict[Node, Condition]:
-    """The condition under which each node runs in an iteration of its frame."""
+    """Return the condition under which each node runs in an iteration of its frame."""
     inside: dict[Frame, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         inside[frames.of[node]].append(node)
@@ -254,7 +254,7 @@ def _conditions(graph: Graph, frames: Frames) -> dict[Node, Condition]:
         if loop is not None:
             starts = {conditions[variable.enter] for variable in loop.variables.values()}
             if len(starts) == 1:
-                # All variables live or die together, in each iteration that there is.
+                # All loop variables are live or dead together in each iteration.
                 enters = [enter for enter in enters if conditions[enter] not in starts]
                 conditions.update(_Presence(nodes, loop.variables, enters).conditions)
                 continue
@@ -263,7 +263,7 @@ def _conditions(graph: Graph, frames: Frames) -> dict[Node, Condition]:
 
 
 def _loop(frame: Frame, nodes: Sequence[Node]) -> FrameLoop | None:
-    """The loop in a frame, if it is one of which each iteration continues or ends as a whole."""
+    """Return the loop in a frame, if each of its iterations continues or ends as a whole."""
     with suppress(UnraisedError):
         if any(node.op.role is Role.NEXT_ITERATION for node in nodes):
             return FrameLoop(frame, nodes)

@@ -1,16 +1,16 @@
-"""Turn a frame with a loop into a Loop.
+"""Raise a frame with a loop to a Loop.
 
-A loop variable is a Merge of an Enter and a NextIteration. One predicate decides for all of them
-whether they continue or leave: the nodes that run in each iteration, the last one included, are the
-condition, and those that run only if the predicate holds are the body::
+A loop variable is a Merge of an Enter and a NextIteration. One predicate decides whether all
+variables continue or exit: nodes that run in every iteration, including the last one, are the
+condition, and nodes that run only if the predicate holds are the body::
 
     enter ──> merge ──> switch ──F──> exit           p = condition(v)
                 ^         └──T──> body ─┐            while p:
                 └── next iteration <────┘                v = body(v);  p = condition(v)
 
-The condition is computed once before the Loop, where the frame was entered, and again at the end of
-each iteration, for the next one. Values of the condition that the body reads are carried from one
-iteration to the next, as the variables are.
+The condition is computed once before the Loop, where the frame was entered, and at the end of each
+iteration for the next one. Values of the condition that the body reads become loop-carried, like
+the variables.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from penstock.passes.structure.conditions import ALWAYS, LIVES, Deadness, is_swi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopVariable:
-    """A variable of a loop: its Enter, and its values in the first iteration (``start``), in an
-    iteration (``merged``) and in the next one. ``inside`` is the input of the body for it."""
+    """A loop variable: its Enter, and its values in the first iteration (``start``), in the current
+    one (``merged``) and in the next one. ``inside`` is its input of the body."""
 
     enter: Node
     start: Value
@@ -45,11 +45,11 @@ class LoopVariable:
 class FrameLoop:
     """The loop in a frame with the sorted ``nodes``: its variables by their Merges, the conditions
     of its nodes, and the ``predicate`` that decides, by its truth (``side`` 1) or its falsity (0),
-    whether it continues. ``known`` has the sides of predicates that enter the frame, for the case
-    that all that enters it lives, which is for the caller to check.
+    whether it continues. ``known`` has the values of predicates that enter the frame, assuming that
+    all entering values are live, which the caller must check.
 
-    Raises ``UnraisedError`` where the frame is no such loop, so that in some iterations some of its
-    variables could be live and others dead, or values could leave before the last one.
+    Raises ``UnraisedError`` if the frame is no such loop: in some iterations, some variables could
+    be live and others dead, or values could exit before the last iteration.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class FrameLoop:
         return variables
 
     def _check_enters(self) -> None:
-        """Check that only loop variables read what enters in the first iteration alone."""
+        """Check that values of the first iteration alone are read only by loop variables."""
         once = {n for n in self.frame.enters if not n.attrs.get("is_constant", False)}
         for variable in self.variables.values():
             if variable.enter not in once:
@@ -108,7 +108,8 @@ class FrameLoop:
                 raise UnraisedError(node, "it needs a value of the iteration before")
 
     def _predicate(self) -> tuple[Value, int]:
-        """The predicate on which it depends whether the loop continues, and what it then is."""
+        """Return the predicate that decides whether the loop continues, and its value if it
+        does."""
         conditions = self.deadness.conditions
         first = conditions[self.next_iterations[0]]
         for node in self.next_iterations:
@@ -124,7 +125,7 @@ class FrameLoop:
         return predicate, side
 
     def deciding_enters(self) -> list[Node]:
-        """The Enters without which the predicate has no value in the first iteration, and so no
+        """Return the Enters that the predicate depends on in the first iteration: without them, no
         node of the body and no Exit runs."""
         seen = set[Node]()
         stack = [self.predicate.producer]
@@ -141,7 +142,7 @@ class FrameLoop:
         return [enter for enter in self.frame.enters if enter in seen]
 
     def _check(self) -> None:
-        """Check what a Loop has no form for."""
+        """Raise ``UnraisedError`` for uses that a Loop cannot represent."""
         read = {value for node in self.nodes for value in node.inputs}
         variables = {variable.merged for variable in self.variables.values()}
         source = Branches(self.deadness).source
@@ -159,9 +160,9 @@ class FrameLoop:
                 raise UnraisedError(node, "the value that leaves the loop is none of its variables")
 
     def raised(self, targets: Collection[Node]) -> list[Node]:
-        """The nodes that replace the frame in the frame around it, a Loop first. The frame's Enters
-        and Exits become Identities. ``targets`` are nodes that must run. Raises ``UnraisedError``,
-        with nothing changed, where the nodes of the frame do not fit into a Loop."""
+        """Return the nodes that replace the frame in its parent frame, a Loop first. The frame's
+        Enters and Exits become Identities. ``targets`` are nodes that must run. Raises
+        ``UnraisedError`` without changes if the nodes of the frame do not fit into a Loop."""
         self._check()
         conditions = self.deadness.conditions
         edge = {*self.variables, *self.exits, *self.next_iterations}
@@ -177,8 +178,8 @@ class FrameLoop:
             if continues in conditions[node]:
                 body_nodes.append(node)
             elif ends not in conditions[node]:
-                # Nodes of the condition run before the Loop and again in its body, once more than
-                # there are iterations.
+                # Nodes of the condition run before the Loop and again in its body: once more than
+                # the number of iterations.
                 always.append(node)
                 if self.deadness.has_side_effects(node):
                     raise UnraisedError(node, "it has an effect in the condition of a loop")
@@ -197,19 +198,19 @@ class FrameLoop:
         body = Branches(self.deadness, {**carried, **substitutes}, targets)
         updates = [variable.next for variable in variables]
         turn = body.block(frozenset({continues}), body_nodes, updates, (ALWAYS,))
-        # All of it fits: from here on nodes change.
+        # Everything fits: from here on, nodes are changed.
         condition.apply()
         body.apply()
         return self._loop(variables, before, turn, carried)
 
     def whole(self) -> list[Node]:
-        """As ``raised``, with one node that runs the frame as it is."""
+        """As ``raised``, with a single node that runs the unraised frame."""
         frame, leaving = self.frame, {*self.exits}
         for node, condition in self.deadness.conditions.items():
             if (node, LIVES) in condition and node.op.role is not Role.MERGE:
                 raise UnraisedError(node, "it runs under too many conditions")
         for node in filter(is_switch, self.nodes):
-            # Equal predicates are one value, whatever segments the nodes between come to be in.
+            # Forwarded predicates are one value, whichever segments the nodes in between are in.
             predicate, passed = self.deadness.predicate(node), node.inputs[1]
             if passed is not None and passed is not predicate and passed.producer is not None:
                 node.control_inputs.append(passed.producer)
@@ -241,7 +242,7 @@ class FrameLoop:
         return [whole, *self.exits]
 
     def _leave(self, values: Sequence[Value]) -> None:
-        """Let Enters and Exits be Identities: the latter pass on these values."""
+        """Turn Enters and Exits into Identities; the latter forward these values."""
         for node, value in zip(self.exits, values, strict=True):
             make_identity(node)
             node.inputs, node.control_inputs = [value], []
@@ -271,7 +272,7 @@ class FrameLoop:
         substitute(before.nodes, start)
         starts = set(start.values())
         for node in before.nodes:
-            # It runs if, and only if, the loop does.
+            # It runs if and only if the loop does.
             if starts.isdisjoint(node.inputs):
                 node.control_inputs.append(variables[0].enter)
         entered = [start.get(v, v) for v in (*before.outputs, *inside, *also)]
@@ -280,7 +281,7 @@ class FrameLoop:
         op, name = standard("Loop"), self.frame.name
         loop = first.derived([None, *entered], results, {"body": body}, op=op, name=name)
         source = Branches(self.deadness).source
-        # Behind those of the variables stand the results that are values of the condition.
+        # The results of variables are followed by those that are values of the condition.
         result = {v.merged: value for v, value in zip(variables, results, strict=False)}
         left = [result[source(node.inputs[0])] for node in self.exits]  # type: ignore[arg-type]
         self._leave(left)
