@@ -1,7 +1,7 @@
-"""A program as people read it: what each call reads and writes, and the types of its results.
+"""Readable source of a program: the operands and results of each call, and result types.
 
-Kernels that prepare their own arguments are called with these, and not with arrays (``*a4``).
-Written out, the memory of each value shows::
+Kernels that prepare their arguments are called with these (``*a4``) instead of arrays. The readable
+text shows the memory of each value::
 
     # conv_relu_1(v0, c2 -> b3)                       # conv in model.onnx: float32[1, 8, 56, 56]
     softmax_4(*a4)                   # (b3 -> b5) softmax in model.onnx: float32[1, 64]
@@ -18,7 +18,7 @@ from penstock.plan.plan import Plan, Step
 
 
 def readable_source(program: Program) -> str:
-    """The source of a program, line by line the same, with its comments in full."""
+    """Return the source of a program with equal line numbers and complete comments."""
     lines = program.source.splitlines()
     for i, step in enumerate(program.steps):
         if isinstance(step, Step) and step.kernel is not None:
@@ -44,7 +44,7 @@ def _line(plan: Plan, names: ProgramNames, line: str, step: Step) -> str:
 
 
 def _arguments(plan: Plan, names: ProgramNames, step: Step) -> str:
-    """The arguments of a kernel that writes into given memory: values that it reads, and writes."""
+    """Return the operands and results of a destination-passing kernel."""
     slots = bound_slots(step)
     read, written = slots[: len(step.inputs)], slots[len(step.inputs) :]
     texts = [", ".join([_value(plan, names, i) for i in group]) for group in (read, written)]
@@ -52,7 +52,7 @@ def _arguments(plan: Plan, names: ProgramNames, step: Step) -> str:
 
 
 def _value(plan: Plan, names: ProgramNames, index: int) -> str:
-    """The name of a slot; of a view of another one, also the name of that."""
+    """Return the name of a slot; for a view, also the name of its base."""
     name = names.slots[index]
     base = plan.slots[index].base if index >= 0 else -1
     viewed = base >= 0 and names.slots[base] != name

@@ -1,7 +1,7 @@
-"""Sequences of a program: consecutive steps that one call into compiled code runs.
+"""Call sequences: consecutive steps that a single call into compiled code runs.
 
-Steps whose kernels are compiled, and bound to memory ahead of the run, need nothing of Python
-between one another. The writer gathers them, and writes one call, with what it replaces:
+Steps whose kernels are compiled, and bound to memory ahead of the run, need no Python in between.
+The writer gathers them into one call, and lists the replaced calls as comments:
 
     sequence_0(v0)                          arrays that are known only during the run
     # fused_1(v0)
@@ -22,16 +22,15 @@ from penstock.plan.plan import Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSequence:
-    """Steps that one call runs, and the ``slots`` whose arrays it is given, in their order."""
+    """Steps that one call runs, and the ``slots`` whose arrays are its arguments, in order."""
 
     steps: tuple[Step, ...]
     slots: tuple[int, ...]
 
 
 class Gathering:
-    """Consecutive ``steps`` that are to be one sequence, as far as they have been met, and slots
-    that are ``released`` behind them; and the ``sequences`` so far, by name. If it is not
-    ``enabled``, each step has a call of its own."""
+    """Consecutive ``steps`` gathered so far for one sequence, slots ``released`` after them, and
+    finished ``sequences`` by name. If not ``enabled``, each step has a separate call."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -40,30 +39,30 @@ class Gathering:
         self.sequences: dict[str, CallSequence] = {}
 
     def take(self) -> tuple[list[Step], list[int]]:
-        """The steps that were gathered and what is released behind them; the next are gathered
-        from the beginning."""
+        """Return the gathered steps and the slots released after them, and start anew."""
         steps, released = self.steps, self.released
         self.steps, self.released = [], []
         return steps, released
 
     def add(self, steps: Sequence[Step], slots: Iterable[int]) -> tuple[str, CallSequence]:
-        """The sequence of ``steps``, which is given the arrays of ``slots``, and its name."""
+        """Add the sequence of ``steps``, with the arrays of ``slots`` as arguments; return it and
+        its name."""
         name = f"sequence_{len(self.sequences)}"
-        # A value that several steps read is one argument of the call.
+        # A value that several steps read is passed once.
         sequence = CallSequence(tuple(steps), tuple(dict.fromkeys(slots)))
         self.sequences[name] = sequence
         return name, sequence
 
 
 def is_joinable(step: Step) -> bool:
-    """Whether a step can be one of a sequence."""
+    """Whether a step can be part of a sequence."""
     kernel = step.kernel
     if kernel is None or kernel.binder is None or kernel.binder.compiled_call is None:
         return False
-    # A new array for each result is Python's work.
+    # New arrays for results are allocated in Python.
     if step.outputs and not step.into:
         return False
-    # Checks and copies are Python's, too.
+    # Checks and copies are done in Python, too.
     return step.contract is None and not step.copied
 
 
@@ -72,9 +71,9 @@ def bound_sequence(
     values: RunValues,
     bind: Callable[[Step], tuple[Callable[..., RunValue], tuple[RunValue, ...]]],
 ) -> Callable[..., None]:
-    """The function of a sequence in one arena. ``bind`` binds the kernel of a step; ``values[i]``
-    stands for the array of slot i in what it returns, if that is known only during the run. An
-    error that a step raises has the attribute ``place_in_sequence``."""
+    """Return the function of a sequence in one arena. ``bind`` binds the kernel of a step;
+    ``values[i]`` is the array of slot i, or its placeholder if known only at run time. An error
+    that a step raises has the attribute ``place_in_sequence``."""
     place = {id(values[slot]): i for i, slot in enumerate(sequence.slots)}
     calls = []
     for step in sequence.steps:
@@ -82,17 +81,17 @@ def bound_sequence(
         assert step.kernel.binder.compiled_call is not None
         function, arguments = bind(step)
         native = step.kernel.binder.compiled_call(function, arguments)
-        if isinstance(function, partial) and not function.keywords:  # the call of which takes time
+        if isinstance(function, partial) and not function.keywords:  # calling a partial takes time
             first: tuple[RunValue, ...] = function.args
             function, arguments = function.func, (*first, *arguments)
-        # Of each argument the place among the arrays that the sequence is called with, or -1.
+        # Index of each argument among the sequence's arguments, or -1.
         places = tuple(map(place.get, map(id, arguments), repeat(-1)))
         if max(places, default=-1) >= 0:
             pairs = zip(arguments, places, strict=True)
             arguments = tuple([x if i < 0 else None for x, i in pairs])
         calls.append((function, arguments, places, native))
     compiled = library_of(native for *_, native in calls)
-    assert compiled is not None  # else no steps are gathered
+    assert compiled is not None  # otherwise no steps are gathered
     arity = len(sequence.slots)
     run: Callable[..., None] = compiled.functions.Sequence(tuple(calls), arity, compiled.call).run
     return run

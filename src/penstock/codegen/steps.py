@@ -1,4 +1,4 @@
-"""Writes the steps of a block: kernel calls, signals, releases, and calls of the observer."""
+"""Code generation for the steps of a block: kernel calls, signals, releases and observer calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from penstock.host.native import library
 from penstock.plan.plan import Plan, Step
 from penstock.plan.tasks import NO_SIGNALS, ONE_FUNCTION, Tasks
 
-# Estimated operations between two checks for a stop: a few milliseconds of NumPy on one core.
+# Estimated operations between stop checks: a few milliseconds of NumPy on one core.
 _CHECK_EVERY = 50_000_000
 # The estimate for a step of unknown shapes.
 _UNKNOWN_WORK = 1_000_000
 COMMENT_COLUMN = 60
-"""where comments begin"""
+"""column of comments"""
 
 ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
 
@@ -31,9 +31,10 @@ ControlFlowWriter: TypeAlias = "Callable[[StepWriter, Step], None]"
 class ProgramForm:
     """The form of a program of a plan.
 
-    If ``observed``, it calls the control's observer for each step, with its inputs if they are
-    ``inputs_observed``, else with none. The outputs ``given``, by number, are written into arrays
-    that callers give. ``capture``: whether steps on devices that can are captured into graphs.
+    If ``observed``, it calls the control's observer for each step, with the step's inputs if
+    ``inputs_observed``, else with none. The outputs ``given``, by number, are written into
+    caller-provided arrays. ``capture``: whether device steps are captured into graphs where
+    possible.
     """
 
     observed: bool = False
@@ -44,7 +45,7 @@ class ProgramForm:
 
 class SourceText:
     """Lines of Python. ``step_of_line[i]`` is the step that line i runs, if any, or those of a
-    sequence or of a captured graph; ``depth`` is how far the next line is indented."""
+    sequence or of a captured graph; ``depth`` is the indentation level of the next line."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -63,10 +64,10 @@ class SourceText:
 
 
 class GraphWriter(Protocol):
-    """Writes steps that a device captures into graphs (``codegen.captures``)."""
+    """Writer of steps that a device captures into graphs (``codegen.captures``)."""
 
     def pieces(self, steps: Sequence[Step], counted: Collection[Step]) -> Iterable[list[Step]]:
-        """The steps of a block, those together that one graph has."""
+        """Yield the steps of a block, grouped by graph."""
 
     def write(self, writer: StepWriter, steps: Sequence[Step]) -> None:
         """Write a call of a graph."""
@@ -74,13 +75,13 @@ class GraphWriter(Protocol):
 
 class StepWriter:
     """Writes steps as ``text``. ``control_flow`` writes an If or a loop, and calls ``block`` for
-    the blocks in it, ``graphs`` what a device captures. If the ``form`` is observed, each step
-    stands between calls of the run's observer.
+    its blocks; ``graphs`` writes captured graphs. If the ``form`` is observed, each step is between
+    calls of the run's observer.
 
-    ``constants`` are values that names in the text stand for, the same in every arena; ``given``
-    names the arrays of callers that slots are written into. ``loops`` is the number of loops around
-    the line at hand; ``work`` the estimated operations since the last check for a stop; ``counts``
-    whether the program's runs count what they allocate; ``max_iterations`` the limit of a loop's.
+    ``constants`` are values of names in the text, equal in every arena; ``given`` maps slots to the
+    names of caller-provided arrays. ``loops`` is the loop depth of the current line; ``work`` the
+    estimated operations since the last stop check; ``counts`` whether runs count their allocations;
+    ``max_iterations`` the limit of a loop's iterations.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class StepWriter:
         self._control_flow = control_flow
         self.graphs: GraphWriter | None = None
         self.gathering = Gathering(enabled=not form.observed and library() is not None)
-        self._put: dict[int, int] = defaultdict(int)  # steps on streams of devices
+        self._put: dict[int, int] = defaultdict(int)  # number of steps on each device stream
 
     def line(self, text: str, step: Step | None = None, comment: str = "") -> None:
-        """Write a line, behind the steps that have been gathered for a sequence."""
+        """Write a line, after the steps that have been gathered for a sequence."""
         if self.gathering.steps:
             self.write_gathered()
         self.text.write(text, step, comment)
@@ -127,7 +128,8 @@ class StepWriter:
         return ", ".join([self.name[i] for i in slots])
 
     def block(self, steps: Sequence[Step]) -> None:
-        """The steps of one block, or of one task; values are released after their last use."""
+        """Write the steps of one block, or of one task; values are released after their last
+        use."""
         if self.graphs is None:
             self._steps(steps)
         else:
@@ -139,7 +141,7 @@ class StepWriter:
         self.write_gathered()
 
     def add_work(self, operations: int, step: Step) -> None:
-        """Check for a stop before ``step``, if there were many operations since the last check."""
+        """Write a stop check before ``step``, if there were many operations since the last one."""
         self.work += operations
         if self.work > _CHECK_EVERY:
             self.work = 0
@@ -150,8 +152,8 @@ class StepWriter:
         for step in with_checkpoints(steps):
             if step.outputs and step.outputs[0] in self._names.turned:
                 continue
-            # In this order: observers get the time of the kernel alone, and values go when
-            # nothing reads them any more.
+            # In this order: observers measure the kernel alone, and values are released after their
+            # last read.
             if signals is not NO_SIGNALS:
                 self._wait(step)
             if observed:
@@ -177,9 +179,9 @@ class StepWriter:
                 self.line(f"S[{signal}] = d{stream}.record()")
 
     def write_gathered(self) -> None:
-        """One call for the steps that have been gathered; for a single one its own."""
+        """Write one sequence call for the gathered steps; for a single step, its own call."""
         steps, released = self.gathering.take()
-        # A call of one step through a sequence would cost a call more.
+        # A sequence of one step would cost an additional call.
         if len(steps) == 1:
             self.call(steps[0])
         elif steps:
@@ -196,21 +198,21 @@ class StepWriter:
         self.line("if control.stopped: control.stop()", step)
 
     def assign(self, pairs: Iterable[tuple[str, str]], step: Step) -> None:
-        """Assign all at once, so that no right-hand side sees a new value."""
+        """Write a simultaneous assignment, so that no right-hand side sees a new value."""
         pairs = [(target, value) for target, value in pairs if target != value]
         if pairs:
             targets, values = (", ".join(side) for side in zip(*pairs, strict=True))
             self.line(f"{targets} = {values}", step)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Release values that were allocated during the run."""
+        """Write the release of values that were allocated during the run."""
         self.observe_release(slots)
         if self._names.turned:
             slots = [i for i in slots if i not in self._names.turned]
         # Shared slots are entries of the run's list, which other tasks index.
         local = [i for i in slots if i not in self.tasks.shared]
         if self.gathering.steps and local == slots and not any(self.slots[i].owned for i in slots):
-            self.gathering.released += local  # views of what others own
+            self.gathering.released += local  # views of memory that others own
         elif local:
             self.line(f"del {self.names(local)}")
         shared = [self.name[i] for i in slots if i in self.tasks.shared]
@@ -218,14 +220,14 @@ class StepWriter:
             self.line(f"{' = '.join(shared)} = None")
 
     def observe_release(self, slots: Iterable[int]) -> None:
-        """Tell the observer that values are no longer the run's, as far as it allocated them."""
+        """Write a notification of the observer that the run releases values that it allocated."""
         if self.form.observed:
             counted = [i for i in slots if self.slots[i].owned and self.slots[i].base < 0]
             if counted:
                 self.line(f"freed(control, {self.names(counted)})")
 
     def _observe(self, function: str, step: Step, slots: Sequence[int]) -> None:
-        # The line number makes names that differ.
+        # The line number makes the name unique.
         name = f"n{len(self.text.lines)}"
         self.constants[name] = step
         arguments = ", ".join(["control", name, *[self.name[i] for i in slots]])
@@ -246,11 +248,11 @@ class StepWriter:
             self.call(step)
 
     def call(self, step: Step) -> None:
-        """The call of a step's kernel."""
+        """Write the call of a step's kernel."""
         kernel = step.kernel
         assert kernel is not None
         call = self._names.calls[step].text(self.tasks.signals.on.get(step, ()))
-        # Its call returns before the kernel has ended.
+        # The call returns before the kernel has ended.
         if kernel.begin is not None:
             call = self._awaited(call, step)
         if step.into:
@@ -268,7 +270,7 @@ class StepWriter:
         self._keep_up(step)
 
     def _keep_up(self, step: Step) -> None:
-        """Wait for streams now and then, so that the host is not too far ahead of devices."""
+        """Write periodic waits for streams, so that the host is not too far ahead of devices."""
         for stream in self.tasks.signals.on.get(step, ()):
             self._put[stream] += 1
             if self._put[stream] % MOST_AHEAD == 0:
@@ -276,8 +278,8 @@ class StepWriter:
                 self.line("if not e.query(): yield e")
 
     def _awaited(self, begun: str, step: Step) -> str:
-        """The outputs of an asynchronous kernel that the call ``begun`` begins. A task steps aside
-        until they come; the program of a plan that is one function waits."""
+        """Return the expression of the outputs of an asynchronous kernel, begun by the call
+        ``begun``. A task yields until they are ready; a single-function program blocks."""
         if self.tasks is not ONE_FUNCTION:
             self.line(f"e = {begun}", step)
             self.line("if not e.query(): yield e", step)
@@ -285,9 +287,9 @@ class StepWriter:
         return f"awaited(control, {begun})"
 
     def _results(self, step: Step) -> None:
-        """Allocate the outputs that the kernel of ``step`` is given though they leave the run."""
+        """Write the allocation of destination outputs of ``step`` that leave the run."""
         for i in step.outputs:
-            # The caller's array takes the place of a new one.
+            # The caller's array replaces a new one.
             if i in self.given:
                 self.text.write(f"{self.name[i]} = {self.given[i]}", step)
             elif i >= 0 and self.slots[i].owned:
@@ -299,11 +301,11 @@ class StepWriter:
                 self.text.write(f"{self.name[i]} = {text}", step)
 
     def _wait(self, step: Step) -> None:
-        """Wait for the signals that a step needs, and for the work that their events stand for:
-        streams of a device do so there."""
+        """Write waits for the signals that a step needs, and for their events; device streams wait
+        for events on the device."""
         signals = self.tasks.signals
         for signal in signals.waits.get(step, ()):
-            # The complement tells a signal from the number of a block, which a task yields, too.
+            # The complement distinguishes a signal from a block number, which a task yields, too.
             self.line(f"if not S[{signal}]: yield ~{signal}")
             if signal in signals.events and step not in signals.on:
                 self.line(f"if not S[{signal}].query(): yield S[{signal}]")
@@ -316,31 +318,32 @@ class StepWriter:
                 self.line(f"if S[{signal}]: d{stream}.wait(S[{signal}])")
 
     def wait_if_set(self, signal: int, step: Step) -> None:
-        """Wait on the host for an event of an iteration before, if there was one."""
+        """Write a host wait for an event of the previous iteration, if any."""
         self.line(f"if S[{signal}] and not S[{signal}].query(): yield S[{signal}]", step)
 
     def hand_on(self, loop: Step) -> None:
-        """Hand the events of an iteration to the next: the one before it must have ended."""
+        """Write the hand-over of an iteration's events to the next; the previous one must have
+        ended."""
         overlap = self.tasks.signals.overlap
         self.wait_for_last(loop)
         moved = overlap.moved.get(loop, ())
         self.assign([(f"S[{target}]", f"S[{source}]") for target, source in moved], loop)
 
     def wait_for_last(self, loop: Step) -> None:
-        """Wait on the host for the end of the last iteration whose events were handed on."""
+        """Write a host wait for the last iteration whose events were handed over."""
         for signal in self.tasks.signals.overlap.last.get(loop, ()):
             self.wait_if_set(signal, loop)
 
 
 def comment(step: Step) -> str:
-    """The place in the model that a step comes from."""
+    """Return the origin of a step in the model, as a comment."""
     node = step.node
     text = node.origin or node.name or node.op.name
     return text if text.isprintable() else printable(text)
 
 
 def printable(text: str) -> str:
-    """``text`` without characters that could end a comment: names come from model files."""
+    """Return ``text`` without characters that could end a comment: names come from model files."""
     if text.isprintable():
         return text
     return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])

@@ -1,4 +1,4 @@
-"""Transposes of inputs that kernels read through, so that a run makes no views.
+"""Elimination of input Transposes whose readers can use the input's strides.
 
 Models with channels-last images begin with a Transpose whose result is a view of the input. A
 kernel that is bound to the strides of that view needs only the address, so it is given the input

@@ -68,11 +68,11 @@ _capture_writer: Callable[[Plan], CaptureWriter] = imported(
     "penstock.codegen.captures.CaptureWriter"
 )
 
-# About what a step takes in memory, with its line of a program, its slots and its node, and what
-# more a kernel takes that is bound to arrays.
+# Approximate bytes of a step with its line of a program, its slots and its node; and additional
+# bytes of a kernel bound to arrays.
 _STEP_BYTES, _BOUND_BYTES = 2500, 6500
 
-# Lines from which on functions are compiled apart from those before.
+# Lines after which further functions are compiled separately.
 _MANY_LINES = 2000
 
 _AS_USUAL = ProgramForm()
@@ -113,30 +113,30 @@ class Program:
 
     @cached_property
     def nbytes(self) -> int:
-        """About what plan and program take in memory."""
+        """Approximate bytes of plan and program."""
         kernels = [step.kernel for step in self.plan.walk()]
         bound = [k for k in kernels if k is not None and k.binder is not None]
         return _STEP_BYTES * len(kernels) + _BOUND_BYTES * len(bound)
 
     @cached_property
     def observed(self) -> bool:
-        """Whether the program tells observers of its steps."""
+        """Whether the program notifies observers of its steps."""
         return self.form.observed
 
     def with_observers(self, inputs: bool = True) -> Program:
-        """The program of the same plan that tells observers of its steps, and of their ``inputs``:
-        to tell them of weights is to read all again that kernels hold in an order of their own."""
+        """Return the program of the same plan that notifies observers of its steps, and of their
+        ``inputs``, which reloads weights that kernels hold only in packed form."""
         form = ProgramForm(observed=True, inputs_observed=inputs)
         return write_program(self.plan, self.arena_plan, self.limits, tasks=self.tasks, form=form)
 
     def with_given(self, outputs: Sequence[int]) -> Program:
-        """The program of the same plan, one function, that takes arrays for these outputs behind
-        its inputs, and writes into them."""
+        """Return the single-function program of the same plan that takes arrays for these outputs
+        after its inputs, and writes into them."""
         form = replace(self.form, given=tuple(outputs))
         return write_program(self.plan, self.arena_plan, self.limits, form=form)
 
     def remote_arenas(self) -> dict[str, Any]:
-        """New arenas in the memories of devices, by the name of the memory."""
+        """Return new arenas in device memories, by memory name."""
         backends: Mapping[str, Any] = self.plan.remote
         return {name: backends[name].arena(size) for name, size in self.arena_plan.remote.items()}
 
@@ -147,35 +147,35 @@ class Program:
         workspaces: Mapping[Step, Any] | None = None,
         remote: Mapping[str, Any] | None = None,
     ) -> list[Callable[..., RunValue]]:
-        """The ``functions`` in the arena ``memory`` (uint8, of the size planned). ``streams``: the
-        device streams that tasks put their steps on, by name; ``workspaces``: what kernels there
-        get as ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
+        """Return the ``functions`` bound to the arena ``memory`` (uint8, of the planned size).
+        ``streams``: the device streams of tasks' steps, by name; ``workspaces``: their kernels'
+        ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
         remote = self.remote_arenas() if remote is None else remote
         arenas = ProgramMemory(memory, remote, workspaces or {}, on_streams=bool(streams))
         namespace = bind_names(
             self.plan, self.arena_plan, self.names, self.sequences, self.read, arenas
         )
-        # Constants of the text are the same in every arena.
+        # Constants of the text are equal in every arena.
         namespace.update(self.constants)
         namespace.update(streams or {})
         for code in self.code:
             exec(code, namespace)
         if self.captures:
-            # Bodies have a namespace of their own: graphs refer to them.
+            # Bodies have a separate namespace: graphs refer to them.
             names = {f"body_{n}": namespace.pop(f"body_{n}") for n in range(len(self.captures))}
             inner = dict(namespace)
             for (name, steps), body in zip(self.captures.items(), names.values(), strict=True):
                 function = FunctionType(body.__code__, inner, body.__name__)
                 capture = self.plan.captures[steps.backend]
                 namespace[name] = capture(function, steps.fresh, steps)
-        # Functions refer to the namespace: if it referred to them, both and the arena would stay
-        # until Python next looks for cycles.
+        # Functions refer to the namespace: a reference back would be a cycle, which keeps them and
+        # the arena alive until the next garbage collection.
         return [namespace.pop(name) for name in self.functions]
 
 
 def _nested(code: CodeType) -> CodeType:
-    """Code whose functions count as nested ones. Free-threaded builds leave others, with all that
-    they refer to, to the collector, and those of Python 3.13 never free them."""
+    """Mark code's functions as nested. Free-threaded builds leave others, with all that they refer
+    to, to the garbage collector, and those of Python 3.13 never free them."""
     of_functions = (
         c.replace(co_flags=c.co_flags | _CO_NESTED) if isinstance(c, CodeType) else c
         for c in code.co_consts
@@ -198,9 +198,9 @@ def write_program(
     ``results(V)`` returns the outputs. Loops and allocations are within ``limits``. ``run`` takes
     the arrays of the outputs that are given, ``o<number>``, behind the inputs.
     """
-    # The order that the offsets are for: no other is safe.
+    # The order that the offsets were planned for: no other is safe.
     order = [plan.steps[i] for i in arena_plan.order]
-    # Steps that run in one function need no list: their values are its variables.
+    # Steps in one function need no shared list: their values are local variables.
     shared = frozenset() if tasks is None else tasks.shared
     allocated = allocations(plan, arena_plan.size, limits)
     names = program_names(plan, arena_plan, shared, allocated.steps, _turned(plan, tasks, form))
@@ -210,7 +210,7 @@ def write_program(
     writer.given = _given_slots(plan, form.given)
     captures = None
     if plan.captures and form.capture and not form.observed and tasks is None:
-        # Observers see each step, and tasks put their steps on streams of their own.
+        # Captures exclude observers, which see each step, and tasks, which have separate streams.
         writer.graphs = captures = _capture_writer(plan)
     functions = _write_tasks(writer, tasks) if tasks else _write_run(writer, order)
     for body in () if captures is None else captures.bodies:
@@ -258,12 +258,12 @@ def _show_lines(program: Program) -> None:
 
 
 def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
-    """The code of a program, some functions at a time: Python's compiler cannot be interrupted."""
+    """Compile a program, a few functions at a time: Python's compiler cannot be interrupted."""
     begin = 0
     for end in range(1, len(lines) + 1):
         if end == len(lines) or (end - begin >= _MANY_LINES and lines[end].startswith("def ")):
             checkpoint()
-            # Empty lines before it, so that line numbers are those of the whole text.
+            # Leading empty lines preserve the line numbers of the whole text.
             source = "\n" * begin + "\n".join(lines[begin:end]) + "\n"
             code = compile(source, filename, "exec", dont_inherit=True, optimize=2)
             yield _nested(code) if FREE_THREADED else code
@@ -271,13 +271,13 @@ def _compiled(lines: Sequence[str], filename: str) -> Iterator[CodeType]:
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
-    """The global names in code, and in that of the functions it defines."""
+    """Return the global names in code, and in the functions that it defines."""
     inner = [const for const in code.co_consts if const.__class__ is CodeType]
     return frozenset(code.co_names).union(*map(_names_in, inner))
 
 
 def _given_slots(plan: Plan, given: Sequence[int]) -> dict[int, str]:
-    """The slots that a step writes straight into an array that the caller gives, and its name."""
+    """Map the slots that steps write directly into caller-provided arrays to the arrays' names."""
     written = {i for step in plan.steps if step.into for i in step.outputs}
     names: dict[int, str] = {}
     for number in given:
@@ -302,7 +302,7 @@ def _write_run(writer: StepWriter, order: Sequence[Step]) -> list[str]:
 
 
 def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
-    """Each task as a function, and one for the outputs."""
+    """Write each task as a function, and one for the outputs; return their names."""
     parameters = "control, V, S, emit" if tasks.signals.count else "control, V"
     for number, task in enumerate(with_checkpoints(tasks.tasks)):
         writer.line(f"def t{number}({parameters}):")
@@ -315,7 +315,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
                 if end is not None:
                     writer.line(f"S[{end}] = d{stream}.record()")
                     continue
-                # The step behind the block waits for tasks, and not for their events.
+                # The step after the block waits for tasks, but not for their events.
                 writer.line(f"e = d{stream}.record()")
                 writer.line("if not e.query(): yield e")
     writer.line("def results(V):")
@@ -325,7 +325,7 @@ def _write_tasks(writer: StepWriter, tasks: Tasks) -> list[str]:
 
 
 def _copied_at_once(writer: StepWriter) -> set[int]:
-    """The outputs that are arrays of the host, of a size that the allocator uses again."""
+    """Return the outputs that are host arrays of a size that the allocator reuses."""
     steps = [step for step in writer.plan.steps if step.backend in ("native", "numpy")]
     results = {i for step in steps for i in step.outputs}
     found = set()
@@ -334,17 +334,17 @@ def _copied_at_once(writer: StepWriter) -> set[int]:
         if not is_plannable(slot.type) or slot.type.nbytes > LARGEST:
             continue
         in_arena = [writer.slots[root].memory for root in roots] == [HOST]
-        # NumPy has scalars that are no arrays.
+        # Rank 0 is excluded: NumPy's scalars are not arrays.
         if (in_arena and slot.kind is not SlotKind.DYNAMIC) or (i in results and slot.type.dims):
             found.add(i)
     return found
 
 
 def _write_return(writer: StepWriter) -> None:
-    """Return the outputs, as copies where they share memory with others."""
-    # Arena slots with dims in another order in memory may have views among the outputs.
+    """Write the return of the outputs, as copies where they share memory with others."""
+    # Arena slots that are not row-major may have views among the outputs.
     reordered = bool([1 for s in writer.slots if s.strides and s.kind is SlotKind.ARENA])
-    # Arrays that grow where they lie are views of nothing, and have room behind each row.
+    # Arrays that grow in place are not views, and have spare capacity after each row.
     steps = writer.plan.steps if reordered else ()
     kernels = [(step, step.kernel) for step in steps if step.kernel is not None]
     grown = {i for step, kernel in kernels if kernel.memory.capacity_bytes for i in step.outputs}
@@ -359,8 +359,8 @@ def _write_return(writer: StepWriter) -> None:
             texts.append(name if direct else f"copied({name}, {writer.name[i]})")
             returned.add(resident_in)
             continue
-        # Outputs are the caller's: none may change when another is written, or when the arena is
-        # used again.
+        # The caller owns the outputs: none may change when another is written, or when the arena is
+        # reused.
         kept = slot.owned and resident_in not in returned
         kept |= writer.plan.inner and not memory_of(writer.slots, i)
         returned.add(resident_in)
@@ -370,6 +370,6 @@ def _write_return(writer: StepWriter) -> None:
         text = writer.name[i] if kept else f"unshared({writer.name[i]})"
         texts.append(f"contiguous({text})" if reordered and i not in grown else text)
     if [text for text in texts if text.startswith("copy(")]:
-        # Most runs have no budget of memory, and asking it takes as long as a small copy.
+        # Most runs have no memory budget, and charging it takes as long as a small copy.
         writer.line("copy = in_c_order if THREAD.run is None else unshared")
     writer.line(f"return ({', '.join(texts)}{',' if texts else ''})")

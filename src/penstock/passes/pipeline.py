@@ -5,7 +5,7 @@
     STRUCTURE   once for each set of feeds and fetches; frames become If and Loop, but with the
                 executor "frames", for which ORDER runs alone
     OPTIMIZE    after that, and again for each set of input shapes, until nothing changes
-    LOWER once for each set of input shapes, for the available backends
+    LOWER       once for each set of input shapes, for the available backends
 
 and for graphs that run by tokens, on the executor "frames" or on a cluster::
 

@@ -1,4 +1,4 @@
-"""Kernels of compiled code: the arguments of a call, and their binding to arrays."""
+"""Compiled kernels: the arguments of a call, and their binding to arrays."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from penstock.ops.common.constant_cache import ConstantRef, Reordered, weights_o
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An argument of a call: tensor ``index`` of a node, its inputs first, then its outputs;
-    ``own_order``: with its dims in their own order whatever ``NativeCall.dims_order`` is;
-    ``any_order``: the kernel reads it as fast in any."""
+    """An argument of a call: tensor ``index`` of a node, counting inputs, then outputs.
+    ``own_order``: row-major, whatever ``NativeCall.dims_order`` is; ``any_order``: the kernel reads
+    any order of dims equally fast."""
 
     index: int
     own_order: bool = False
@@ -47,22 +47,22 @@ class _Workspace:
 WORKSPACE = _Workspace()
 
 ROUNDED = "rounded_"
-"""the beginning of names of kernels that round operands to bfloat16"""
-_MOST_ORDERED = 15  # dims, of four bits each
+"""name prefix of kernels that round operands to bfloat16"""
+_MOST_ORDERED = 15  # dims, with four bits each
 _OWN_ORDERS: Mapping[int, int] = {}
 
 Word: TypeAlias = int | float | np.ndarray | Tensor | _Workspace | None
-"""An argument of a compiled kernel: a number, an array made at compile time, a tensor of the node,
-the workspace, or a null pointer."""
+"""An argument of a compiled kernel: a number, an array created at compile time, a tensor of the
+node, the workspace, or a null pointer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """A node as the families of kernels see it: the types of its inputs and then of its outputs, of
-    known shapes (None for one left out), and the arrays of those that are constants. ``rounds``:
-    operands of products may be rounded to bfloat16. ``ordered``: a sum is taken in one order,
-    whatever the number of rows (``reproducible=True``). ``exact``: operands are taken as they are,
-    even where the model allows otherwise (``precision="strict"``)."""
+    """A node as kernel families see it: the static types of its inputs, then of its outputs (None
+    for omitted ones), and the arrays of constant ones. ``rounds``: operands of products may be
+    rounded to bfloat16. ``ordered``: the summation order must not depend on the number of rows
+    (``reproducible=True``). ``exact``: operands are not rounded, even where the model allows it
+    (``precision="strict"``)."""
 
     library: NativeLibrary
     node: Node
@@ -73,29 +73,29 @@ class Site:
     exact: bool = False
 
     def input(self, i: int) -> TensorType | None:
-        """The type of an input; None if it is left out."""
+        """Return the type of an input; None if it is omitted."""
         return self.tensors[i] if i < len(self.node.inputs) else None
 
     def constant(self, i: int) -> np.ndarray | None:
-        """An input, if it is a constant."""
+        """Return an input, if it is a constant."""
         return self.constants[i] if i < len(self.node.inputs) else None
 
     def weights(self, i: int) -> ConstantRef | None:
-        """An input, if it is a constant, for ``reordered``."""
+        """Return an input, if it is a constant, for ``reordered``."""
         return weights_of(self.node.inputs[i] if i < len(self.node.inputs) else None)
 
     def output(self, i: int = 0) -> TensorType:
-        """The type of an output that is not left out."""
+        """Return the type of an output that is not omitted."""
         type_ = self.tensors[len(self.node.inputs) + i]
         assert type_ is not None
         return type_
 
     def result(self, i: int = 0) -> Tensor:
-        """Output ``i``, as an argument of a call."""
+        """Return output ``i`` as an argument of a call."""
         return Tensor(len(self.node.inputs) + i)
 
     def attr(self, name: str, default: Any) -> Any:
-        """An attribute of the node."""
+        """Return an attribute of the node."""
         return self.node.attrs.get(name, default)
 
 
@@ -103,19 +103,19 @@ class Site:
 class NativeCall:
     """A compiled kernel with its arguments, in the order of its struct in ``c/``.
 
-    ``items`` is the number of independent parts of the work; ``item_ns``, roughly the time of one,
-    decides about threads. Threads can share an item that has ``stages``: their number, and that of
-    the independent pieces of each. ``workspace`` and ``inplace`` are as for ``Kernel``. A kernel
-    that ``can_fail`` reports inputs that are at fault, and the NumPy kernel raises the error.
-    ``restrided(strides)``, if given, returns the call for tensors that have these strides (in
-    elements; None for those without gaps), or raises ``UnsupportedError``: memory in any order of
-    dims is then read and written where it is, best in ``dims_order``, or, with ``any_layout``, the
+    ``items`` is the number of independent work items; ``item_ns``, the approximate time of one,
+    determines the number of threads. Threads can share an item that has ``stages``: their number,
+    and the number of independent pieces of each. ``workspace`` and ``inplace`` are as for
+    ``Kernel``. A kernel that ``can_fail`` reports invalid inputs, and the NumPy kernel raises the
+    error. ``restrided(strides)``, if given, returns the call for tensors with these strides (in
+    elements; None for contiguous ones), or raises ``UnsupportedError``: memory in any order of dims
+    is then read and written in place, preferably in ``dims_order``, or, with ``any_layout``, the
     output in the order that its reader prefers. A call with ``dims_order`` must be restrided even
-    if no tensor has gaps.
+    for contiguous tensors.
 
     ``finish`` computes the outputs from intermediate results of the kernel. ``keep`` is kept alive
-    with the call, such as owners of its arrays. ``reordered`` are inputs that need not be held, as
-    arrays of the call have the same elements in another order.
+    with the call, such as owners of its arrays. ``reordered`` are constant inputs that need not be
+    kept, as arrays of the call have their elements in packed order.
     """
 
     kernel: str
@@ -136,15 +136,15 @@ class NativeCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """A ``function`` applied to the tensors that a kernel ``writes``: it makes strings of their
-    indices, or outputs of data-dependent shapes from arrays that are large enough."""
+    """A ``function`` applied to the tensors that a kernel ``writes``: it maps indices to strings,
+    or cuts outputs of data-dependent shapes from arrays of maximum size."""
 
     writes: tuple[TensorType, ...]
     function: Callable[..., RunValue]
 
 
 def texts_of(site: Site, texts: np.ndarray | None) -> Finish | None:
-    """Makes output 0 of indices (int64) of ``texts``; None without these."""
+    """Return the step that maps indices (int64) to ``texts`` in output 0; None without texts."""
     if texts is None:
         return None
     others = [type_ for type_ in site.tensors[len(site.node.inputs) + 1 :] if type_ is not None]
@@ -158,7 +158,7 @@ def texts_of(site: Site, texts: np.ndarray | None) -> Finish | None:
 
 
 class UnsupportedError(Exception):
-    """There is no compiled kernel for this."""
+    """No compiled kernel is available for a case."""
 
 
 def site_of(
@@ -168,8 +168,8 @@ def site_of(
     *,
     data_dependent: bool = False,
 ) -> Site | None:
-    """The site of a node with these types of inputs; None if a shape is unknown, or a value is no
-    tensor. Outputs whose shapes are ``data_dependent`` are left out."""
+    """Return the site of a node with these input types; None if a shape is unknown, or a value is
+    no tensor. Outputs of ``data_dependent`` shapes are omitted."""
     outputs = [None if value is None or data_dependent else value.type for value in node.outputs]
     tensors: list[TensorType | None] = []
     for type_ in (*types, *outputs):
@@ -183,14 +183,14 @@ def site_of(
 
 
 def open_site(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Site:
-    """The site of a node whose shapes may be unknown; None for values that are no tensors."""
+    """Return the site of a node whose shapes may be unknown; types are None for non-tensors."""
     outputs = [None if value is None else value.type for value in node.outputs]
     tensors = [t if isinstance(t, TensorType) else None for t in (*types, *outputs)]
     return Site(library, node, tuple(tensors), Contents(node.inputs))
 
 
 def native_kernel(site: Site, call: NativeCall) -> Kernel:
-    """The kernel that makes ``call``."""
+    """Return the kernel that makes ``call``."""
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
     node, tensors = site.node, site.tensors
@@ -198,7 +198,7 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
         packed = _worth_packing(site, call)
         if len(packed) < len(call.reordered):
             call = replace(call, reordered=packed)
-        # The call has these in an order of its own: a site that held them would keep both in
+        # The call holds packed copies of these: a site that kept the originals would hold both in
         # memory.
         others = [None if i in packed else v for i, v in enumerate(node.inputs)]
         site = replace(site, constants=Contents(others))
@@ -224,23 +224,23 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
             else call.dims_order,
             contiguous_inputs=dense,
             any_layout=call.any_layout,
-            # A call of the function is given the first, allocates the second, and has results in
-            # their own order.
+            # The function is passed the unpacked weights, allocates workspace, and returns
+            # row-major results, all of which takes time.
             prefer_bound=bool(call.reordered or call.workspace or call.dims_order),
         ),
         packed=PackedConstants(tuple(call.reordered), partial(_released, call.reordered))
         if call.reordered
         else NO_PACKED_CONSTANTS,
     )
-    object.__delattr__(kernel, "function")  # which the binder makes, if it is read
+    object.__delattr__(kernel, "function")  # created by the binder on first access
     return kernel
 
 
 def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarray | None) -> None:
-    """Make a call on arrays that are given each time, of any strides, and a workspace."""
+    """Make a call on run-time arrays of any strides, with a workspace."""
     count, nbytes = len(binder.site.node.inputs), binder.native.workspace
     outputs = arrays[count : len(binder.site.tensors)]
-    # Only plans set workspace aside.
+    # Only plans reserve workspace.
     work = [np.empty(nbytes, np.uint8)] if nbytes and len(arrays) == count + len(outputs) else []
     if False in [y is None or y.flags.c_contiguous for y in outputs]:
         call = partial(_run_once, binder)
@@ -248,7 +248,7 @@ def _run_given(binder: _CallBinder, call: Callable[..., None], *arrays: np.ndarr
 
 
 def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
-    """As ``_run_given``, with a call that is made for these arrays."""
+    """As ``_run_given``, with a call built for these arrays."""
     count, end = len(binder.site.node.inputs), len(binder.site.tensors)
     nbytes = binder.native.workspace
     work = arrays[end] if len(arrays) > end else np.empty(nbytes, np.uint8) if nbytes else None
@@ -259,7 +259,7 @@ def _run_once(binder: _CallBinder, *arrays: np.ndarray | None) -> None:
 def _run_into_new(
     into: Callable[..., None], types: Sequence[TensorType | None], *inputs: np.ndarray | None
 ) -> Any:
-    """The outputs of these types, in new memory."""
+    """Allocate outputs of these types."""
     results = [None if t is None else np.empty(t.dims, t.dtype) for t in types]
     into(*inputs, *results)
     return results[0] if len(results) == 1 else tuple(results)
@@ -270,13 +270,13 @@ def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.n
 
 
 def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
-    """Constants of many bytes. A kernel that packs some is called with planned memory alone."""
+    """Return the large packed constants. A kernel with any is called with planned memory only."""
     types = [(i, site.tensors[i]) for i in call.reordered]
     return {i: call.reordered[i] for i, type_ in types if type_ and type_.nbytes >= WORTH_PACKING}
 
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
-    """The kernel of a call whose results ``finish`` makes the outputs of."""
+    """Return the kernel of a call whose results ``finish`` turns into the outputs."""
     tensors = (*site.tensors[: len(site.node.inputs)], *finish.writes)
     written, make = replace(call, finish=None), finish.function
     kernel = native_kernel(replace(site, tensors=tensors), written)
@@ -285,7 +285,7 @@ def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
 
 
 class _Runtime:
-    """Stands for an array that is given during the run."""
+    """Placeholder of an array that is passed at run time."""
 
 
 _RUNTIME = _Runtime()
@@ -300,7 +300,7 @@ class _CallBinder(Binder):
 
     @property
     def implementation(self) -> str:
-        """The name of the compiled kernel, and the instruction set."""
+        """Return the name of the compiled kernel, and the instruction set."""
         return f"{self.native.kernel}:{self.site.library.level}"
 
     @property
@@ -312,21 +312,21 @@ class _CallBinder(Binder):
         return self.native.restrided is not None and not self.native.can_fail
 
     def plain(self) -> NativeCall:
-        """The call for tensors without gaps."""
+        """Return the call for contiguous tensors."""
         native = self.native
         if native.restrided is None or not native.dims_order:
             return native
         return native.restrided([None] * len(self.site.tensors))
 
     def function(self) -> Callable[..., RunValue]:
-        """The function of the kernel."""
+        """Return the function of the kernel."""
         native, tensors = self.plain(), self.site.tensors
         work = _RUNTIME if native.workspace else None
         call = _CallBinder(self.site, native).call([_RUNTIME] * len(tensors), work, every=True)
         outputs, into, make = tensors[len(self.site.node.inputs) :], call.run, call.make
         if not native.workspace and None not in outputs:
             return make
-        # No closures, whose cells Python's collector would walk for as long as plans live.
+        # No closures, whose cells the garbage collector would traverse while plans live.
         if native.restrided is not None or native.workspace:
             into = partial(_run_given, self, into)
         return partial(_run_into_new, into, outputs)
@@ -337,8 +337,8 @@ class _CallBinder(Binder):
         arrays = (*inputs, *outputs)
         native = self.native
         orders: dict[int, int] = {}
-        # Others are arguments of each call, which looks at them, and copies inputs that it cannot
-        # read.
+        # Other arrays are arguments of each call, which checks them, and copies inputs with
+        # unsupported strides.
         fixed = [
             isinstance(x, np.ndarray)
             and x.flags.c_contiguous
@@ -358,7 +358,7 @@ class _CallBinder(Binder):
                 orders = {i: 0 if x.turned else _order_word(x.order) for i, x in late}
             except UnsupportedError:
                 return self._bind_copy(inputs, outputs, workspace)
-            # Code with strides as arguments needs no more than whole elements at aligned addresses.
+            # Kernels with stride arguments only require aligned elements.
             fixed = [
                 is_fixed or (own is not None and x.__class__ is not RuntimeArray)
                 for is_fixed, own, x in zip(fixed, strides, arrays, strict=True)
@@ -375,8 +375,8 @@ class _CallBinder(Binder):
     def _bind_copy(
         self, inputs: RunValues, outputs: RunValues, workspace: np.ndarray | None
     ) -> BoundCall:
-        """As ``bind``, for strides that the kernel does not know: inputs are copied at each call,
-        and outputs computed without gaps and then copied."""
+        """As ``bind``, for strides that the kernel does not support: inputs are copied at each
+        call, and outputs are computed contiguously, then copied."""
         dense = [np.empty_like(y, order="C") if isinstance(y, np.ndarray) else y for y in outputs]
         plain = _CallBinder(self.site, replace(self.plain(), restrided=None))
         call, runtime = plain.bind(inputs, dense, workspace)
@@ -399,16 +399,16 @@ class _CallBinder(Binder):
         *,
         every: bool = False,
     ) -> Any:
-        """The call on ``arrays``, inputs and then outputs, of which it takes those at ``runtime``
-        as arguments, their dims in memory in these ``orders``; with ``every``, it takes them all
-        and the workspace, or makes the outputs."""
+        """Return the call on ``arrays``, inputs then outputs, of which those at ``runtime``, with
+        these ``orders`` of dims in memory, are its arguments; with ``every``, all arrays and the
+        workspace are, or it allocates the outputs."""
         native, site = self.native, self.site
         count, behind = len(site.node.inputs), len(arrays)
         words: list[Any] = list(native.words)
         given = range(behind + (1 if native.workspace else 0)) if every else runtime
-        # Several words may be one tensor, which C then sets at once: a node may read an input
-        # twice.
-        places: dict[int, int] = {}  # bits of the words that a tensor is
+        # Several argument words may be one tensor, as a node may read an input twice; C sets them
+        # together.
+        places: dict[int, int] = {}  # bit mask of the words of a tensor
         of_call: RunValues = native.words
         for place, word in enumerate(of_call):
             if word.__class__ is Tensor:
@@ -424,7 +424,7 @@ class _CallBinder(Binder):
                 words[place] = workspace if index == behind else arrays[index]
         sizes = [native.workspace if t is None else t.nbytes for t in (*site.tensors, None)]
         outputs = site.tensors[count:]
-        # C can make plain outputs itself, in less time than a call of NumPy's for each takes.
+        # C allocates plain outputs faster than calls of NumPy.
         makes = every and not native.workspace and None not in outputs
         return site.library.call(
             native.kernel,
@@ -441,7 +441,7 @@ class _CallBinder(Binder):
 
 
 def _turn(array: RunValue) -> Callable[[RunValue], RunValue]:
-    """Return what turns the array that a run gives into the one that a kernel reads."""
+    """Return a function from a run-time array to the array that the kernel reads."""
     if not isinstance(array, RuntimeArray) or not array.turned:
         return _itself
     return methodcaller("transpose", array.turned)
@@ -452,12 +452,13 @@ def _itself(x: RunValue) -> RunValue:
 
 
 def _read(call: NativeCall) -> set[int]:
-    """The tensors among the arguments of a call."""
+    """Return the tensors among the arguments of a call."""
     return {word.index for word in call.words if isinstance(word, Tensor)}
 
 
 def _order_word(order: Sequence[int] | None) -> int:
-    """The order of an array's dims in memory, as in ``host/c/call.h``: 0 for their own."""
+    """Return the order of an array's dims in memory as a word of ``host/c/call.h``: 0 for
+    row-major."""
     if order is None:
         return 0
     if len(order) > _MOST_ORDERED:
@@ -466,8 +467,8 @@ def _order_word(order: Sequence[int] | None) -> int:
 
 
 def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
-    """The strides in elements of an array that is not dense, also those expected of one that is
-    given during the run; None if it must be copied before it is read."""
+    """Return the strides, in elements, of a strided array, or those expected of a run-time array;
+    None if it must be copied before it is read."""
     if isinstance(x, RuntimeArray):
         size = 0 if type_ is None or type_.dtype is None else type_.dtype.itemsize
         return tuple([stride // size for stride in x.strides]) if size and x.strides else None
@@ -484,7 +485,7 @@ def _strides(x: Any, type_: TensorType | None) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failed:
-    """Raises the error of a call whose inputs are at fault: that of the NumPy kernel."""
+    """Raises the NumPy kernel's error for a call with invalid inputs."""
 
     site: Site
     native: NativeCall
@@ -492,17 +493,18 @@ class _Failed:
     places: tuple[int, ...]
 
     def __call__(self, status: int, runtime: tuple[np.ndarray, ...]) -> None:
-        arrays = [*self.arrays, None]  # the workspace is the last
+        arrays = [*self.arrays, None]  # the last word is the workspace
         for i, array in zip(self.places, runtime, strict=True):
             arrays[i] = array
         node, count = self.site.node, len(self.site.node.inputs)
         inputs = arrays[:count]
-        # The call has no array for these; the value gives the constant back.
+        # The call has no array for these; the value restores the constant.
         for i in self.native.reordered:
             value = node.inputs[i]
             assert value is not None
             inputs[i] = value.const
-        # C reports a number only. The definition finds the fault again, and has words for it.
+        # C only reports a status. The NumPy kernel finds the fault again, and raises an error with
+        # a message.
         node.op.compile(node, self.site.tensors[:count]).function(*inputs)
         raise InternalError(
             f"{self.native.kernel} reports status {status} for inputs that NumPy's kernel takes"

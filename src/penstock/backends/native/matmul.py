@@ -1,4 +1,4 @@
-"""Products of matrices of any strides, and of matrices selected by indices (``matmul.c``)."""
+"""Matrix products with arbitrary strides, and with matrices selected by indices (``matmul.c``)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from penstock.ops.work_estimate import Workload
 
 _DTYPES = ("float32", "float64", "int32", "int64")
 _FACTORS = ("Div", "Mul")
-"""what a product may have behind it in a fused node"""
-_SMALLEST = 1e-6  # factors of operands that leave numbers far from what rounds to 0 or infinity
-_UNIT, _STRIP, _MOST_ROWS = 64, 256, 256  # bytes of a line and of a strip, rows of an item
+"""operations that may follow a product in a fused node"""
+_SMALLEST = 1e-6  # factors of operands between which float32 neither underflows nor overflows
+_UNIT, _STRIP, _MOST_ROWS = 64, 256, 256  # bytes of a line and of a strip; rows of an item
 
 _Axis: TypeAlias = tuple[int, int, int, int]
-"""its size, and the strides of both matrices and of the result along it"""
+"""the size of an axis, and the strides of both matrices and of the result along it"""
 
 
 class _Product(NamedTuple):
-    """Products of [rows, inner] with [inner, columns], one for each index of the axes ``lead``; and
-    the strides of a third operand along rows and columns. ``ordered``: as of ``Site``."""
+    """Products of [rows, inner] with [inner, columns], batched over the axes ``lead``; and the
+    strides of a third operand along rows and columns. ``ordered``: as in ``Site``."""
 
     lead: Sequence[_Axis]
     rows: _Axis
@@ -42,7 +42,7 @@ class _Product(NamedTuple):
 
     @property
     def swapped(self) -> _Product:
-        """The transposed result: the product of the transposed matrices in reverse."""
+        """Return the transposed product: that of the transposed matrices in reverse order."""
         lead, rows, columns, inner = self[:4]
         swap = _swapped
         return _Product([*map(swap, lead)], swap(columns), swap(rows), swap(inner), self.term[::-1])
@@ -54,7 +54,7 @@ def _swapped(axis: _Axis) -> _Axis:
 
 
 def _macs(rows: int, inner: int, columns: int) -> int:
-    """About the multiplications that a product takes the time of: vectors are whole."""
+    """Return the approximate multiplications of a product, with columns padded to whole vectors."""
     return rows * inner * math.ceil(columns / 16) * 16
 
 
@@ -65,13 +65,13 @@ def _work(dtype: object, macs: int, products: int) -> Workload:
 def _product(
     node: Node, types: Sequence[TensorType], strides: Sequence[tuple[int, ...] | None]
 ) -> _Product | None:
-    """The product of two matrices, for these strides of them and of the result; None if there is
-    nothing to multiply. Raises ``UnsupportedError`` for a result with gaps."""
+    """Return the product of two matrices with these strides; None if it is empty. Raises
+    ``UnsupportedError`` for a non-contiguous result."""
     a, b = types
     if not a.dims or not b.dims or 0 in (*a.dims, *b.dims):
         return None
     of_a, of_b = strides[0] or packed_strides(a.dims, 1), strides[1] or packed_strides(b.dims, 1)
-    # Vectors are matrices of one row, or of one column.
+    # Vectors are matrices of one row or one column.
     left = [(1, 0), *zip(a.dims, of_a, strict=True)]
     right = [*zip(b.dims, of_b, strict=True)]
     right = right if len(right) > 1 else [*right, (1, 0)]
@@ -86,20 +86,19 @@ def _product(
     y_row = of_y.pop() if len(a.dims) > 1 else columns
     leads = [_steps(m[:-2], len(dims)) for m in (left[1:] if len(a.dims) > 1 else left, right)]
     axes = _merged([*zip(dims, *leads, of_y, strict=True), (rows, a_row, 0, y_row)])
-    # Axes along which the right matrix is the same become rows.
+    # Axes along which the right matrix is broadcast become rows.
     of_rows = axes.pop() if axes and not axes[-1][2] else (1, 0, 0, 0)
     of_columns, of_inner = (columns, 0, b_column, y_column), (inner, a_inner, b_inner, 0)
     return _Product(axes, of_rows, of_columns, of_inner)
 
 
 def _steps(lead: Sequence[tuple[int, int]], rank: int) -> list[int]:
-    """The strides of leading dims along ``rank`` axes to which they broadcast."""
+    """Return the strides of leading dims, broadcast to ``rank`` axes."""
     return [0] * (rank - len(lead)) + [0 if size == 1 else step for size, step in lead]
 
 
 def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Axes without those of one element, and as one where each step of the first is the whole
-    second."""
+    """Drop axes of length 1, and merge adjacent axes whose strides are contiguous."""
     merged: list[_Axis] = []
     for size, *steps in axes:
         if merged and merged[-1][1:] == tuple([size * step for step in steps]):
@@ -111,7 +110,7 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def product(site: Site) -> NativeCall | None:
-    """MatMul and Gemm of numbers, perhaps times a factor in a fused node; of integers, without
+    """MatMul and Gemm, optionally with a scalar factor in a fused node; of integers, without
     factors."""
     a, b = site.input(0), site.input(1)
     if a is None or b is None or str_(a.dtype) not in _DTYPES or a.dtype != b.dtype:
@@ -125,7 +124,7 @@ def product(site: Site) -> NativeCall | None:
 
 
 def _alpha(site: Site) -> float | None:
-    """The factor of a product, alone or with a multiplication by a number; None for others."""
+    """Return the factor of a product, alone or fused with a scalar Mul or Div; None for others."""
     product, *others = parts(site.node)
     if not others:
         return float(site.attr("alpha", 1.0))
@@ -154,7 +153,7 @@ def _call(
     product = _product(parts(site.node)[0], (a, b), (*strides[:2], strides[-1]))
     if product is None:
         raise UnsupportedError
-    # As in the definition, a third input times 0 is not read; that of a fused node is ``alpha``.
+    # As ONNX defines, C is not read if beta is 0; a fused node's third input is ``alpha``.
     beta, third = float(site.attr("beta", 1.0)), site.input(2)
     third = third if beta and not is_fused(site.node) else None
     if third is not None:
@@ -172,10 +171,10 @@ def _call(
             inner=(inner, a_inner, held.arrays[0].shape[1], 0), columns=(width, 0, 1, y_column)
         )
     rows, columns = product.rows, product.columns
-    # A single column has its rows side by side, as has a result that is transposed in memory.
+    # A single column has contiguous rows, as does a result that is transposed in memory.
     is_swapped = rows[3] == 1 and (columns[0] == 1 or columns[3] != 1)
     if is_swapped:
-        # To transpose a result with few columns takes less time than the operand of more.
+        # Transposing a result with few columns is faster than transposing a wider operand.
         if 1 < columns[0] < product.inner[0] and columns[2] == 1 != rows[1]:
             raise UnsupportedError
         product, operands = product.swapped, operands[::-1]
@@ -198,8 +197,8 @@ def _native_call(
     factors: tuple[float, float] = (1.0, 1.0),
     chosen: tuple[Word, int, int] = (None, 0, 0),
 ) -> NativeCall:
-    """The call of a kernel for a product, given the pointers to its operands and result; to indices
-    of matrices, their number and the stride from one to the next."""
+    """Return the call of a product's kernel, given the pointers to operands and result, and to
+    matrix indices, with their number and stride."""
     lead, (rows, a_row, _, y_row), (columns, _, b_column, _), inner, term, ordered = product
     products = math.prod([size for size, *_ in lead])
     strips = math.ceil(columns * np.dtype(dtype).itemsize / _STRIP)
@@ -246,7 +245,8 @@ def chosen_product(site: Site) -> NativeCall | None:
 
 
 def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
-    """Return how many successive indices share one x, whose last leading dims may be 1, or None."""
+    """Return how many consecutive indices share one x, whose last leading dims may be 1, or
+    None."""
     end = len(lead)
     while end and lead[end - 1] == 1:
         end -= 1
@@ -254,7 +254,7 @@ def _sharing(lead: tuple[int, ...], indices: tuple[int, ...]) -> int | None:
 
 
 def _padded_weights(weights: ConstantRef, transposed: bool) -> Reordered:
-    """A matrix whose rows go on with zeros, to a multiple of 64 bytes."""
+    """Return a matrix with rows zero-padded to a multiple of 64 bytes."""
     inner, columns = weights.shape[::-1] if transposed else weights.shape
     lanes = _UNIT // weights.dtype.itemsize
     type_ = TensorType(weights.dtype, (inner, math.ceil(columns / lanes) * lanes))
@@ -271,14 +271,13 @@ def _padded(type_: TensorType, transposed: bool, weights: np.ndarray) -> tuple[n
 
 
 def _unpadded(shape: tuple[int, ...], transposed: bool, padded: np.ndarray) -> np.ndarray:
-    """The matrix that was padded."""
+    """Return the matrix without padding."""
     matrix = padded[:, : shape[-2] if transposed else shape[-1]]
     return np.ascontiguousarray(matrix.T if transposed else matrix).reshape(shape)
 
 
 def product_workload(fused: Node) -> Workload | None:
-    """The work of a product, also of one that a fused node begins with; None where there is no
-    kernel."""
+    """Return the workload of a product, also of a fused node's first one; None without a kernel."""
     node, *others = parts(fused)
     if others and others[0].op.name not in _FACTORS:
         return None

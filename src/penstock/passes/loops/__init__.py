@@ -1,1 +1,1 @@
-"""Passes over loops: rows, invariants and products hoisted out of them, recurrences as one node."""
+"""Loop passes: hoisting of rows, invariants and products, and fusion of recurrences."""

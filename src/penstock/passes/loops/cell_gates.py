@@ -4,9 +4,9 @@
 
     z = Sigmoid(Split(x + h @ u)[0] + 1)        rows x, weights u[:, :units], constant 1
 
-A gate is a sum of columns: of rows that are known before the loop (``loop_rows``), of products of
-the state by constant weights, and of constants. Its sums may be in any order, before or behind what
-cuts gates out of them, and its products those of one gate or of several.
+A gate is a sum of columns: of rows known before the loop (``loop_rows``), of products of the state
+with constant weights, and of constants. Additions may be in any order, before or after gates are
+split, and a product may compute one gate or several.
 """
 
 from __future__ import annotations

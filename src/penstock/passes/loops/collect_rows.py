@@ -1,4 +1,4 @@
-"""Sequences that a Loop only appends to, collected as rows of the Loop.
+"""Conversion of sequences that a Loop only appends to into scan outputs of the Loop.
 
 ::
 
@@ -7,8 +7,8 @@
         s = SequenceInsert(s, y)
     ys = ConcatFromSequence(s, new_axis=1)
 
-So scripts of torch are exported that append to a list. Not where the Loop may run zero times, of
-which there is nothing to join.
+TorchScript models that append to a list are exported in this way. The pass skips Loops that may run
+zero times, which have no rows to concatenate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.passes.rewrite import Expansion, names_of, new_name
 
 
 class CollectRows(Pass):
-    """Replace such sequences, and what joins them."""
+    """Replace such sequences, and the ConcatFromSequence nodes that read them."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
@@ -49,7 +49,7 @@ class CollectRows(Pass):
 def _collect(
     loop: Node, readers: Readers, taken: Counter[str], joined: dict[Node, list[Node]]
 ) -> None:
-    """Collect the rows of ``loop``; ``joined`` gets what takes the place of nodes."""
+    """Collect the rows of ``loop``; replacements of nodes are added to ``joined``."""
     body: Graph = loop.attrs["body"]
     entering, leaving = loop_carried(loop)
     pairs = zip(body.inputs[entering], body.outputs[leaving], strict=True)
@@ -59,23 +59,23 @@ def _collect(
         if before is None or result is None or insert is None or before.producer is None:
             continue
         names = before.producer.op.full_name, insert.op.full_name
-        # With a position SequenceInsert may insert anywhere, not only at the end.
+        # With a position, SequenceInsert may insert anywhere, not only at the end.
         if names != ("SequenceEmpty", "SequenceInsert") or insert.input(2) is not None:
             continue
         row = insert.inputs[1]
         alone = insert.inputs[0] is inside and len(readers.get(inside, ())) == 1
-        # Whatever else reads the sequence needs it as one.
+        # Other readers of the sequence need it as a sequence.
         if not alone or len(readers.get(after, ())) != 1 or row is None:
             continue
         type_, joins = row.type, readers.get(result, [])
-        # A Loop stacks rows, which must have the same shape, where a sequence holds any shapes.
+        # A Loop stacks rows of equal shapes, while a sequence may hold any shapes.
         if not isinstance(type_, TensorType) or not type_.static or insert.control_inputs:
             continue
         if not joins or any(n is None or n.op.full_name != "ConcatFromSequence" for n in joins):
             continue
         dims = trips_of(loop) or 0, *type_.dims
         rows = Value(new_name(f"{row.name}/rows", taken), TensorType(type_.dtype, dims))
-        # The rows come last, as ONNX has the scan outputs of a Loop behind the carried values.
+        # Rows come last: in ONNX, a Loop's scan outputs follow the carried values.
         rows.producer = loop
         loop.outputs.append(rows)
         body.outputs.append(row)
@@ -85,13 +85,13 @@ def _collect(
 
 
 def _joined(node: Node, rows: Value) -> list[Node]:
-    """The nodes that compute what a ConcatFromSequence does, from rows [trips, ...]."""
+    """Return the nodes that compute a ConcatFromSequence from rows [trips, ...]."""
     (y,) = node.outputs
     assert y is not None and isinstance(rows.type, TensorType) and rows.dtype is not None
     expansion, (trips, *row) = Expansion(node), rows.type.dims
     new_axis = bool(node.attrs.get("new_axis", 0))
     axis = normalize_axis(node.attrs["axis"], len(row) + new_axis)
-    # The trips move next to the axis along which rows are joined, where Reshape merges both.
+    # Move the trips axis next to the concatenation axis, where Reshape merges both.
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(row) + 1)]
     moved = expansion.transposed(rows, order)
     dims = [*row[:axis], trips, *row[axis:]]
@@ -99,6 +99,6 @@ def _joined(node: Node, rows: Value) -> list[Node]:
         dims[axis : axis + 2] = [trips * row[axis]]
     shape = expansion.constant(dims)
     y.type = TensorType(rows.dtype, tuple(dims))
-    # Without allowzero a dim of 0 would be copied from the input.
+    # Without allowzero, a dim of 0 would be copied from the input.
     expansion.finish("Reshape", [moved, shape], y, allowzero=1)
     return expansion.nodes

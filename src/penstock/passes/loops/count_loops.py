@@ -1,4 +1,4 @@
-"""Loops that count up to a limit, with the number of their iterations computed before them.
+"""Trip counts: compute the number of iterations of counting loops before the loop.
 
 ::
 
@@ -7,10 +7,9 @@
             body; i = i + 1             i = max(i, n)
             if not i < n: break
 
-The condition is then not computed in each iteration, nor is the counter if nothing else reads it:
-DeadCode drops loop-carried values without readers. If counters start at constants and
-their limits are constants, these may be numbers of any type, and the Loop may have a limit of its
-own: its trip count is a constant as well.
+Then iterations compute neither the condition nor, if it is otherwise unread, the counter: DeadCode
+drops unread loop-carried values. If starts and limits of counters are constants, these may have any
+dtype, and the Loop may have an own trip limit: its trip count is a constant as well.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from penstock.passes.loops.loop_rows import count_of
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
 _EXACT = 2**23
-"""the largest start and limit of a counter of any type: float32 has their sum exactly"""
+"""the largest start and limit of a counter of any dtype: float32 represents their sum exactly"""
 _ENDLESS = 2**62
-"""a limit of iterations from which on it stands for none"""
+"""trip limits from this on count as no limit"""
 
 
 class CountLoops(Pass):
-    """Compute how often Loops run whose condition is that counters are below limits."""
+    """Compute the trip counts of Loops whose condition is that counters are below limits."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         changed = False
@@ -62,7 +61,7 @@ class _Bound(NamedTuple):
 
 
 class _Counter(NamedTuple):
-    """A carried value that each iteration adds 1 to: its position, where it starts, its limit."""
+    """A carried value that each iteration increments by 1: its index, its start, its limit."""
 
     place: int
     start: Value

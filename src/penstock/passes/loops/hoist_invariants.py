@@ -1,4 +1,4 @@
-"""Hoisting of loop invariants: values that a loop does not change are computed before it.
+"""Loop-invariant code motion: values that do not change in a loop are computed before it.
 
 ::
 
@@ -6,12 +6,10 @@
         next = x @ w.T              y = loop(x):
         return next, w                  return x @ v
 
-Converters of TensorFlow's loops carry the weights of a layer in this way. Read from outside they
-are constants again, which kernels and other passes can prepare. A node of the body without inputs
-that the loop changes computes the same in each iteration, and moves in front of the loop.
-That fails no run that did not fail before: if the loop may run zero times, only nodes that cannot
-fail on any inputs are moved; and before a loop that runs zero times they cost no more
-than its body would.
+Converters of TensorFlow's loops carry the weights of a layer in this way. As captures they are
+constants again, which kernels and other passes can prepare. A node of the body whose inputs are all
+invariant moves before the loop. That must not make a run fail: if the loop may run zero times, only
+nodes that cannot fail on any inputs are moved; their cost is at most that of one iteration.
 """
 
 from __future__ import annotations

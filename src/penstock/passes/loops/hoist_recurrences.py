@@ -1,4 +1,4 @@
-"""Loops of recurrent cells, as one Recurrence before the loop.
+"""Fusion of recurrent cells in a loop into one Recurrence before the loop.
 
 ::
 

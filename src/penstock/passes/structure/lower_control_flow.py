@@ -1,15 +1,14 @@
 """Lower If and Loop to TensorFlow's primitives.
 
-A structured node runs as one, on one device, with its graphs. In frames each node runs where it
-says, and as soon as it can, as in TensorFlow, which lowers its functional If and While in the same
-way::
+A structured node runs with its graphs as one node, on one device. In frames, each node runs on its
+own device, as soon as it is ready. TensorFlow lowers its functional If and While in the same way::
 
     y = If(p, then: Neg(x), else: Abs(x))          x ─> switch ─T─> neg ─> merge ─> y
                                                    p ─────┘ └───F─> abs ────┘
 
 A Loop becomes a frame: an Enter, a Merge, a Switch, a NextIteration and an Exit for its condition
-and each carried value, a constant Enter and a Switch for each value that its body captures. Rows
-that it collects are carried as a list, which is a tensor once it has left.
+and each carried value, and a constant Enter and a Switch for each captured value. Scan outputs are
+carried as a TensorList, which is stacked to a tensor after its Exit.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from penstock.passes.structure.order_effects import keeps_order
 
 
 class LowerControlFlow(Pass):
-    """Lower the If and Loop nodes whose nodes had better run each on its own (see
-    ``lower_control_flow``), as ``FramePolicy.runs_apart`` says."""
+    """Lower the If and Loop nodes whose nodes ``FramePolicy.runs_apart`` schedules individually
+    (see ``lower_control_flow``)."""
 
     invalidates = frozenset({Property.TYPED})
 
@@ -41,15 +40,15 @@ class LowerControlFlow(Pass):
 
 
 def lower_control_flow(graph: Graph, apart: Callable[[Node], bool]) -> bool:
-    """Lower the structured nodes of ``graph`` whose nodes shall run ``apart``, and those inside of
-    them; but no loops that collect rows of unknown element types. Return whether there were any."""
+    """Lower the structured nodes of ``graph`` that are to run ``apart``, and those nested in them,
+    except loops with scan outputs of unknown dtype. Return whether there were any."""
     awaited = {before for node in graph.nodes for before in node.control_inputs}
     frames = {node.attrs["frame_name"] for node in graph.nodes if node.op.role is Role.ENTER}
     lowered: list[Node] = []
     stack = graph.nodes[::-1]
     while stack:
         node = stack.pop()
-        # A control edge needs one node that says that all has run, which a frame does not have.
+        # A control edge needs a single node that completes last, which a frame does not have.
         if node not in awaited and _has_primitives(node) and apart(node):
             stack += _Lowering(node, frames).nodes[::-1]
         else:
@@ -66,7 +65,7 @@ def spans_devices(node: Node) -> bool:
 
 
 def _has_primitives(node: Node) -> bool:
-    """Whether there are primitives for what a node does."""
+    """Whether a structured node has a form in primitives."""
     if node.op.role is not Role.LOOP:
         return node.op.role is Role.IF
     rows = [value.type for value in node.attrs["body"].outputs[len(node.inputs) - 1 :]]
@@ -74,8 +73,8 @@ def _has_primitives(node: Node) -> bool:
 
 
 class _Lowering:
-    """The ``nodes`` that replace one structured node. ``taken``: names that other frames, and nodes
-    that were lowered before, have; those in different graphs may have had one name."""
+    """Builder of the ``nodes`` that replace one structured node. ``taken``: names of other frames
+    and of nodes lowered before; nodes in different graphs may share a name."""
 
     def __init__(self, node: Node, taken: set[str]) -> None:
         self.node = node
@@ -100,7 +99,7 @@ class _Lowering:
         before: Collection[Node] = (),
         **attrs: Any,
     ) -> list[Value]:
-        """Add a node of an operation, by default one of TensorFlow's; returns its outputs."""
+        """Add a node of an operation, by default one of TensorFlow's; return its outputs."""
         op = standard(op, TENSORFLOW) if isinstance(op, str) else op
         type_ = next((v.type for v in inputs if v is not None), None)
         if isinstance(type_, TensorType) and type_.dtype is not None:
@@ -116,8 +115,8 @@ class _Lowering:
     def inline(
         self, graph: Graph, inputs: Sequence[Value], outer: Mapping[Value, Value], pivot: Value
     ) -> list[Value]:
-        """Add the nodes of a graph, which run if ``pivot`` lives; returns the outputs of the graph.
-        They read ``outer`` values instead of those that they capture."""
+        """Add the nodes of a graph, which run if ``pivot`` is live; return the outputs of the
+        graph. They read ``outer`` values instead of captured ones."""
         nodes, outputs = embed(graph, inputs, f"@{self.name}/{graph.name}")
         substitute(nodes, outer)
         self.add(standard("Identity"), [pivot])
@@ -157,7 +156,7 @@ class _Lowering:
         node, body = self.node, self.node.attrs["body"]
         limit, condition, *start = node.inputs
         # A Loop that the frame may be raised to has outputs of other names than this one.
-        # The effects of an iteration come before those of the next one.
+        # Side effects of an iteration precede those of the next one.
         parallel = 1 if keeps_order(node) else 10
         frame = {"frame_name": f"{self.name}/frame", "parallel_iterations": parallel}
         read = {value for inner in body.walk() for value in inner.inputs} | {*body.outputs}
@@ -172,9 +171,9 @@ class _Lowering:
         again: list[Value] = []
         for value, carried in zip_longest(start, [None] * (1 + counted) + body.inputs[2:]):
             (entered,) = self.add("Enter", [value], 1, self.before, is_constant=False, **frame)
-            # Else the dtype of what comes back as it is would follow from nothing.
+            # Otherwise the dtype of a value that is carried unchanged could not be inferred.
             entered.type = ANY if carried is None else carried.type
-            # The value of the next iteration may have another shape.
+            # The next iteration's value may have another shape.
             again.append(Value(f"{entered.name}#again"))
             merged.append(self.add("Merge", [entered, again[-1]], 2, N=2)[0])
 
@@ -191,7 +190,7 @@ class _Lowering:
         inside = [both[1] for both in switched]
         if not counted:
             inside.insert(1, number)
-        inside[:2] = inside[1::-1]  # the body takes the number first
+        inside[:2] = inside[1::-1]  # the body's first input is the iteration number
         lists = inside[len(body.inputs) :]
         updated = self.inline(body, self.with_dims(inside, body), outer, inside[1])
         first = len(updated) - len(rows)
@@ -215,8 +214,8 @@ class _Lowering:
                 self.add("TensorListStack", [left_rows, shape], [output], **attrs)
 
     def with_dims(self, values: Sequence[Value], body: Graph) -> list[Value]:
-        """The first of ``values`` as inputs of a loop's body, with the dims that they have in all
-        iterations if it has loops: these need them for rows that they collect in no iteration."""
+        """Return the first of ``values`` as inputs of a loop's body, with their loop-invariant dims
+        if it has nested loops, which need them for scan outputs of zero iterations."""
         values = list(values[: len(body.inputs)])
         if any(map(collects_rows, body.walk())):
             for i, value in enumerate(body.inputs[2:], 2):
@@ -226,15 +225,15 @@ class _Lowering:
         return values
 
     def empty_list(self, row: Value) -> Value:
-        """A list for rows of this type."""
+        """Return an empty TensorList for rows of this type."""
         shape, dtype = _row(row)
-        # TensorFlow takes a max_num_elements of -1 for no limit.
+        # In TensorFlow, a max_num_elements of -1 means no limit.
         endless = Value("#endless", const=np.array(-1, np.int32))
         return self.add("EmptyTensorList", [shape, endless], 1, self.before, element_dtype=dtype)[0]
 
 
 def _row(row: Value) -> tuple[Value, str]:
-    """The shape of a row as far as it is known, as a constant, and its element type."""
+    """Return the partially known shape of a row, as a constant, and its dtype."""
     type_ = row.type
     assert isinstance(type_, TensorType) and type_.dtype is not None
     dtype = "string" if type_.dtype == STRING else type_.dtype.name

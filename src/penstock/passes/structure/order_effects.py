@@ -1,13 +1,13 @@
-"""Order the nodes with side effects as the model lists them.
+"""Order nodes with side effects as the model lists them, by control edges.
 
-The nodes of an ONNX or TFLite model are listed in an order in which they can run, and so they run
-in other runtimes. Control edges keep that order on every executor::
+The nodes of an ONNX or TFLite model are topologically sorted, and other runtimes run them in this
+order. Control edges preserve the order of side effects on every executor::
 
     Log(a), y = Neg(b), Log(c)      becomes      Log(a) ──> Log(c)
 
-The pass comes after a graph was cut to what is fetched, so that an edge makes no node run. Control
-edges order within an iteration and a branch; structured loops run one iteration after the other.
-TensorFlow orders by edges alone: its operations, and graphs with frames, are left as they are.
+The pass runs after unfetched nodes were removed, so that no edge makes a node run. Control edges
+order nodes within an iteration and a branch; structured loops run their iterations in sequence.
+TensorFlow orders by edges alone: its operations, and graphs with frames, are left unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class OrderEffects(Pass):
 
 
 def order_effects(graph: Graph) -> bool:
-    """Let each node that ``keeps_order`` wait for the one before it in its graph, in nested graphs
-    too. ``graph`` must be sorted. Return whether anything changed."""
+    """Add a control edge between consecutive nodes that ``keeps_order``, in nested graphs too.
+    ``graph`` must be sorted. Return whether anything changed."""
     changed = False
     if True not in [_has_effect(op) for op in graph.ops if not op.pure]:
         return changed
@@ -46,7 +46,7 @@ def order_effects(graph: Graph) -> bool:
 
 
 def keeps_order(node: Node) -> bool:
-    """Whether ``node``, or one in its graphs, has its place in the order of side effects."""
+    """Whether ``node``, or one in its graphs, takes part in the order of side effects."""
     return any(_has_effect(each.op) for each in (node, *node.inner))
 
 

@@ -1,15 +1,15 @@
 """Raise TensorFlow's frames and dead values to Loop and If.
 
 Frames are raised from the innermost one outwards, each with the conditions in its iterations, and
-at last the root frame. A frame is raised as a whole or stays as it is; inner frames that were
-raised remain so. The meaning of the graph is the same after each step.
+finally the root frame. A frame is raised as a whole or not at all; raised inner frames remain
+raised. Each step preserves the semantics of the graph.
 
-A Loop is one node: it runs if all of its inputs live, where some variables of a frame may live
-without the others; and it runs when all of its inputs have arrived, where one variable may leave a
-frame before another one enters. Whether that makes a difference shows only in the frame around it:
+A Loop is one node: it runs only if all of its inputs are live, while some variables of a frame may
+be live without the others; and only when all inputs have arrived, while one variable may exit a
+frame before another one enters. Whether that makes a difference shows only in the parent frame:
 then the loop is retracted, and raising starts again without it, on a new copy. It cannot be checked
-before, because the conditions under which values enter a loop depend on which of the loops next to
-it have been raised, and that depends on the inside of each.
+earlier, because the conditions under which values enter a loop depend on which of its sibling loops
+are raised, which depends on their contents.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.passes.structure.loops import FrameLoop, make_identity
 
 class RaiseControlFlow(Pass):
     """Replace TensorFlow's frames by If and Loop where that is exact (see ``raise_control_flow``).
-    Some may stay: only a graph without any (``is_framed``) is fit for the passes behind."""
+    Some may stay: later passes require a graph without frames (``is_framed``)."""
 
     requires = frozenset()
     establishes = frozenset({Property.STRUCTURED})
@@ -52,18 +52,18 @@ class RaiseControlFlow(Pass):
 def raise_control_flow(
     graph: Graph, policy: FramePolicy | None = None
 ) -> tuple[Graph, list[Unraised]]:
-    """A copy of ``graph``, nested graphs included, with Loop and If for primitives; and the reasons
-    for those that stay. ``graph`` must be sorted. A graph with invalid frames (``analysis.frames``)
-    stays as it is. By default the ``policy`` is to raise all frames; a loop that stays becomes one
-    node (``FRAME``) if all of its nodes ``may_be_whole``."""
+    """Return a copy of ``graph``, nested graphs included, with Loop and If instead of primitives;
+    and the reasons for primitives that stay. ``graph`` must be sorted. A graph with invalid frames
+    (``analysis.frames``) is left unchanged. By default, the ``policy`` is to raise all frames; an
+    unraised loop becomes one node (``FRAME``) if all of its nodes ``may_be_whole``."""
     policy = policy or FramePolicy()
     retracted_before: dict[tuple[int, str], Unraised] = {}
     for _ in range(_MAX_ATTEMPTS):
         attempt = policy.copy(graph)
         unraised: list[Unraised] = []
         retracted: dict[tuple[int, str], Unraised] = {}
-        # The copies have their graphs in the same order each time.
-        # Nested graphs come first: how deep a loop nests counts what they have become.
+        # Copies have their graphs in the same order each time. Nested graphs first: the depth of a
+        # loop includes their raised form.
         for number, inner in reversed(list(enumerate(attempt.graphs()))):
             if any(node.op.role in FRAMED for node in inner.nodes):
                 own = {name: r for (at, name), r in retracted_before.items() if at == number}
@@ -77,14 +77,14 @@ def raise_control_flow(
     return policy.copy(graph), list(retracted_before.values())
 
 
-# Each attempt retracts all loops that it can tell, so that sensible graphs need few attempts.
+# Each attempt retracts all loops found to be inexact, so that sensible graphs need few attempts.
 _MAX_ATTEMPTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """A loop: the Enters that its predicate depends on, the Merge of its first variable, and the
-    Loop that ``frame`` has become, if it was raised."""
+    Loop that replaces ``frame``, if raised."""
 
     frame: Frame
     deciding: Sequence[Node]
@@ -115,11 +115,11 @@ class _Raising:
         try:
             frames = Frames(self.graph).of
         except InvalidModel:
-            return  # its executor reports the error
+            return  # the executor reports the error
         for node, frame in frames.items():
             self.nodes[frame].append(node)
         inside = [frame for frame in self.nodes if frame.parent is not None]
-        # The deepest first: a frame is raised with what those inside of it have become.
+        # Deepest first: a frame is raised with the raised forms of inner frames.
         for frame in sorted(inside, key=lambda frame: -len(frame.path)):
             assert frame.parent is not None
             self.frame(frame, frame.parent)
@@ -140,7 +140,7 @@ class _Raising:
                 return
             loop = FrameLoop(frame, nodes, self.known_predicates(frame, parent, nodes))
         except UnraisedError as error:
-            # The frame stays, and it is not known when the values that enter it live.
+            # The frame stays, and the deadness of its entering values is unknown.
             self.unraised.append(error.unraised)
             self.check_loops(frame, Deadness(nodes, doubtful=frame.enters))
             self.remaining += nodes
@@ -167,7 +167,7 @@ class _Raising:
         self.graph.targets = list(dict.fromkeys(targets))
 
     def as_node(self, loop: FrameLoop) -> list[Node]:
-        """A loop as a Loop, or else as it is."""
+        """Return a loop as a Loop, or as one node if it cannot be raised."""
         try:
             self.check_overlap(loop.nodes, loop.frame.parallel_iterations > 1)
             return loop.raised(self.graph.targets)
@@ -197,13 +197,13 @@ class _Raising:
             except UnraisedError as error:
                 self.unraised.append(error.unraised)
                 self.graph.nodes = nodes + self.remaining
-        # Nodes of frames that stay may read those of the root frame, and the other way round.
+        # Nodes of unraised frames may read those of the root frame, and vice versa.
         if self.remaining:
             everywhere = [loop for loops in self.loops.values() for loop in loops]
             self.graph.nodes = self.ordered(self.graph.nodes, everywhere) or []
 
     def inline_frame(self, frame: Frame, parent: Frame, nodes: Sequence[Node]) -> None:
-        """Move the nodes of a frame without a loop to the frame around it, where they run alike."""
+        """Move the nodes of a frame without a loop to its parent frame, which is equivalent."""
         enters = set(frame.enters)
         for node in nodes:
             sources = [None if v is None else v.producer for v in node.inputs]
@@ -218,8 +218,8 @@ class _Raising:
     def known_predicates(
         self, frame: Frame, parent: Frame, nodes: Sequence[Node]
     ) -> dict[Value, int]:
-        """Predicates that enter a frame, with the sides that their Switches around it have taken
-        where all that enters it lives, as it does if the frame is raised (``check_loops``).
+        """Return predicates that enter a frame, with the values implied by outer Switches if all
+        entering values are live, as they are if the frame is raised (``check_loops``).
 
         A loop in a branch has an inner Switch of this kind for each stack of its gradient.
         """
@@ -237,8 +237,8 @@ class _Raising:
         return known
 
     def check_loops(self, frame: Frame, deadness: Deadness) -> None:
-        """Retract loops of which something that enters may be dead where the predicate lives. What
-        lives more often than the predicate makes no difference: nothing leaves without it."""
+        """Retract loops with entering values that may be dead while the predicate is live. Values
+        that are live more often than the predicate are harmless: nothing exits without it."""
         for loop in self.loops[frame]:
             deciding = frozenset[Choice]().union(*(deadness.conditions[n] for n in loop.deciding))
             if not all(deadness.conditions[enter] <= deciding for enter in loop.frame.enters):
@@ -254,18 +254,19 @@ class _Raising:
                 raise UnraisedError(node, f"{value.name!r} is fetched from inside of a loop")
 
     def check_overlap(self, nodes: Sequence[Node], iterations: bool) -> None:
-        """Raise if other nodes, or other ``iterations``, may run at the same time as ``nodes``."""
+        """Raise ``UnraisedError`` if other nodes, or ``iterations``, may run concurrently with
+        ``nodes``."""
         node = self.policy.must_stay(nodes, iterations)
         if node is not None:
             raise UnraisedError(node, "others may run at the same time")
 
     def sorted(self, frame: Frame) -> list[Node] | None:
-        """The nodes that run in a frame, sorted; None as for ``ordered``."""
+        """Return the nodes that run in a frame, sorted; None as for ``ordered``."""
         return self.ordered(self.nodes[frame], self.loops[frame])
 
     def ordered(self, nodes: Sequence[Node], loops: Sequence[_Loop]) -> list[Node] | None:
-        """``nodes`` in an order in which they can run; None if some of ``loops``, each of which has
-        become one node, depend on themselves and are retracted."""
+        """Return ``nodes`` in topological order; None if some of ``loops``, each of which is one
+        node now, depend on themselves and are retracted."""
         graph = Graph([], [], nodes)
         *_, (_, edges) = dependencies(graph)
         with suppress(InvalidModel):

@@ -1,8 +1,8 @@
-"""Drop control edges to nodes without side effects; keep those to the effects behind them.
+"""Drop control edges to nodes without side effects, preserving the order of side effects.
 
-TensorFlow adds control edges so that a constant belongs to a branch, say, or so that a check is
-made first. Where all of a graph runs, once, in some order, only side effects show the order. Nodes
-without control inputs can then be folded, merged and fused::
+TensorFlow adds control edges, for example to tie a constant to a branch, or to run a check first.
+Where every node of a graph runs exactly once, only side effects make the order observable. Nodes
+without control inputs can be folded, merged and fused::
 
     Assert ──> NoOp ──> Const      becomes      Assert ──> Const
 """
@@ -29,10 +29,11 @@ class RelaxControlEdges(Pass):
 
 
 def relax_control_edges(graph: Graph) -> bool:
-    """Replace control inputs by the nearest nodes with side effects before them, and add those that
-    values order, in nested graphs too. ``graph`` must be sorted. Returns whether it changed."""
+    """Replace control inputs by the nearest preceding nodes with side effects, and add those
+    implied by data edges, in nested graphs too. ``graph`` must be sorted. Return whether it
+    changed."""
     changed = False
-    # Effects of ONNX and TFLite are in the order of the nodes (``order_effects``).
+    # Side effects of ONNX and TFLite follow node order (``order_effects``).
     ordered = True in [not op.pure and op.domain == TENSORFLOW for op in graph.ops]
     for inner in graph.graphs():
         if ordered or True in [bool(node.control_inputs) for node in inner.nodes]:
@@ -48,12 +49,12 @@ def relax_control_edges(graph: Graph) -> bool:
 
 
 class EffectOrder:
-    """The nodes with side effects that must run before others: of each node the nearest ones."""
+    """The nearest preceding nodes with side effects of each node."""
 
     def __init__(self) -> None:
-        # The node itself if it has side effects, else the nearest before it.
+        # The node itself if it has side effects, else the nearest preceding ones.
         self._nearest: dict[Node, dict[Node, None]] = {}
-        self.has_side_effects = cache(has_side_effects)  # slow for nodes with large graphs
+        self.has_side_effects = cache(has_side_effects)  # slow for nodes with large nested graphs
 
     def add(self, node: Node, producers: Sequence[Node], waits: Iterable[Node] = ()) -> list[Node]:
         """The nodes with side effects that ``node``, whose predecessors were added before, must
