@@ -1,4 +1,4 @@
-"""Elements picked and written by index, and the most extreme along an axis."""
+"""Gather and scatter kernels, and TopK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.host.threads import core_budget
 from penstock.ops.common.dtypes import UINT8
 from penstock.ops.common.shape_rules import normalize_axis
 
-_MOST_TOP, _PART = 64, 48  # beyond, and in rows beyond a part of all elements, they are sorted
+_MOST_TOP, _PART = 64, 48  # larger K, and K beyond a fraction of the row, are sorted
 _PARTITION, _CALLS = 3, 22_000  # comparisons that an element and a node take by NumPy's partition
 _TOP_COLUMNS = 16  # as in c/tables/index.c
 _BLOCK_AXES = "gather_axis", "quantize_axis"
@@ -41,7 +41,7 @@ def _suffix(site: Site, x: TensorType) -> str | None:
 
 @family("GatherElements", "ScatterElements", work=by_memory)
 def by_elements(site: Site) -> NativeCall | None:
-    """GatherElements, ScatterElements."""
+    """GatherElements and ScatterElements."""
     x, indices = site.input(0), site.input(1)
     name = None if x is None else _suffix(site, x)
     if x is None or indices is None or name is None or len(x.dims) != len(indices.dims):
@@ -70,7 +70,7 @@ def by_elements(site: Site) -> NativeCall | None:
             *(len(x.dims), length, steps[-1], x.dims[axis], strides[axis]),
             *(int(indices.dtype == INT64), rows, x.nbytes),
         ),
-        # One item: indices may name an element twice, and the last of the updates has to win.
+        # A scatter is one item: indices may repeat, and the last update must win.
         items=1 if scatters else rows,
         item_ns=item_ns,
         inplace=(0,) if scatters else (),
@@ -100,7 +100,7 @@ def gather_call(site: Site) -> NativeCall | None:
 
 @family("com.microsoft.GatherBlockQuantized", work=by_result)
 def gather_blocks(site: Site) -> NativeCall | None:
-    """GatherBlockQuantized along the first axis, of bytes with blocks along the last."""
+    """GatherBlockQuantized along axis 0, of bytes with blocks along the last axis."""
     codes, indices, scales, zeros = (site.input(i) for i in range(4))
     y, attrs = site.output(), site.node.attrs
     if codes is None or indices is None or scales is None or codes.dtype != UINT8:
@@ -130,11 +130,11 @@ def gather_blocks(site: Site) -> NativeCall | None:
     )
 
 
-# Treatments of indices out of range, as in c/tables/index.c.
+# Modes for indices out of range, as in c/tables/index.c.
 _FROM_END, _EXACT, _FROM_ZERO, _INSIDE, _NEAREST = range(5)
 _NAMES = "multiply=mul prod=mul minimum=min maximum=max sum=add =none"
 _REDUCTIONS = dict([pair.split("=") for pair in _NAMES.split()])
-# Sums of small integers wrap, and those of truth values are true if one is.
+# Sums of small integers wrap, and sums of bools are logical or.
 _SUMS = {
     **dict.fromkeys(("add_int8", "add_uint8"), "add_uint8"),
     **dict.fromkeys(("add_int16", "add_uint16"), "add_uint16"),
@@ -145,8 +145,8 @@ _SCATTER_DIMS = "update_window_dims", "inserted_window_dims", "scatter_dims_to_o
 
 
 class _Slices(NamedTuple):
-    """Slices of ``data`` at tuples of indices along ``axes``, behind ``batch`` axes of both.
-    ``inputs``: the data, indices and updates; ``fill``: an element in place of the data."""
+    """Slices of ``data`` at index tuples along ``axes``, after ``batch`` axes of both. ``inputs``:
+    the data, indices and updates; ``fill``: a constant instead of data."""
 
     name: str
     data: TensorType
@@ -181,7 +181,7 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
             fill,
             *(int(indices.dtype == INT64), mode),
         ),
-        # As above: several tuples may name one slice.
+        # As above: several tuples may address one slice.
         items=1 if scatters else count,
         item_ns=item_ns,
         inplace=(0,) if scatters and source == 0 else (),
@@ -191,7 +191,7 @@ def _by_slices(site: Site, slices: _Slices) -> NativeCall | None:
 
 @family("GatherND", "ScatterND", work=by_memory)
 def by_tuples(site: Site) -> NativeCall | None:
-    """GatherND, ScatterND."""
+    """GatherND and ScatterND."""
     x, indices = site.input(0), site.input(1)
     name = None if x is None else _suffix(site, x)
     if x is None or indices is None or name is None or not indices.dims or not indices.dims[-1]:
@@ -209,7 +209,7 @@ def by_tuples(site: Site) -> NativeCall | None:
 
 @family("tensorflow.ScatterNd", "tflite.Segment", "tflite.SparseToDense", work=by_result)
 def into_filled(site: Site) -> NativeCall | None:
-    """ScatterNd, SparseToDense and Segment of constant dims, with an update for each place."""
+    """ScatterNd, SparseToDense and Segment with constant dims, and one update per index."""
     op, y, dtype = site.node.op.name, site.output(), site.output().dtype
     at, of_updates, mode = 0, len(site.node.inputs) // 2, _EXACT  # the second, or behind the dims
     if op == "Segment":
@@ -244,7 +244,7 @@ def into_filled(site: Site) -> NativeCall | None:
 
 @family("tflite.SliceGather", "tflite.SliceScatter", work=by_memory)
 def whole_slices(site: Site) -> NativeCall | None:
-    """SliceGather and SliceScatter of whole slices behind the first axes."""
+    """SliceGather and SliceScatter of whole slices along the leading axes."""
     x, indices, attrs = site.input(0), site.input(1), site.node.attrs
     gathers = len(site.node.inputs) == 2
     moved = site.output() if gathers else site.input(2)
@@ -255,7 +255,7 @@ def whole_slices(site: Site) -> NativeCall | None:
     rank, at = len(indices.dims), attrs["index_vector_dim"]
     names = _GATHER_DIMS if gathers else _SCATTER_DIMS
     windows, dropped, axes = ([*attrs[name]] for name in names)
-    # The indices themselves may be vectors of one.
+    # Index vectors may have length 1.
     depth = indices.dims[at] if at == rank - 1 else int(at == rank)
     lead, first = rank - (at < rank), [*range(len(axes))]
     if depth != len(axes) or not depth or not sorted(axes) == dropped == first:
@@ -305,23 +305,23 @@ def bucketize(site: Site) -> NativeCall | None:
 
 @family("TopK", work=by_memory)
 def top_k_call(site: Site) -> NativeCall | None:
-    """TopK with a constant K that is small, or of few elements."""
+    """TopK with a small constant K, or over few elements."""
     x, count = site.input(0), site.constant(1)
     if x is None or count is None or f"topk_{x.dtype}" not in site.library.kernels:
         return None
     k, axis = int(count.item()), normalize_axis(site.attr("axis", -1), len(x.dims))
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
     outputs = site.tensors[len(site.node.inputs) :]
-    # Places are numbers of 32 bits while they are sorted.
+    # Positions are 32-bit integers during sorting.
     if not 0 < k <= length < 2**31 or len(outputs) < 2 or None in outputs:
         return None
-    # A heap of k takes log k comparisons for what enters it, and vectors find that in a few steps;
-    # sorting by digits takes the same for all, and so does NumPy's partition.
+    # A heap of k takes log k comparisons per inserted element, found by vector comparisons; radix
+    # sort and NumPy's partition take the same time for every k.
     comparisons = length / 8 + 4 * k * math.log2(k + 1) * (1 + math.log(length / k))
     few = max(_MOST_TOP, length // _PART)
     sorts = k > few and length > 2 * _MOST_TOP
     if x.dtype == FLOAT32 and 4 * k < length:
-        # Threads share chains; NumPy has one.
+        # Threads divide rows; NumPy uses a single thread.
         heaps = comparisons * math.ceil(x.elements / length / core_budget())
         if heaps > _CALLS + _PARTITION * x.elements:
             return None
@@ -340,7 +340,7 @@ def top_k_call(site: Site) -> NativeCall | None:
 
 
 def _sort(site: Site, x: TensorType, k: int, axis: int) -> NativeCall:
-    """TopK by sorting all elements along the axis."""
+    """Return TopK by a sort of all elements along the axis."""
     length, inner = x.dims[axis], math.prod(x.dims[axis + 1 :])
     assert x.dtype is not None
     chains = math.prod(x.dims[:axis]) * inner

@@ -1,4 +1,4 @@
-"""The LSTM of 8-bit codes that TFLite computes in integers."""
+"""TFLite's LSTM in 8-bit integer arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.ops.work_estimate import Workload
 
 
 def lstm_workload(node: Node) -> Workload | None:
-    """The work: products of both matrices, and five functions of each unit."""
+    """Return the workload: two matrix products, and five activations per unit."""
     loaded, types = library(), [v.type for v in (node.inputs[0], node.outputs[0]) if v is not None]
     known = [t.dims for t in types if isinstance(t, TensorType) and t.static and len(t.dims) == 3]
     if loaded is None or len(known) < 2:

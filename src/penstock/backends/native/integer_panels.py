@@ -1,4 +1,4 @@
-"""Matrices of 8-bit integers as compiled code reads them (``c/products/integers.h``)."""
+"""Packing of 8-bit integer matrices into panels (``c/products/integers.h``)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PANEL, _QUAD, _TILE, _TILE_BYTES = 32, 4, 16, 64
 
 
 class IntegerPanels(NamedTuple):
-    """Weights in panels, sums of columns less the part of zero points, and zero points less the
-    offset of uint8."""
+    """Weights in panels, column sums corrected by zero points, and zero points less the uint8
+    offset."""
 
     panels: np.ndarray
     sums: np.ndarray
@@ -29,19 +29,19 @@ class IntegerPanels(NamedTuple):
 def integer_panels(
     weights: np.ndarray, zero: np.ndarray, parts: tuple[int, int] | None = None
 ) -> IntegerPanels:
-    """Pack a matrix [k, n] of codes with a zero point for each column. ``parts``: the size of the
-    parts of k, and the multiple of 4 to which each is padded with zeros."""
+    """Pack a matrix [k, n] of codes with per-column zero points. ``parts``: the size of the parts
+    of k, and the multiple of 4 to which each is zero-padded."""
     k, n = weights.shape
     zeros = zero.astype(INT32)
     signed = weights
     if weights.dtype == UINT8:
-        # Less 128, as int8: without the highest bit, or with it.
+        # Subtract 128, as int8, by flipping the highest bit.
         signed, zeros = (weights ^ 128).view(INT8), zeros - 128
     part, size = parts or (k, math.ceil(k / _QUAD) * _QUAD)
     quads, panels = k // part * size // _QUAD, math.ceil(n / _PANEL)
     padded = np.zeros((quads * _QUAD, panels * _PANEL), INT8)
     padded.reshape(k // part, size, -1)[:, :part, :n] = signed.reshape(-1, part, n)
-    # Whole tiles are loaded, also where K ends within one.
+    # Whole tiles are loaded, even if K ends within a tile.
     codes = new_lines((padded.size + _TILE * _PANEL * _QUAD,), INT8)
     codes[padded.size :] = 0
     packed = codes[: padded.size].reshape(panels, quads, _PANEL, _QUAD)
@@ -50,7 +50,7 @@ def integer_panels(
 
 
 def panel_types(k: int, n: int) -> list[TensorType]:
-    """The types of what ``integer_panels`` makes."""
+    """Return the types of the results of ``integer_panels``."""
     elements = (math.ceil(k / _QUAD) * math.ceil(n / _PANEL) + _TILE) * _QUAD * _PANEL
     return [TensorType(INT8, (elements,)), *[TensorType(INT32, (n,))] * 2]
 
@@ -63,7 +63,7 @@ def unpacked(
     packed: np.ndarray,
     *others: np.ndarray,
 ) -> np.ndarray:
-    """The matrix of these ``dims`` that panels were made of, of one part of ``size``."""
+    """Return the matrix of these ``dims`` from panels of one part of ``size``."""
     k, n = dims
     quads, panels = size // _QUAD, math.ceil(n / _PANEL)
     tiles = packed[: quads * panels * _QUAD * _PANEL].reshape(panels, quads, _PANEL, _QUAD)
@@ -73,14 +73,14 @@ def unpacked(
 
 
 def tiles_of_row(k: int) -> tuple[int, int]:
-    """Bytes of a row of ``k`` codes that is padded to whole tiles, and quads of a tile."""
+    """Return the bytes of a row of ``k`` codes padded to whole tiles, and the quads of a tile."""
     tiles = math.ceil(k / _TILE_BYTES)
     deep = math.ceil(k / tiles / _QUAD)
     return tiles * deep * _QUAD, deep
 
 
 def rows_of_codes(weights: ConstantRef) -> Reordered:
-    """Weights [n, k] of int8 as panels that rows of ``tiles_of_row`` bytes are multiplied by."""
+    """Return int8 weights [n, k] as panels for rows of ``tiles_of_row`` bytes."""
     columns, k = weights.shape
     size, _ = tiles_of_row(k)
 
@@ -92,8 +92,8 @@ def rows_of_codes(weights: ConstantRef) -> Reordered:
 
 
 def starts_of_sums(held: Reordered, bias: np.ndarray | int = 0) -> np.ndarray:
-    """Return the initial sums of products with ``rows_of_codes``, in whole panels: ``bias``, less
-    the excess of rows of uint8, which are 128 more than the codes."""
+    """Return initial accumulators for ``rows_of_codes``, in whole panels: ``bias``, less the excess
+    of uint8 rows, which are the codes plus 128."""
     _, sums, _ = held.arrays
     start = np.zeros(-(-sums.size // _PANEL) * _PANEL, INT32)
     start[: sums.size] = bias - 128 * sums

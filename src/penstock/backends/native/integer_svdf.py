@@ -1,4 +1,4 @@
-"""SVDF of 8-bit codes that TFLite computes in integers."""
+"""TFLite's SVDF in 8-bit integer arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ROWS, _ROW_BYTES = 8, 32768
 
 
 def svdf_workload(node: Node) -> Workload | None:
-    """The work: products of features, and a product for each element of the memory."""
+    """Return the workload: feature products, and a multiplication per memory element."""
     loaded, types = library(), [v.type for v in (*node.inputs[:2], node.inputs[5]) if v is not None]
     known = [t.dims for t in types if isinstance(t, TensorType) and t.static and len(t.dims) == 2]
     if loaded is None or len(known) < 3:

@@ -1,4 +1,4 @@
-"""Products of matrices of 8-bit integers, and the codes or real numbers made of them."""
+"""Matrix products of 8-bit integers, with requantized, int32 or float results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from penstock.ops.work_estimate import Workload, flops
 
 _RESULTS = (INT32, FLOAT32, UINT8, INT8)
 
-# Operations at once that weights of a cache allow: of one row, and for each further one.
+# Parallel operations that cached weights allow: for one row, and for each further row.
 _SPEED_OF_ROW, _SPEED_OF_FURTHER = 150, 50
 
 
 class _Places(NamedTuple):
-    """Where an operation has its inputs; those of x and w are codes, scale and zero point."""
+    """Input indices of an operation; those of x and w are codes, scale and zero point."""
 
     x: tuple[int, int, int]
     w: tuple[int, int, int]
@@ -54,7 +54,7 @@ _OPERATIONS = {
 
 
 def integer_workload(node: Node) -> Workload | None:
-    """The work of a product."""
+    """Return the workload of a product."""
     y, loaded = node.outputs[0], library()
     if loaded is None or y is None or not isinstance(y.type, TensorType) or not y.type.static:
         return None
@@ -71,8 +71,8 @@ def integer_workload(node: Node) -> Workload | None:
     work=integer_workload,
 )
 def integer_product(site: Site) -> NativeCall | None:
-    """The product of codes with a matrix of codes, whose scales are constants; MatMulInteger also
-    with nodes behind it that make real numbers of its sums."""
+    """Products of quantized matrices with constant scales; MatMulInteger also with a fused epilogue
+    that converts its accumulators to floats."""
     node, *others = parts(site.node)
     places = _places(site, node)
     x, w, result = site.input(places.x[0]), site.input(places.w[0]), site.output()
@@ -99,13 +99,13 @@ def integer_product(site: Site) -> NativeCall | None:
 
 
 def _places(site: Site, node: Node) -> _Places:
-    """Where the tensors of a product are, among those of ``site``."""
+    """Return the indices of a product's tensors among those of ``site``."""
     own = _OPERATIONS[node.op.name]
     if node is site.node:
         return own
     place = {value: i for i, value in enumerate(site_inputs(site))}
     inputs = [-1 if value is None else place[value] for value in node.inputs]
-    # Left out at the end, or without a place among them.
+    # Omitted at the end, or without an index.
     (x, _, x_zero), (w, _, w_zero) = own.x, own.w
     inputs += [-1] * (1 + max(x_zero, w_zero) - len(inputs))
     x_at, w_at = (inputs[x], -1, inputs[x_zero]), (inputs[w], -1, inputs[w_zero])
@@ -113,7 +113,7 @@ def _places(site: Site, node: Node) -> _Places:
 
 
 def _weights(site: Site, node: Node, places: _Places, n: int) -> CodeWeights | None:
-    """A constant matrix with constant zero points; None if it is something else."""
+    """Return a constant matrix with constant zero points; None if it is not constant."""
     weights, zero = site.weights(places.w[0]), _constant(site, places.w[2], n)
     if weights is None or zero is None or weights.ndim != 2:
         return None
@@ -130,7 +130,7 @@ def _weights(site: Site, node: Node, places: _Places, n: int) -> CodeWeights | N
 
 
 def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | None:
-    """Return the rescaling of sums; None if scales or the bias are no constants."""
+    """Return the rescaling of accumulators; None if scales or the bias are not constant."""
     factors, terms = _factors(site, places, n), _constant(site, places.bias, n)
     y_zero, dtype = _constant(site, places.y[1], 1), site.output().dtype
     if factors is None or terms is None or y_zero is None or dtype is None:
@@ -144,7 +144,7 @@ def _rescaling(site: Site, node: Node, places: _Places, n: int) -> Rescaling | N
 
 @family("DynamicQuantizeLinear", work=by_memory)
 def dynamically_quantized(site: Site) -> NativeCall | None:
-    """DynamicQuantizeLinear: codes of real numbers over their own range."""
+    """DynamicQuantizeLinear: quantize floats over their own range."""
     x = site.input(0)
     if x is None or x.dtype != FLOAT32:
         return None
@@ -159,14 +159,14 @@ def dynamically_quantized(site: Site) -> NativeCall | None:
 
 
 def _speed(loaded: NativeLibrary, rows: int) -> int:
-    """Operations at once, with the instructions that this processor has."""
+    """Return the operations per instruction on this processor, at most those the cache allows."""
     speed: int = loaded.functions.integer_speed
     return min(speed, _SPEED_OF_ROW + _SPEED_OF_FURTHER * (rows - 1))
 
 
 def _constant(site: Site, i: int, size: int) -> np.ndarray | None:
-    """A constant of one element or of ``size``, as a vector of ``size``; zeros if it is left out,
-    None if it has another size."""
+    """Return a constant of 1 or ``size`` elements as a vector of ``size``; zeros if omitted, None
+    for other sizes."""
     if i < 0 or site.input(i) is None:
         return np.zeros(size, INT32)
     constant = site.constant(i)
@@ -176,7 +176,7 @@ def _constant(site: Site, i: int, size: int) -> np.ndarray | None:
 
 
 def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
-    """The factor of each column, as NumPy's kernel computes it; None if it is not constant."""
+    """Return the factor of each column, as NumPy's kernel computes it; None if not constant."""
     if places.x[1] < 0:
         return np.ones(1, FLOAT32)
     is_scaled = site.input(places.y[0]) is not None
@@ -190,7 +190,7 @@ def _factors(site: Site, places: _Places, n: int) -> np.ndarray | None:
     factors = alpha * a.reshape(-1) * b.reshape(-1)
     if is_scaled:
         factors = factors / y.reshape(-1)
-    # An infinite factor times a sum of 0 is NaN, which is no code.
+    # An infinite factor times an accumulator of 0 is NaN, which has no code.
     if not np.all(np.isfinite(factors)):
         return None
     return np.ascontiguousarray(np.broadcast_to(factors.astype(FLOAT32), (n,)))

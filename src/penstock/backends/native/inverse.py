@@ -9,8 +9,8 @@ from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor
 from penstock.core.types import FLOAT32
 from penstock.ops.common.dtypes import FLOAT64
 
-_MOST_SIDE = 256  # as in c/products/inverse.c: LAPACK, which NumPy calls, divides larger ones
-_MOST_ITEMS = 64  # of determinants, each of which has memory for a matrix
+_MOST_SIDE = 256  # as in c/products/inverse.c: LAPACK, via NumPy, is faster above
+_MOST_ITEMS = 64  # of determinants, each with workspace for a matrix
 
 
 @family("Det", "com.microsoft.Inverse")

@@ -1,4 +1,4 @@
-"""Normalizations by batch, instance, group and layer, by the root mean square of rows, and LRN."""
+"""Batch, instance, group, layer and RMS normalization, and LRN."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from penstock.ops.internal.fused import parts
 
 _MOST_CHANNELS = 1024  # as in c/rows/normalization.c
 _MOST_ROW, _MOST_AROUND = 8192, 64  # as there, of LRN
-_BLOCK = 64  # channels that lie side by side, of which sums are in the first-level cache
+_BLOCK = 64  # adjacent channels whose sums stay in the L1 cache
 _DTYPES = ("float32", "float64")
-_ROWS, _LRN_ROWS = 4096, 1024  # elements of an item of rows
+_ROWS, _LRN_ROWS = 4096, 1024  # elements per item of rows
 
 _Strides = Sequence[tuple[int, ...] | None]
 
 
 @family("GroupNormalization", "InstanceNormalization", work=by_memory)
 def group_normalization(site: Site) -> NativeCall | None:
-    """InstanceNormalization is a GroupNormalization with a group for each channel."""
+    """GroupNormalization, and InstanceNormalization as one with a group per channel."""
     x, scale, bias = (site.input(i) for i in range(3))
     if x is None or str_(x.dtype) not in _DTYPES or 0 in x.dims:
         return None
@@ -42,7 +42,7 @@ def group_normalization(site: Site) -> NativeCall | None:
     work=partial(by_memory, additions=6),
 )
 def layer_normalization(site: Site) -> NativeCall | None:
-    """LayerNormalization, and RMSNormalization, which subtracts no mean."""
+    """LayerNormalization and RMSNormalization, which does not subtract the mean."""
     x, centred = site.input(0), site.node.op.name == "LayerNormalization"
     given = [type_ for type_ in site.tensors if type_ is not None]
     if x is None or str_(x.dtype) not in _DTYPES or any(t.dtype != x.dtype for t in given):
@@ -71,7 +71,7 @@ def layer_normalization(site: Site) -> NativeCall | None:
 
 
 def _along(site: Site, i: int, tail: tuple[int, ...]) -> Tensor | np.ndarray | None:
-    """Input ``i``, a factor or term of each element of a row; None if it is no such input."""
+    """Return input ``i``, a per-element scale or bias of rows; None if it has another shape."""
     type_, constant = site.input(i), site.constant(i)
     if type_ is None:
         return None
@@ -84,7 +84,7 @@ def _along(site: Site, i: int, tail: tuple[int, ...]) -> Tensor | np.ndarray | N
 
 
 def _call(site: Site, strides: _Strides) -> NativeCall:
-    """The call for tensors of these strides. Raises ``UnsupportedError``."""
+    """Return the call for tensors of these strides. Raises ``UnsupportedError``."""
     x = site.input(0)
     assert x is not None
     last = strides[0] is not None
@@ -119,7 +119,7 @@ def _call(site: Site, strides: _Strides) -> NativeCall:
     "BatchNormalization", fused_with("BatchNormalization"), work=partial(by_memory, additions=2)
 )
 def batch_normalization(site: Site) -> NativeCall | None:
-    """BatchNormalization in inference, and a Relu behind it."""
+    """BatchNormalization in inference mode, optionally with a fused Relu."""
     node, *behind = parts(site.node)
     if [part.op.name for part in behind] not in ([], ["Relu"]) or node.attrs.get("training_mode"):
         return None
@@ -147,7 +147,7 @@ def batch_normalization(site: Site) -> NativeCall | None:
 def _batch(
     parameters: tuple[Word, ...], ends: tuple[float, ...], site: Site, rows: int, inner: int
 ) -> NativeCall:
-    """The call for ``rows`` rows of channels, each of ``inner`` positions."""
+    """Return the call for ``rows`` rows of channels, each of ``inner`` positions."""
     x = site.output()
     width = inner if inner > 1 else x.dims[1]
     block = max(_ROWS // width, 1)
@@ -163,8 +163,8 @@ def _batch(
 def _by_channel(
     site: Site, build: Callable[[Site, int, int], NativeCall], strides: _Strides = ()
 ) -> NativeCall:
-    """The call that ``build`` returns for a number of rows of channels, each of some positions: of
-    images without gaps, or with their channels innermost. Raises ``UnsupportedError``."""
+    """Return the call of ``build`` for numbers of channel rows and of positions per channel, for
+    contiguous or channels-last images. Raises ``UnsupportedError``."""
     x = site.output()
     images = [strides[i] for i in (0, len(site.node.inputs))] if strides else [None, None]
     inner, positions = math.prod(x.dims[2:]), 1
@@ -181,7 +181,7 @@ def _by_channel(
 
 @family("LRN", work=partial(by_memory, additions=10))
 def local_response_normalization(site: Site) -> NativeCall | None:
-    """LRN over the channels around each, of float32."""
+    """LRN of float32 over neighboring channels."""
     x, size = site.input(0), site.attr("size", 1)
     if x is None or str_(x.dtype) != "float32" or not x.elements:
         return None

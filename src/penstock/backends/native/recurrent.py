@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM in all forms, with constant weights of real numbers or 8-bit codes."""
+"""RNN, GRU and LSTM in all forms, with constant float or 8-bit quantized weights."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from penstock.ops.onnx.recurrent import CELLS, Layer, parse_layer, steps_and_row
 from penstock.ops.registry import TFLITE
 from penstock.ops.work_estimate import Workload, flops
 
-# As in c/recurrent/recurrent.c: units of a block.
+# As in c/recurrent/recurrent.c: units per block.
 _UNITS = 16
-# Of a block of codes, which has whole panels: as in c/products/integers.h.
+# Units per block of codes, in whole panels: as in c/products/integers.h.
 _CODE_UNITS = 32
 _CELLS = ("RNN", "GRU", "LSTM")
 _QUANTIZED = "DynamicQuantizeLSTM"
@@ -45,8 +45,8 @@ _FAR_BYTES, _MANY_CHUNK_ROWS = 1 << 23, 256
 # Of the ranges of codes.
 _RANGE_BYTES = 64
 
-# Rows that take as long as waiting for the weights; from layers of 64 to 1024 units with 1 to 64
-# rows.
+# Rows whose computation takes as long as loading the weights; measured for layers of 64 to 1024
+# units with 1 to 64 rows.
 _WAIT_ROWS = 1.2
 
 # The number of an activation in TFLite's files.
@@ -79,7 +79,7 @@ class _Weights(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """The weights of a layer: those of codes are kept, others held in the order of panels."""
+    """The weights of a layer: quantized ones are kept, others are held in panels."""
 
     weights: _Weights
     keep: Shared[_Weights] | None
@@ -87,7 +87,7 @@ class _Held(NamedTuple):
 
 
 def recurrence_workload(node: Node) -> Workload:
-    """The work of a Recurrence."""
+    """Return the workload of a Recurrence."""
     x = node.inputs[0]
     shape = None if x is None else x.shape
     steps, rows = (d if isinstance(d, int) else 1 for d in (shape or (1, 1))[:2])
@@ -96,7 +96,7 @@ def recurrence_workload(node: Node) -> Workload:
 
 @family("penstock.Recurrence", work=recurrence_workload)
 def recurrence_call(site: Site) -> NativeCall | None:
-    """Recurrence, if its weights are constants: as a layer, but for products in the place of X."""
+    """Recurrence with constant weights: as a recurrent layer, with products instead of X."""
     products, weights, mask = site.input(0), site.weights(1), site.input(3)
     bias = site.constant(2)
     if products is None or weights is None or (bias is None and site.input(2) is not None):
@@ -141,7 +141,7 @@ def recurrence_call(site: Site) -> NativeCall | None:
 
 
 def recurrent_workload(node: Node) -> Workload:
-    """The work of a recurrent layer."""
+    """Return the workload of a recurrent layer."""
     return _work(node, *steps_and_rows(node))
 
 
@@ -149,7 +149,7 @@ def recurrent_workload(node: Node) -> Workload:
 @family("com.microsoft.DynamicQuantizeLSTM")
 @family("tflite.Lstm", work=recurrent_workload)
 def recurrent_call(site: Site) -> NativeCall | None:
-    """A recurrent layer over float32, if its weights are constants."""
+    """A recurrent layer over float32 with constant weights."""
     x, is_quantized = site.input(0), site.node.op.name == _QUANTIZED
     cell = site.node.op.name.upper().removeprefix("DYNAMICQUANTIZE")
     if site.node.op.domain == TFLITE and not _is_clipped_alone(site):
@@ -208,7 +208,7 @@ def recurrent_call(site: Site) -> NativeCall | None:
 
 
 def _is_clipped_alone(site: Site) -> bool:
-    """Whether an LSTM of TFLite differs from ONNX's in nothing but the clipping of its cells."""
+    """Whether a TFLite LSTM differs from ONNX's only in the clipping of its cells."""
     w, hidden = site.weights(1), site.attr("hidden_size", 0)
     usual = w is not None and w.shape[1] == 4 * hidden and site.attr("activation", 0) == _TANH
     return usual and all(site.input(i) is None for i in (8, 9, 10))
@@ -220,9 +220,9 @@ def _has_result(site: Site, i: int) -> bool:
 
 
 def _parts(layer: Layer) -> tuple[int, ...]:
-    """The gates whose weights of the state are together: the new values of a GRU may read another
+    """Return the numbers of gates with joint state weights: a GRU's candidate may read another
     state than its gates."""
-    # Their product then waits for the reset gate, and is a stage of its own.
+    # Its product then depends on the reset gate, and is a separate stage.
     split = layer.cell == "GRU" and not layer.linear_before_reset
     return (2, 1) if split else (layer.gates,)
 
@@ -248,8 +248,8 @@ def _sizes(
     if is_quantized:  # whose range is that of the whole batch
         rows = batch
     else:
-        # Each item reads all weights in each step. Where they come from far, more rows have to
-        # share that.
+        # Each item reads all weights in each step. If they are not in a near cache, more rows must
+        # share each read.
         rows = _even(batch, _MANY_ROWS if columns * hidden * 4 > _NEAR_BYTES else _ROWS)
     together = _CHUNK_ROWS if columns * width * 4 <= _FAR_BYTES else _MANY_CHUNK_ROWS
     chunk = min(steps, max(_CHUNK // (rows * columns), math.ceil(together / rows)))
@@ -263,15 +263,15 @@ def _sizes(
 
 
 def _work(node: Node, steps: int, rows: int) -> Workload:
-    # However few the rows, a step reads all weights.
+    # A step reads all weights, however few its rows.
     products = flops(node) * (rows + _WAIT_ROWS) / max(rows, 1)
     return Workload("recurrent", flops=products, items=steps)
 
 
 def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
-    """The packed weights of a layer, None if they are no constants of its type."""
+    """Return the packed weights of a layer, None unless they are constants of its dtype."""
     w, r, bias = site.weights(1), site.weights(2), site.constant(3)
-    # All of them are packed when the plan is compiled.
+    # All weights are packed when the plan is compiled.
     others = [3, 7, *range(8, 12 * is_quantized)]
     absent = [i for i in others if site.input(i) is not None and site.constant(i) is None]
     if w is None or r is None or absent or 0 in r.shape:
@@ -280,7 +280,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
         return None
     layer, peepholes = parse_layer(cell, site.node.attrs), site.constant(7)
     if peepholes is not None:
-        # As gates are padded: no loop over units has a rest.
+        # Padded like gates, so that loops over units have no remainder.
         block = _CODE_UNITS if is_quantized else _UNITS
         peepholes = _padded(peepholes.reshape(r.shape[0], 3, -1), block)
     if not is_quantized:
@@ -312,7 +312,7 @@ def _held_weights(site: Site, cell: str, is_quantized: bool) -> _Held | None:
 
 
 def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
-    """The table of activations, three for each direction; None for one that is not there."""
+    """Return the table of activations, three per direction; None for unsupported ones."""
     default = CELLS[cell].activations
     usual = default * directions
     names = tuple(attrs.get("activations") or usual)[: len(usual)]
@@ -332,7 +332,7 @@ def _activations(cell: str, attrs: Attrs, directions: int) -> np.ndarray | None:
 def _packed(
     layer: Layer, w: np.ndarray, r: np.ndarray, bias: np.ndarray | None, *codes: Any
 ) -> _Weights:
-    """The weights of a layer of codes [directions, k, columns]."""
+    """Return the weights of a quantized layer, [directions, k, columns]."""
     hidden = r.shape[1]
     total, _ = _biases(layer, len(w), hidden, bias, _CODE_UNITS)
     return _Weights(
@@ -346,22 +346,22 @@ def _packed(
 def _biases(
     layer: Layer, directions: int, hidden: int, bias: np.ndarray | None, block: int = _UNITS
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The sums of both biases, [directions, gates, units], and what a GRU adds before its reset
-    gate, [directions, units]."""
-    # Compiled code always adds one, where it begins the sums.
+    """Return the sums of both biases, [directions, gates, units], and the bias that a GRU adds
+    before its reset gate, [directions, units]."""
+    # Compiled code always initializes accumulators with a bias.
     if bias is None:
         bias = np.zeros((directions, 2 * layer.gates * hidden), FLOAT32)
     of_w, of_r = bias.reshape(directions, 2, layer.gates, hidden).swapaxes(0, 1)
     if layer.cell != "GRU" or not layer.linear_before_reset:
         return _padded(of_w + of_r, block), None
-    # The reset gate multiplies the new values' bias of R, too: it cannot be added ahead.
+    # The reset gate also scales the candidate's bias of R, which cannot be added ahead.
     total = of_w.copy()
     total[:, :2] += of_r[:, :2]
     return _padded(total), _padded(of_r[:, 2])
 
 
 def _padded(array: np.ndarray, block: int = _UNITS) -> np.ndarray:
-    """``array`` with its last axis, of units, in whole blocks, padded with zeros."""
+    """Return ``array`` with its last axis, of units, zero-padded to whole blocks."""
     *dims, hidden = array.shape
     padded = np.zeros((*dims, math.ceil(hidden / block) * block), array.dtype)
     padded[..., :hidden] = array
@@ -369,13 +369,13 @@ def _padded(array: np.ndarray, block: int = _UNITS) -> np.ndarray:
 
 
 def _even(count: int, most: int) -> int:
-    """The size of parts of ``count`` that have ``most`` at most."""
+    """Return the size of even parts of ``count``, at most ``most``."""
     return math.ceil(count / math.ceil(count / most))
 
 
 def _reordered(matrix: ConstantRef, hidden: int, parts: Sequence[int]) -> Reordered:
-    """A matrix [directions, gates * hidden, k], split by gates into ``parts``, the number of gates
-    of each, and reordered in blocks of units: [directions, block, k, gate, 16]."""
+    """Return a matrix [directions, gates * hidden, k], split into ``parts`` by numbers of gates, in
+    blocks of units: [directions, block, k, gate, 16]."""
     directions, columns, k = matrix.shape
     blocks = math.ceil(hidden / _UNITS)
     types = [TensorType(FLOAT32, (directions, blocks, k, gates, _UNITS)) for gates in parts]
@@ -398,7 +398,7 @@ def _reordered(matrix: ConstantRef, hidden: int, parts: Sequence[int]) -> Reorde
 
 
 def _blocks(matrix: np.ndarray) -> np.ndarray:
-    """[directions, gates, units, k] as [directions, block, k, gate, 16], padded with zeros."""
+    """Return [directions, gates, units, k] as [directions, block, k, gate, 16], zero-padded."""
     directions, gates, hidden, k = matrix.shape
     count = math.ceil(hidden / _UNITS)
     padded = np.zeros((directions, gates, count * _UNITS, k), FLOAT32)
@@ -410,8 +410,8 @@ def _blocks(matrix: np.ndarray) -> np.ndarray:
 def _code_matrix(
     codes: np.ndarray, hidden: int, scales: np.ndarray, zeros: np.ndarray | None
 ) -> _CodeMatrix:
-    """Codes [directions, k, columns], with a scale and zero point for each direction or column, of
-    columns for the units of each gate in whole blocks."""
+    """Return codes [directions, k, columns], with a scale and zero point per direction or column,
+    and the columns of each gate padded to whole blocks."""
     directions, k, columns = codes.shape
     zeros = np.zeros(directions, codes.dtype) if zeros is None else zeros
     scales, zeros = (

@@ -1,4 +1,4 @@
-"""Reductions along axes that are adjacent in memory, and the places of extremes."""
+"""Reductions over axes that are adjacent in memory, ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 
 def _axes(site: Site, rank: int) -> tuple[int, ...] | None:
-    """The axes of a reduction; None if they are not known."""
+    """Return the axes of a reduction; None if unknown."""
     if site.node.op.name.startswith("Arg"):
         return normalize_axes([site.attr("axis", 0)], rank)
     spelled = site.attr("axes", ())
@@ -89,7 +89,7 @@ def _rescaling(site: Site) -> tuple[float, ...]:
 
 
 def reduction_over(site: Site, name: str, axes: Sequence[int]) -> NativeCall:
-    """The call of a reduction over these axes. Raises ``UnsupportedError`` unless they are
+    """Return the call of a reduction over these axes. Raises ``UnsupportedError`` unless
     adjacent."""
     x = site.input(0)
     assert x is not None
@@ -103,7 +103,7 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     assert x is not None
     parts = around(x.dims, axes, strides[0])
     kept = [i for i in range(len(x.dims)) if len(y.dims) == len(x.dims) or i not in axes]
-    # Products that are rounded behind each factor have one order.
+    # Products that are rounded after each factor have a fixed order.
     if name.startswith("product") and parts[1] != sorted(parts[1]):
         raise UnsupportedError
     if parts[0] + parts[2] != [kept[i] for i in _order(y.dims, strides[len(site.node.inputs)])]:
@@ -111,8 +111,8 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
     outer, length, inner = [math.prod(x.dims[i] for i in part) for part in parts]
     block = min(inner, _COLUMNS) if inner > 1 else max(_BLOCK // length, 1)
     if site.ordered and 1 < block == inner:
-        # Whole rows of a long column are reduced together, in another order than those of a short
-        # one: sums of a text would depend on the rows that pad it.
+        # Long columns are reduced by whole rows, in another order than short ones, so that sums of
+        # a text would depend on its padding rows.
         block = math.ceil(inner / 2)
     return NativeCall(
         name,
@@ -129,8 +129,8 @@ def _call(site: Site, name: str, axes: Sequence[int], strides: _Strides) -> Nati
 def around(
     dims: Sequence[int], axes: Container[int], strides: tuple[int, ...] | None
 ) -> tuple[list[int], list[int], list[int]]:
-    """The axes of more than one element that lie outside of ``axes`` in memory, those of ``axes``,
-    and those inside. Raises ``UnsupportedError`` if ``axes`` are not adjacent there."""
+    """Return the axes longer than 1 that are outside of ``axes`` in memory, those of ``axes``, and
+    those inside. Raises ``UnsupportedError`` if ``axes`` are not adjacent."""
     order = _order(dims, strides)
     places = [i for i, axis in enumerate(order) if axis in axes]
     first, end = (places[0], places[-1] + 1) if places else (len(order), len(order))
@@ -140,8 +140,8 @@ def around(
 
 
 def _order(dims: Sequence[int], strides: tuple[int, ...] | None) -> list[int]:
-    """The axes of more than one element, the outermost in memory first. Raises
-    ``UnsupportedError`` if there are gaps between the elements."""
+    """Return the axes longer than 1, outermost in memory first. Raises ``UnsupportedError`` for a
+    tensor with gaps."""
     order = [axis for axis, n in enumerate(dims) if n > 1]
     if strides is not None:
         order.sort(key=lambda axis: -strides[axis])

@@ -1,4 +1,4 @@
-"""Resize by tables of the inputs of each axis: copies, or weighted sums; and Pad with copies."""
+"""Resize by index and weight tables of each axis, as copies or weighted sums; and Pad."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.ops.onnx.pad import pad_widths, padded_places
 from penstock.ops.onnx.resize import Table, resize_tables
 
 _MOST_ROWS, _SPAN = 256, 4096  # as in c/windows/resize.c
-_CHUNK = 512  # elements of a row whose sums are computed at once, at most
+_CHUNK = 512  # most elements of a row whose sums are computed at once
 _MOST_INDEX = 2**31
 _REALS = {
     "float64": "float64",
     "int32": "float64",
     **dict.fromkeys(("float32", "uint8", "int8", "uint16", "int16"), "float32"),
 }
-"""what sums of elements are computed in"""
+"""accumulator types, by element"""
 _REALS_OF_CODES = {"uint8": "float32", "int8": "int32", "int16": "float64"}
 _IN_INTEGERS, _MOST_BITS = "resize_codes_int8", 20  # bits behind the point of sums
 
@@ -33,7 +33,7 @@ _Strides = Sequence[tuple[int, ...] | None]
 
 @family("Resize", "tflite.IntegerResize", work=by_memory)
 def resize(site: Site) -> NativeCall | None:
-    """Resize with constant scales or sizes, but for positions outside of the input."""
+    """Resize with constant scales or sizes, except positions outside of the input."""
     x, inputs = site.input(0), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
@@ -63,7 +63,7 @@ def resize(site: Site) -> NativeCall | None:
 
 
 class _Padding(NamedTuple):
-    """Elements that stand before and behind those of each axis, which are ``steps`` apart."""
+    """Padding before and after the elements of each axis, which are ``steps`` apart."""
 
     widths: Sequence[tuple[int, int]]
     steps: Sequence[int]
@@ -72,7 +72,7 @@ class _Padding(NamedTuple):
 
 @family("Pad", "tflite.Spread", work=by_memory)
 def pad(site: Site) -> NativeCall | None:
-    """Pad of constant widths, with a constant or with copies of elements; Spread."""
+    """Pad of constant widths, in all modes; Spread."""
     x, y, inputs = site.input(0), site.output(), range(1, len(site.node.inputs))
     if x is None or any(site.input(i) and site.constant(i) is None for i in inputs):
         return None
@@ -90,7 +90,7 @@ def pad(site: Site) -> NativeCall | None:
         else:
             widths = pad_widths(x.dims, site.constants)
             padding = _Padding(widths, [1] * len(x.dims), value)
-        # Negative widths cut elements off, which this kernel does not.
+        # Negative widths crop, which this kernel does not support.
         cuts = min(map(min, padding.widths), default=0) < 0
         fits = len(padding.widths) == len(padding.steps) == len(x.dims)
         if value.size != 1 or value.dtype != x.dtype or cuts or not fits:
@@ -114,10 +114,10 @@ def _pad_call(site: Site, padding: _Padding, strides: _Strides) -> NativeCall:
     x_strides = strides[0] or packed_strides(x.dims, 1)
     y_strides = strides[len(site.node.inputs)] or packed_strides(y.dims, 1)
     axes = [axis for axis in range(len(y.dims)) if y.dims[axis] > 1]
-    # By memory, not by number: images may have their channels innermost.
+    # In memory order: images may be channels last.
     axes.sort(key=lambda axis: -y_strides[axis])
     before, length, width, step = 0, 1, 1, 1
-    # Elements of a row, as long as these are adjacent in both.
+    # Merge axes into rows as long as elements are contiguous in both.
     while axes and before == 0 and length == width:
         axis = axes[-1]
         if y_strides[axis] != width or (x.dims[axis] > 1 and x_strides[axis] != length):
@@ -164,7 +164,7 @@ def _call(site: Site, name: str, tables: dict[int, Table], strides: _Strides) ->
     row = axes[-1]
     entries: list[list[int]] = []
     reads: list[tuple[np.ndarray, np.ndarray]] = []
-    same = False  # the axis before is not resized
+    same = False  # the previous axis is not resized
     for axis in axes:
         count, steps = y.dims[axis], [x_strides[axis], y_strides[axis]]
         if same and axis not in tables and entries[-1][1:3] == [count * step for step in steps]:
@@ -240,7 +240,7 @@ def _read(table: Table | None, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _doubles(table: Table) -> bool:
-    """Whether each element comes twice."""
+    """Whether each element is repeated twice."""
     return np.array_equal(table.indices[0], np.repeat(np.arange(table.size), 2))
 
 

@@ -16,13 +16,13 @@ from penstock.ops.onnx.shape import flatten_axis
 from penstock.ops.onnx.softmax import SINGLE_AXIS
 
 _BLOCK, _COLUMNS = 2048, 256  # as in c/rows/softmax.c
-_LINE, _CACHED = 16, 2**17  # elements of a line of the cache, and of a block of columns
-_ADDITIONS = {"float32": 7, "float64": 20}  # that take as long as an element
+_LINE, _CACHED = 16, 2**17  # elements of a cache line, and of a block of columns
+_ADDITIONS = {"float32": 7, "float64": 20}  # cost of an element, in additions
 
 
 @family("Hardmax", "LogSoftmax", "Softmax", work=partial(by_memory, additions=4))
 def softmax_call(site: Site) -> NativeCall | None:
-    """Along one axis or, before version 13, along all from some axis on."""
+    """Softmax and the like along one axis or, before opset 13, over all axes from ``axis`` on."""
     x = site.input(0)
     if x is None or str_(x.dtype) not in _ADDITIONS or not x.elements or not x.dims:
         return None
@@ -32,7 +32,7 @@ def softmax_call(site: Site) -> NativeCall | None:
 @family("tflite.IntegerSoftmax", work=partial(by_memory, additions=8))
 def softmax_of_codes(site: Site) -> NativeCall | None:
     """IntegerSoftmax of rows of int16."""
-    from penstock.ops.common.code_curves import softmax_points  # which other models do without
+    from penstock.ops.common.code_curves import softmax_points  # only quantized models need it
 
     x, attrs = site.input(0), site.node.attrs
     if x is None or not x.elements or not x.dims or x.dtype != INT16:
@@ -67,7 +67,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
     else:
         block = min(inner, max(2 * _LINE, min(_CACHED // length, _COLUMNS) // _LINE * _LINE))
         if site.ordered and block == inner:
-            # Of few columns, rows are summed in another order than of many (c/rows/softmax.c).
+            # Few columns have another summation order than many (c/rows/softmax.c).
             block = math.ceil(inner / 2)
     return NativeCall(
         f"{'hardmax' if name == 'Hardmax' else 'softmax'}_{x.dtype}",
@@ -81,7 +81,7 @@ def _call(site: Site, strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
 
 @ahead_of_cache("LogSoftmax", "Softmax")
 def softmax_of_any_shape(site: Site) -> AnyShapeCall | None:
-    """Along the last axis."""
+    """Softmax along the last axis."""
     x = site.input(0)
     if (
         x is None
