@@ -32,7 +32,7 @@ def log_request(client: str, request: str, status: int, size: int) -> None:
     status and the bytes of the body of its response."""
     if not LOGGER.isEnabledFor(logging.INFO):
         return
-    # Of the answer, whose status it is; most tools take either.
+    # Time of the response, whose status is logged; most tools accept either time.
     now = time.strftime("%d/%b/%Y:%H:%M:%S %z")
     line = _UNSAFE.sub(lambda found: f"\\x{ord(found.group()):02x}", request)
     LOGGER.info('%s - - [%s] "%s" %d %d', client, now, line, status, size)

@@ -89,10 +89,10 @@ _UNSUPPORTED = (
 )
 _SHARED = "/v2/systemsharedmemory"
 _INFER = re.compile(r"/v2/models/([^/%?]+)(?:/versions/([^/%?]+))?/infer")
-# Bytes of a body, and of JSON, beyond which it is read or written on a thread, so that others go on
-# meanwhile. Numbers in JSON take 10 to 14 ns a byte.
+# Sizes of a body, and of JSON, in bytes, beyond which it is parsed or serialized on a thread, so
+# that the event loop stays responsive. JSON numbers take 10 to 14 ns per byte.
 _LONG_BODY, _LONG_JSON = 1 << 20, 1 << 12
-# Of a number in JSON, about.
+# Approximate bytes of a number in JSON.
 _DIGITS = 16
 
 
@@ -128,7 +128,8 @@ class Server:
         ]
         middleware = [Middleware(LoggedRequests)]
         if cors:
-            # Scripts read no other header of an answer, without which its bytes cannot be cut.
+            # Browser scripts may read no other response header, and need this one to split the
+            # bytes.
             expose, methods = [HEADER_LENGTH, HEADER_TIMING], ["GET", "POST"]
             options = {"allow_origins": [*cors], "allow_methods": methods, "allow_headers": ["*"]}
             middleware.append(Middleware(CORSMiddleware, **options, expose_headers=expose))
@@ -199,7 +200,7 @@ class Server:
                 return error_response(*described(error))
 
         async def traced(request: Request) -> Response:
-            # A program that has begun its own span for the request also ends it.
+            # A program that started its own span for the request also ends it.
             own = None if not is_traced() or has_current_span() else _request_span(request, path)
             if own is None:
                 return await answer(request)
@@ -314,7 +315,7 @@ class Server:
     async def unload(self, request: Request) -> Response:
         """Unload a model."""
         given = decode_options(await self._body(request)).get("parameters") or {}
-        if any(given.values()):  # "unload_dependents": false is what models do anyway
+        if any(given.values()):  # "unload_dependents": false is the default behavior
             names = ", ".join(map(repr, given))
             raise InvalidInput(
                 f"unloading does not accept the parameters {names:.80}: models have no dependents"
@@ -441,7 +442,7 @@ class Server:
             document = texts_document(model, asked, timeout, priority)
             with _noted(count):
                 return JSONResponse(await _unless_gone(document, request))
-        # Until the first token is there, errors are answers with a status of their own.
+        # Until the first token, errors are responses with their own status code.
         lines = texts_events(
             model, asked, timeout, priority, lambda error: text_error_document(error)[0]
         )
@@ -479,13 +480,13 @@ class Server:
             raise UnknownModel(f"unknown model {name!r:.80}; available are {', '.join(entries)}")
         return JSONResponse(model_entry(name, entries[name]))
 
-    # Requests that a thread answers.
+    # Requests that are answered on a thread.
 
     def is_direct(self, path: str) -> bool:
         """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
         those for inference by replicas of this process that join no requests."""
         match = _INFER.fullmatch(path)
-        if is_traced():  # the event loop reads the headers that name the span of the client
+        if is_traced():  # the event loop reads the headers with the client's span
             return False
         try:
             return match is not None and self.repository.find(*match.groups()).replicas.runs_here
@@ -513,7 +514,8 @@ class Server:
                     with self._counted(model, begin):
                         asked = decode_request(body, length, self.shared)
                         return self._infer_here(model, asked, priority, cancel, late)
-                # The repository has the new replicas by then; unloaded, `find` raises.
+                # By then the repository has the new replicas; if the model was unloaded, `find`
+                # raises.
                 except ReplicasClosed:
                     continue
         except Exception as error:
@@ -637,7 +639,7 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     numbers = 0
     for name, value in outputs.items():
         if getattr(value, "dtype", None) == STRING:
-            return False  # of any length, which takes time to find out
+            return False  # a value of any size, whose size is slow to compute
         size += getattr(value, "nbytes", 0)
         if not asked.binary.get(name, asked.binary_by_default):
             numbers += getattr(value, "size", 0)

@@ -18,7 +18,7 @@ from penstock.executors.feeds import convert
 from penstock.session.session import Session
 
 _ROWS = 3
-# Sums are taken in another order in batches.
+# Batches change the summation order.
 _TOLERANCE = 1e-2
 
 
@@ -49,7 +49,7 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
             row[port.name] = (
                 made_up(shape, dtype, rng)
                 if given is None
-                # Numbers of the sample: made up ones may be no indices that the model takes.
+                # Values of the sample: synthetic ones may be invalid indices for the model.
                 else rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
             )
     try:
@@ -94,7 +94,7 @@ def are_close(value: RunValue, other: RunValue, tolerance: float = _TOLERANCE) -
         return bool((value == other).all())
     tolerance = _TOLERANCE if value.dtype.itemsize < 4 else tolerance
     wide = np.complex128 if value.dtype.kind == "c" else np.float64
-    # Differences of 16-bit floats would be rounded themselves.
+    # Differences of 16-bit floats would themselves be rounded.
     value, other = value.astype(wide), other.astype(wide)
     largest = np.abs(value[np.isfinite(value)]).max(initial=0.0)
     return np.allclose(value, other, tolerance, tolerance * largest, equal_nan=True)
@@ -122,7 +122,7 @@ def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]
     return [{name: parts[name][i].copy() for name in parts} for i in range(len(rows))]
 
 
-# Runs before the first request, on values that are made up: no request waits for a plan.
+# Warm-up on synthetic values before the first request, so that no request waits for a plan.
 
 
 def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
@@ -149,7 +149,7 @@ def _shapes(session: Session, max_batch: int) -> Iterator[dict[str, np.ndarray]]
         yield values
         rows = {len(value) if value.ndim else 0 for value in values.values()}
         step = min(rows, default=0)
-        # Requests of one shape are joined whole, so that batches have multiples of its rows.
+        # Requests of one shape are batched whole, so batch sizes are multiples of its rows.
         for together in range(2 * step, max_batch + 1, step) if len(rows) == 1 and step else ():
             yield {
                 name: np.broadcast_to(value[:1], (together, *value.shape[1:]))

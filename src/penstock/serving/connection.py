@@ -30,18 +30,18 @@ from penstock.serving.access_log import log_request
 from penstock.serving.direct import LOOK_S, Answer, DirectAnswers
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_TIMING
 
-# Bytes of a body that are gathered before the application gets them. Longer bodies are read as the
-# application asks for them, this much at a time.
+# Bytes of a body that are buffered before the application gets them. Longer bodies are read in
+# chunks of this size, as the application requests them.
 _GATHERED = 1 << 20
-# Bytes that are joined, to be written at once.
+# Bytes that are concatenated for a single write.
 _PACKET = 1 << 16
-# The most bytes of the head of a request, and of other bytes outside of a body.
+# Largest head of a request, in bytes, also for other bytes outside of a body.
 _HEAD = 1 << 16
 _TIMING = HEADER_TIMING.encode()
-# A client that has closed its connection, and not just its own direction, resets it when it gets
-# bytes. It may get any number of these before an answer.
+# A client that closed its connection fully, not just its sending side, resets it when it receives
+# bytes. Any number of these may precede a response.
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Events of a connection: the client sends no more; it is reset.
+# Connection events: end of the client's data; reset.
 _NO_MORE = getattr(select, "POLLRDHUP", 0)
 _RESET = select.POLLHUP | select.POLLERR if hasattr(select, "POLLHUP") else 0
 
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(Packets(transport))
-        # Let ``pause_writing`` be called as soon as the system does not take all that is written.
+        # Let ``pause_writing`` be called as soon as the system does not accept all written bytes.
         transport.set_write_buffer_limits(high=0)
         self._start_timer()
 
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-        if unsent:  # a client that takes a long answer may ask again
+        if unsent:  # a client that reads a long response may send another request
             self._to_lend = self._direct is not None
             self.transport.write(unsent)
             self.loop.call_soon(self._lend)
@@ -313,9 +313,9 @@ class Loan:
             run = self._run
             state = dict(poll.poll(0)).get(descriptor, 0) if run is not None else 0
             if state and not state & _RESET:
-                with suppress(OSError):  # it is reset meanwhile: the next look finds that
+                with suppress(OSError):  # reset meanwhile, which the next poll detects
                     os.write(descriptor, _INTERIM)
-        # Outside of the lock, which the answer to the cancelled request takes.
+        # Outside of the lock, which the response to the cancelled request acquires.
         if run is not None and state & _RESET:
             run.cancel()
 
@@ -326,7 +326,7 @@ class Loan:
         if defaults is not last or key != of:  # the server renews its headers every second
             head = self._made(defaults, answer.status, answer.header_length, size, self.ending)
             self._last = defaults, key, head
-        # Behind the others, which are the same for most answers.
+        # After the others, which are equal for most responses.
         timing = answer.timing.encode()
         return b"%s%s: %s\r\n\r\n" % (head[:-2], _TIMING, timing) if timing else head
 

@@ -32,26 +32,27 @@ from penstock.host.threads import Workers
 from penstock.serving.access_log import log_request
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, priority_of
 
-# Connections that are lent at once: each has a thread, with memory for a body.
+# Most connections that are lent at the same time: each has a thread, with memory for a body.
 _MOST = 32
-# Seconds that a thread waits for the next bytes of a client, and for all of a request or answer.
+# Timeouts of a thread, in seconds: for the next bytes of a client, and for a whole request or
+# response.
 _PAUSE_S, _ARRIVAL_S = 0.1, 1.0
-# Bytes of a head with what follows it, and of a body.
+# Buffer sizes, in bytes: for a head with the bytes after it, and for a body.
 _FIRST, _LONGEST = 1 << 14, 1 << 20
-# Seconds between two reports that there are no files left.
+# Seconds between two reports of exhausted file descriptors.
 REPORT_S = 60.0
-# Seconds between two looks whether the client of a run is still there.
+# Seconds between two checks that the client of a run is still connected.
 LOOK_S = 0.25
-# A page of another origin may not be told the answer, which the event loop decides.
+# Whether a page of another origin may read the response is decided by the event loop.
 _ODD_HEADERS = frozenset(
     (b"content-encoding", b"expect", b"origin", b"transfer-encoding", b"upgrade")
 )
 _LENGTH, _PRIORITY = HEADER_LENGTH.encode(), HEADER_PRIORITY.encode()
 _MOST_DIGITS = 20
-# Bytes: that of the widest vectors.
+# Alignment, in bytes: that of the widest vectors.
 _ALIGNMENT = 64
 _QUICK_ACK = getattr(socket, "TCP_QUICKACK", None)
-# Parts that the system sends in one call, at most.
+# Most buffers that the system sends in one call.
 _MOST_PARTS = 512
 
 
@@ -298,7 +299,7 @@ class _Request:
         if name == b"content-length":
             self.body_size = int(value)  # the parser has checked that it is a number
         elif name == _LENGTH:
-            # Given twice, two readers of the request may take different ones.
+            # If it is repeated, two readers of the request may use different ones.
             self.ordinary &= self.header_length is None
             self.header_length = value.decode("latin-1")
         elif name == _PRIORITY:

@@ -136,7 +136,7 @@ class EncoderInterface:
 
     def pooled(self, outputs: NamedValues, by_first: bool) -> np.ndarray:
         """The vector of one text, of length 1."""
-        # No row pads: batches are joined, padded and divided again by the replicas.
+        # There are no padding rows: the replicas batch, pad and split again.
         rows = np.asarray(outputs[self.output], np.float32)[0]
         if rows.ndim > 1:
             rows = rows[0] if by_first else rows.mean(axis=0)

@@ -23,9 +23,10 @@ from typing import Any, NoReturn
 
 from penstock.core.errors import InvalidInput
 
-# Bytes of a piece, which takes one to two milliseconds.
+# Bytes of a piece, which takes one to two milliseconds to parse.
 _PIECE = 1 << 16
-# Bytes of an element of a tensor, spaces included: it is read in one call, at up to 10 ns a byte.
+# Most bytes of a tensor element, including spaces: it is parsed in one call, at up to 10 ns per
+# byte.
 _MOST_ELEMENT = 1 << 22
 # Bytes of a value that is no data of a tensor; inputs, or outputs, of a request; keys of an object;
 # and strings and rows of a tensor, which are found one by one, on this thread, at 1 us each.
@@ -68,7 +69,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object of these pairs."""
-    # Readers differ in which value of a repeated key counts: a proxy may check the other one.
+    # Parsers differ in which value of a repeated key counts: a proxy may check the other one.
     result = dict(pairs)
     if len(result) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -184,7 +185,7 @@ class _Reader:
         if self.byte() != b"[":
             return self.short()
         text, depth, cuts = self.text, 0, [self.at]
-        depths: set[int] = set()  # at which there are elements
+        depths: set[int] = set()  # nesting depths that contain elements
         brackets = array("q")
         last = b"["  # byte that is no space
         while True:

@@ -26,14 +26,14 @@ _HISTOGRAMS = {
     "compute_seconds": "Seconds from the start to the end of the run of requests.",
     "batch_rows": "Rows per batch.",
 }
-# For models with state; a step counts as a batch.
+# For stateful models; a step counts as a batch.
 _SEQUENCE_GAUGES = {"open": "Open sequences."}
 _SEQUENCE_COUNTERS = {
     "begun": "Sequences started.",
     "idle": "Sequences ended because they were idle.",
 }
-# Of models that generate texts. They have names of their own, since requests for texts wait for
-# room among others, and not for a replica.
+# For text generation models. They have separate names, since requests for texts wait for space in
+# the running batch, not for a replica.
 _TEXT_GAUGES = {
     "queued": "Text requests waiting in the queue.",
     "running": "Text requests running.",

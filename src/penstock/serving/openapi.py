@@ -80,7 +80,7 @@ def openapi_document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel
         own = paths.setdefault(path, {})
         for method in methods.split():
             own[method.lower()] = _operation(method, path, handler)
-    # The path with a parameter says nothing of inputs: forms of Swagger UI would be empty.
+    # The parameterized path does not describe inputs: Swagger UI's forms would be empty.
     infer = "/v2/models/{model}/infer"
     for number, model in enumerate(models):
         own_path = infer.replace("{model}", quote(model.name, safe=""))
@@ -166,7 +166,7 @@ def _content(description: str, media_type: str, schema: JsonObject) -> JsonObjec
 # An example of a request for a model, of zeros and empty strings.
 
 
-# Of a dim that the model leaves open, other than the first.
+# Example size of a symbolic dim, other than the first.
 _OPEN = 64
 # The most elements to show one by one: more of them are sent as bytes.
 _MOST_SHOWN = 64

@@ -52,17 +52,17 @@ _DATATYPES: dict[str, np.dtype] = {
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ITEM = struct.Struct("<I")
-# Of lengths, and numbers of microseconds: Python refuses to read thousands.
+# Most digits of lengths and of microseconds: Python refuses to parse thousands.
 _MOST_DIGITS = 20
-# Of a dim, and of dims: the product of a shape is an integer of a few hundred bytes at most. Python
-# multiplies longer ones in one call, in which no other thread runs.
+# Largest dim, and most dims: the product of a shape is then an integer of at most a few hundred
+# bytes. Python multiplies longer ones in one call that blocks other threads.
 _LARGEST_DIM, _MOST_DIMS = 2**62, 64
-# Bytes of JSON that are read in one call, of a request about models, and elements that are read or
-# written in one: Python's lock is held meanwhile.
+# Most bytes of JSON parsed in one call, for requests about models, and most elements read or
+# written in one call, which holds Python's interpreter lock.
 _MOST_AT_ONCE, _MOST_OPTIONS, _PIECE = 1 << 18, 1 << 16, 1 << 14
-# Of ids of sequences: characters, as Triton has it, and whole numbers below.
+# Sequence ids: most characters, as in Triton, and the bound of integers.
 _LONGEST_ID, _IDS = 128, 2**64
-# JSON objects that are remembered, and their bytes at most.
+# Number of cached JSON objects, and their most bytes.
 _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
 
@@ -192,7 +192,7 @@ def decode_request(
     text = bytes(body[:end])
     header = _header_again(text) if end <= _REMEMBERED else _header(text)
     feeds: dict[str, np.ndarray] = {}
-    # The body says nothing of their size, so that its limit does not bound them.
+    # Their size is independent of the body's, whose limit does not bound them.
     left = 0 if shared is None else shared.max_bytes
     for of in header.inputs:
         if of.parameters is not None:
@@ -429,7 +429,7 @@ def _from_bytes(name: str, data: memoryview, dtype: np.dtype, shape: list[int]) 
 def _shaped(name: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     try:
         return values.reshape(shape)
-    except ValueError as error:  # of dims, beside one of 0, that no array can have
+    except ValueError as error:  # dims, together with a 0, that no array can have
         raise InvalidInput(f"input {name!r}: {error}") from error
 
 
@@ -524,8 +524,8 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
     at = 0
     try:
         while at < len(data):
-            # Looked at before each: an empty string takes four bytes of the request, and more in
-            # memory.
+            # Checked before each element: an empty string takes four bytes of the request, but more
+            # in memory.
             if len(texts) == count:
                 raise InvalidInput(
                     f"input {name!r} has more than {count} strings, the elements of its shape"
@@ -574,7 +574,7 @@ def _pieces(element: object) -> Iterator[str]:
 def _numbers(value: np.ndarray) -> Iterator[str]:
     """The elements of an array in JSON."""
     flat, before = value.reshape(-1), ""
-    # Each call of json.dumps holds Python's lock to its end.
+    # Each call of json.dumps holds Python's interpreter lock to its end.
     for i in range(0, len(flat), _PIECE):
         yield f"{before}{json.dumps(_finite(flat[i : i + _PIECE]))[1:-1]}"
         before = ", "

@@ -57,10 +57,10 @@ class ServedModel:
         self.version = version
         self.replicas = replicas
         session = replicas.session
-        # Of a model with state, clients see no state.
+        # Clients do not see the state of a stateful model.
         self.ports: HasPorts = replicas if isinstance(replicas, Sequences) else session
         try:
-            session._compile_ahead()  # here, where no request waits
+            session._compile_ahead()  # now, while no request waits
         except BaseException:
             replicas.close()
             raise

@@ -283,7 +283,7 @@ class SequenceRun:
         initial = {name: x for name, x in feeds.items() if name in of_begin}
         if initial and not self._control.start:
             raise InvalidInput(f"inputs {[*initial]} may only be fed at the start of a sequence")
-        # Of a decoder, rows need not be as many as the model says.
+        # For a decoder, the number of rows need not match the model's.
         for port in self._sequences.inputs if stepper.state else ():
             shape = np.shape(rows[port.name]) if port.name in rows else None
             if not fits(shape, port.shape):
@@ -296,7 +296,7 @@ class SequenceRun:
         try:
             return self._stepper.sequence(priority=priority, initial=initial)
         except InvalidInput:
-            self._table.check_open()  # the stepper may be closed by now
+            self._table.check_open()  # the stepper may have been closed
             raise
 
     # The end of the request, on the thread that ran the step.
@@ -334,7 +334,7 @@ class SequenceRun:
         """Whether the sequence is as it was before a request that has failed."""
         sequence = self._own.sequence
         if sequence.length != self._length:
-            # Of a decoder rows can be taken back, of frames that were computed no state is kept.
+            # A decoder's rows can be rolled back; for computed frames, no earlier state is kept.
             try:
                 sequence.cut(self._length)
             except InvalidInput:

@@ -25,11 +25,11 @@ from penstock.core.errors import InvalidInput, PenstockError
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject
 
-# Where Linux has POSIX segments.
+# The folder of POSIX shared memory on Linux.
 _FOLDER = Path("/dev/shm")
-# Regions that are registered at once: each has a file descriptor.
+# Most registered regions: each has a file descriptor.
 _MOST = 256
-# Beyond any memory, but in the range of the system's offsets.
+# Larger than any memory, but within the range of the system's offsets.
 _LARGEST = 1 << 60
 
 

@@ -90,7 +90,7 @@ class Admission:
             raise QueueFull("the queue of the model is full")
         own = _Waiting(texts, priority, asyncio.get_running_loop().create_future())
         self.waiting.append(own)
-        # Of asyncio's own primitives none knows priorities.
+        # asyncio's primitives do not support priorities.
         try:
             async with asyncio.timeout(timeout):
                 await own.entered
@@ -120,7 +120,7 @@ class Admission:
         while self.waiting:
             is_turn = (self._turns + 1) % _TURN == 0
             following = self.waiting[0] if is_turn else max(self.waiting, key=lambda w: w.priority)
-            # Smaller ones do not pass it: it would wait as long as they come.
+            # Smaller requests do not overtake it: otherwise it could starve.
             if self._inside + following.texts > self.most:
                 return
             self._turns += 1
@@ -222,7 +222,7 @@ class TextModel:
         jobs: list[TextJob] = []
         try:
             for tokens in prompts:
-                # One by one: if one is refused, those that have begun are ended.
+                # One by one: if one is rejected, those already started are ended.
                 jobs.append(await self.generator.abegin(tokens, asked.options, stop, priority))  # noqa: PERF401
             run = TextRun(self, asked, jobs)
             run.begin = begin

@@ -74,7 +74,7 @@ def error_object(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> JsonObject:
     """The document of a response with an error."""
-    # Clients raise an error of theirs by the status, and show the message.
+    # Clients map the status to an exception, and show the message.
     kinds = {429: ("rate_limit_error", "rate_limit_exceeded"), 504: ("timeout_error", "timeout")}
     kind, usual = kinds.get(
         status, ("invalid_request_error" if status < 500 else "server_error", None)
@@ -203,7 +203,7 @@ def _options(fields: _Fields) -> dict[str, tuple[str, object]]:
     add("top_k", "top_k", 0 if top_k == -1 else top_k)
     add("seed", "seed", None if seed in (None, -1) else int(seed or 0) % 2**64)
     add("max_tokens", "max_tokens", fields.take("max_tokens"))
-    # Keys of JSON are texts.
+    # JSON keys are strings.
     biases = fields.mapping("logit_bias")
     if biases:
         add("logit_bias", "logit_bias", {_token(name): bias for name, bias in biases.items()})
@@ -224,7 +224,7 @@ def _schema_of(form: _Fields) -> object:
     kind = form.text("type")
     schema: object = None
     if kind == "json_object":
-        schema = {"type": "object"}  # of any members
+        schema = {"type": "object"}  # with any members
     elif kind == "json_schema":
         about = form.inner("json_schema")
         schema = None if about is None else about.take("schema")

@@ -41,7 +41,7 @@ class UnequalRequests:
         self.masks = masks
         self.by_token = by_token
         self.rounds = True
-        self._checked: dict[Hashable, str] = {}  # why batches of some shapes are not run, or ""
+        self._checked: dict[Hashable, str] = {}  # why batches of some shapes are refused, or ""
 
     def check(self, session: Session, batch: _Feeds) -> None:
         """Raise ``PenstockError`` unless a batch of these shapes is proven to have the same results
@@ -80,7 +80,7 @@ class UnequalRequests:
                 array[at : at + own, :tokens] = feeds[name]
                 at += own
             if name in self.masks:
-                array[rows:, 0] = 1  # a request without tokens would see all that pads it
+                array[rows:, 0] = 1  # a request without tokens would attend to all padding
         return batch
 
     def padded_anew(self, batch: _Feeds) -> dict[str, np.ndarray]:
@@ -135,7 +135,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
         unequal = UnequalRequests(masks, by_token)
         batch = unequal.joined(requests)
         together = unequal.split(session._run_ahead(batch), requests)
-        # A mask of -10, say, hides rows but nearly.
+        # A mask of, say, -10 hides rows only approximately.
         others = unequal.split(session._run_ahead(unequal.padded_anew(batch)), requests)
     except PenstockError as error:
         hint = "" if sample is not None else "; give an example request as sample="
