@@ -9,7 +9,7 @@
 
 Then iterations compute neither the condition nor, if it is otherwise unread, the counter: DeadCode
 drops unread loop-carried values. If starts and limits of counters are constants, these may have any
-dtype, and the Loop may have an own trip limit: its trip count is a constant as well.
+dtype, and the Loop may have a trip limit of its own: its trip count is a constant as well.
 """
 
 from __future__ import annotations
