@@ -263,7 +263,9 @@ def test_variables_of_another_model_are_refused() -> None:
     g.node("VarHandleOp", name="n", dtype=Type("float32"), shape=Shape([2]), shared_name="n")
     g.const(np.zeros(2, np.float32), "c")
     g.node("AssignVariableOp", "n", "c", name="set", dtype=Type("float32"))
-    with pytest.raises(ps.InvalidInput, match=r"variable 'n' is declared as .*: these are variables of"):
+    with pytest.raises(
+        ps.InvalidInput, match=r"variable 'n' is declared as .*: these are variables of"
+    ):
         ps.compile(g.bytes(), variables=variables)
     with pytest.raises(TypeError, match=r"variables=\{\}"):
         ps.compile(STATEFUL, variables={})
