@@ -187,6 +187,10 @@ def row(subject: Subject, threads: int, peers: list[str]) -> tuple[str, float]:
 
 
 def main(wanted: list[str]) -> None:
+    chosen = [subject for subject in subjects() if not wanted or subject.name in wanted]
+    if unknown := {*wanted} - {subject.name for subject in chosen}:
+        names = ", ".join(subject.name for subject in subjects())
+        sys.exit(f"no such models: {', '.join(sorted(unknown))}; there are: {names}")
     peers = [peer for peer, module in PEERS.items() if importlib.util.find_spec(module)]
     versions = ", ".join(f"{PEERS[peer]} {version(PEERS[peer])}" for peer in peers)
     lines = [
@@ -203,12 +207,11 @@ def main(wanted: list[str]) -> None:
     ]
     print("\n".join(lines))
     ratios = []
-    for subject in subjects():
-        if not wanted or subject.name in wanted:
-            for threads in (1, 2):
-                line, ratio = row(subject, threads, peers)
-                lines.append(line)
-                ratios.append(ratio)
+    for subject in chosen:
+        for threads in (1, 2):
+            line, ratio = row(subject, threads, peers)
+            lines.append(line)
+            ratios.append(ratio)
     lines.append(f"\nGeometric mean of the ratios: {math.exp(np.log(ratios).mean()):.2f}.")
     print(lines[-1])
     if not wanted:
