@@ -167,9 +167,8 @@ class SeenAxis(NamedTuple):
     @property
     def ends(self) -> int:
         """Number of positions of the only phase that read padding."""
-        (seen,) = self.seen
-        before = math.ceil(max(-seen[0], 0) / self.stride)
-        return before + max(self.results - (self.size - 1 - seen[-1]) // self.stride - 1, 0)
+        before, inside = -self.seen[0][0], self.size - 1 - self.seen[0][-1]
+        return max(-(-before // self.stride), 0) + max(self.results - inside // self.stride - 1, 0)
 
     @property
     def inside(self) -> bool:

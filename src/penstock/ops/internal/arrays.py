@@ -22,12 +22,10 @@ input 1 the rows to append along ``axis``. The NumPy kernel copies both. A kerne
 may append in place if nothing was appended to the same memory yet, and return a read-only view."""
 
 
-def _trip_count(
-    start: np.ndarray, limit: np.ndarray, *others: np.ndarray, least: int
-) -> np.ndarray:
+def _trip_count(start: np.ndarray, limit: np.ndarray, *more: np.ndarray, least: int) -> np.ndarray:
     trips = limit.item() - start.item()
-    for i in range(0, len(others), 2):
-        trips = min(trips, others[i + 1].item() - others[i].item())
+    for i in range(0, len(more), 2):
+        trips = min(trips, more[i + 1].item() - more[i].item())
     return np.array(max(trips, least), np.int64)
 
 
