@@ -204,8 +204,8 @@ class _ChainSearch:
 
 
 def _grows(value: Value | None, result: Value | None, most: int = _MOST_REPEATED) -> bool:
-    """Whether ``value`` is broadcast to so many elements (more than its own, and more than
-    ``most``) that recomputing it for each one costs more than a separate step."""
+    """Whether broadcasting ``value`` repeats it, to more than ``most`` elements. Computing it for
+    each of them then takes longer than a step of its own."""
     type_ = None if value is None else value.type
     if not isinstance(type_, TensorType) or not type_.static:
         return False

@@ -87,37 +87,35 @@ MULTIPLY(1, 1) MULTIPLY(8, 1) MULTIPLY(12, 1) MULTIPLY(16, 1) MULTIPLY(21, 1) MU
 MULTIPLY(1, 2) MULTIPLY(4, 2) MULTIPLY(8, 2) MULTIPLY(14, 2)
 MULTIPLY(1, 3) MULTIPLY(4, 3) MULTIPLY(8, 3)
 MULTIPLY(1, 4) MULTIPLY(4, 4) MULTIPLY(6, 4)
-#define FORM(rows, vectors) {rows, multiply_##rows##_##vectors}
+#else
+MULTIPLY(1, 1) MULTIPLY(4, 1) MULTIPLY(8, 1)
+MULTIPLY(1, 2) MULTIPLY(4, 2) MULTIPLY(6, 2)
+#endif
+
 /* By the number of vectors, the tallest first. */
+#define FORM(rows, vectors) {rows, multiply_##rows##_##vectors}
 static const struct {
     int rows;
     __typeof__(multiply_1_1) *multiply;
 } forms[][6] = {
+#if defined(__AVX512F__)
     {FORM(28, 1), FORM(21, 1), FORM(16, 1), FORM(12, 1), FORM(8, 1), FORM(1, 1)},
     {FORM(14, 2), FORM(8, 2), FORM(4, 2), FORM(1, 2)},
     {FORM(8, 3), FORM(4, 3), FORM(1, 3)},
     {FORM(6, 4), FORM(4, 4), FORM(1, 4)},
-};
 #else
-MULTIPLY(1, 1) MULTIPLY(4, 1) MULTIPLY(8, 1)
-MULTIPLY(1, 2) MULTIPLY(4, 2) MULTIPLY(6, 2)
-#define FORM(rows, vectors) {rows, multiply_##rows##_##vectors}
-static const struct {
-    int rows;
-    __typeof__(multiply_1_1) *multiply;
-} forms[][3] = {
     {FORM(8, 1), FORM(4, 1), FORM(1, 1)},
     {FORM(6, 2), FORM(4, 2), FORM(1, 2)},
-};
 #endif
+};
 
 /* The fastest form of tiles for this many rows. The start and end of each tile take about as long as 100 products. */
 static int form_of(int rows, int depth, int vectors)
 {
-    int best = 0, i = 0;
+    int i = 0;
     while (forms[vectors - 1][i].rows > rows)
         i++;
-    best = i;
+    int best = i;
     for (int least = INT_MAX; forms[vectors - 1][i].rows > 1; i++) {
         const int each = forms[vectors - 1][i].rows, work = CEIL_DIV(rows, each) * (each * depth * vectors + 100);
         if (work < least)
