@@ -41,7 +41,7 @@ def test_array_feature_extractor_equals_numpy(constant, dims, dtype):
 def test_array_feature_extractor_of_absent_features_raises_as_numpy(place):
     x = numbers((3, 5), "float32")
     kernel = kernel_of(node("ArrayFeatureExtractor", x, np.array([0])), LIBRARIES[0])
-    with pytest.raises(ShapeError, match="must be in"):
+    with pytest.raises(ShapeError, match=r"must be in \[0, 5\)"):
         kernel.function(x, np.array([place]))
 
 
@@ -55,7 +55,7 @@ def test_kernel_that_looks_at_nothing_is_left_to_numpy():
     text = """g (float[0, 5] x, int64[1] i) => (float[0, 1] y)
         { y = ai.onnx.ml.ArrayFeatureExtractor(x, i) }"""
     session = compile_text(text, domains={"ai.onnx.ml": 3})
-    with pytest.raises(ps.RunError, match="must be in"):
+    with pytest.raises(ps.RunError, match=r"must be in \[0, 5\)"):
         session.run({"x": x, "i": np.array([5])})
 
 
