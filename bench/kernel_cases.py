@@ -86,7 +86,8 @@ _FAMILIES = {
 }
 CONVOLUTIONS = {"Conv", "ConvTranspose", "QLinearConv", "ConvInteger"}
 PRODUCTS = {"MatMul", "Gemm", "QLinearMatMul", "MatMulInteger"}
-_OF_IMAGES = {"AveragePool", "BatchNormalization", "LRN", "MaxPool", "Resize", "Upsample"}
+_POOLING = {"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"}
+_OF_IMAGES = {*_POOLING, "BatchNormalization", "LRN", "Resize", "Upsample"}
 OPERATIONS = {*_FAMILIES, *CONVOLUTIONS, *PRODUCTS}
 # Sizes of what a constant of this name holds; others are weights, about 0.1.
 _CODE_SCALE, _RESULT_SCALE, _ZERO = 0.02, 0.5, 128

@@ -62,9 +62,9 @@ _FEW_CHANNELS, _LEAST_BLOCK = 32, 24
 # Positions of a line that suffice for a separate product; with 16-lane vectors, those of one tile
 # do.
 _LEAST_LINE, _LEAST_WIDE = 24, 9
-# Most elements of a row of taps, and of all taps, with one address each; and positions of a line
-# per position that reads padding.
-_MOST_OF_ROW, _MOST_ELEMENTS, _PER_END = 24, 192, 16
+# Most elements of a row of taps, with strides more, and of all taps, with one address each; and
+# positions of a line per position that reads padding.
+_MOST_OF_ROW, _MOST_OF_STRIDED, _MOST_ELEMENTS, _PER_END = 24, 40, 192, 16
 _ELEMENTS = np.array([0, 0, 1], np.int64)  # ``even_lines`` for elements with addresses
 # Most channels for which image rows are copied with zero padding, and least positions per item for
 # which layout copies take less time than a separate step.
@@ -586,7 +586,8 @@ def _has_elements(
     if site.ordered or packing.pairs or len(packing.phases) > 1:
         return False
     elements = channels * math.prod(packing.shape[2:])
-    if channels * columns.most_taps > _MOST_OF_ROW or elements > _MOST_ELEMENTS:
+    most = _MOST_OF_ROW if columns.stride == 1 else _MOST_OF_STRIDED
+    if channels * columns.most_taps > most or elements > _MOST_ELEMENTS:
         return False
     if columns.results < _LEAST_WIDE + _PER_END * columns.ends:
         return False

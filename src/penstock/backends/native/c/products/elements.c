@@ -30,6 +30,7 @@ INLINED void multiply_tiles(const float *const *elements, int64_t depth, int64_t
     const int64_t steps[] = {4 * step, 12 * step, 20 * step, 28 * step}, y_step = to.step;
     const float *const bias = moved(to.bias, column);
     const int64_t rest = to.count - column - (vectors - 1) * LANES;
+    const int plain = rest >= LANES && !to.addend && !is_active(&to.activation);
     for (int64_t tile = 0; tile < rows; tile += each) {
         const int64_t row = smaller(tile, rows - each), place = (row - 1) * step;
         const float *of_tile = w + column, *addend = moved(to.addend, row * to.addend_step + column);
@@ -65,6 +66,15 @@ INLINED void multiply_tiles(const float *const *elements, int64_t depth, int64_t
                 }
             }
         EACH(chains - 1, vectors) sums[j] += sums[(r + 1) * vectors + j];
+        if (plain) {
+            UNROLLED(r, each)
+            {
+                UNROLLED(j, vectors)
+                    memcpy(y + j * LANES, &sums[r * vectors + j], VECTOR_BYTES);
+                ADVANCE(y, y_step);
+            }
+            continue;
+        }
 #pragma GCC unroll 16
         for (int i = 0; i + some <= each; i += some) {
             put_rows(sums + i * vectors, &to, y, addend, column, rest, some, vectors);
@@ -93,9 +103,10 @@ MULTIPLY(1, 2) MULTIPLY(4, 2) MULTIPLY(6, 2)
 #endif
 
 /* By the number of vectors, the tallest first. */
-#define FORM(rows, vectors) {rows, multiply_##rows##_##vectors}
+#define FORM(rows, vectors) {rows, CEIL_DIV(ONE, rows), multiply_##rows##_##vectors}
+enum { ONE = 1 << 20 };
 static const struct {
-    int rows;
+    int rows, inverse; /* of rows, as a part of ONE: divisions take as long as a product of some rows */
     __typeof__(multiply_1_1) *multiply;
 } forms[][6] = {
 #if defined(__AVX512F__)
@@ -117,7 +128,9 @@ static int form_of(int rows, int depth, int vectors)
         i++;
     int best = i;
     for (int least = INT_MAX; forms[vectors - 1][i].rows > 1; i++) {
-        const int each = forms[vectors - 1][i].rows, work = CEIL_DIV(rows, each) * (each * depth * vectors + 100);
+        const int each = forms[vectors - 1][i].rows;
+        const int tiles = (int)((int64_t)(rows + each - 1) * forms[vectors - 1][i].inverse / ONE);
+        const int work = tiles * (each * depth * vectors + 100);
         if (work < least)
             best = i, least = work;
     }

@@ -116,6 +116,12 @@ static inline int is_outside(const operands *x, int64_t part, int64_t rows)
     UNROLLED(r, rows)                                                                              \
         UNROLLED(j, vectors)
 
+/* Whether sums change before they are written. */
+static inline int is_active(const activation *f)
+{
+    return f->slopes || f->gate || f->low > -INFINITY || f->high < INFINITY;
+}
+
 /* Apply the epilogue except the bias to the sums of some rows and write them to y. They are columns of the target
    from `column` on; the last vector of each row has `rest` valid lanes. */
 INLINED void put_rows(vector *sums, const target *to, float *y, const float *addend, int64_t column,

@@ -26,9 +26,7 @@ INLINED void TILES_OF(VECTORS, KIND)(operands x, const float *panel, int64_t wid
     enum { AT_ONCE = IS_TALL && VECTORS == 1 ? 2 : 4 };
     const int64_t depth = x.depth, ready = x.parts * depth >= LONG && !to->unfinished;
     const int64_t y_step = to->step;
-    const activation *const active = &to->activation;
-    const int bounded = active->low > -INFINITY || active->high < INFINITY;
-    const int plain = to->count >= end && !(to->addend || active->slopes || active->gate || bounded);
+    const int plain = to->count >= end && !to->addend && !is_active(&to->activation);
     float *first_y = to->y;
     const float *first_addend = to->addend;
 #if IS_TALL

@@ -26,6 +26,7 @@ struct mean_of_codes {
 };
 
 enum { LANES = 16, PART = 512, ROWS = 64, COLUMNS = 256, SEVERAL = 192, SHORT = 160 };
+enum { AT_ONCE = 4 }; /* rows that are added to totals of columns in one pass over these */
 
 static inline int32_t code_of_sum(const struct reduction *a, int32_t sum)
 {
@@ -174,7 +175,14 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
             const int64_t end = length - i < ROWS ? length : i + ROWS;                            \
             for (int64_t j = 0; j < width; j++)                                                   \
                 part[j] = MAP((lane)x[j], tops[j]);                                               \
-            for (i++, x += step; i < end; i++, x += step)                                         \
+            for (i++, x += step; i + AT_ONCE <= end; i += AT_ONCE, x += AT_ONCE * step)           \
+                for (int64_t j = 0; j < width; j++) {                                             \
+                    lane reduced = part[j];                                                       \
+                    _Pragma("GCC unroll 4") for (int k = 0; k < AT_ONCE; k++)                     \
+                        reduced = COMBINE(reduced, MAP((lane)x[k * step + j], tops[j]));          \
+                    part[j] = reduced;                                                            \
+                }                                                                                 \
+            for (; i < end; i++, x += step)                                                       \
                 for (int64_t j = 0; j < width; j++)                                               \
                     part[j] = COMBINE(part[j], MAP((lane)x[j], tops[j]));                         \
             for (int64_t j = 0; j < width; j++)                                                   \
@@ -327,7 +335,8 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 #define SQUARE(x, top) ((x) * (x))
 #define ABSOLUTE(x, top) ((x) < 0 ? -(x) : (x))
 #define TOTAL(total, n) (total)
-#define MEAN(total, n) ((total) / (double)(n))
+#define MEAN_float32(total, n) ((total) * (1 / (double)(n)))
+#define MEAN_float64(total, n) ((total) / (double)(n))
 #define ROOT(total, n) sqrt(total)
 #define LOGARITHM(total, n) log(total)
 #define CODE(total, n) code_of_sum(a, total)
@@ -406,7 +415,7 @@ static inline int32_t sum_of_codes(const uint8_t *x, int64_t length, uint8_t low
 
 #define FLOATS(suffix, type)                                                                      \
     ANY(suffix, type, type, double, -INFINITY, INFINITY)                                          \
-    FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN)                                     \
+    FINISHED(mean_##suffix, sum_##suffix, type, double, MEAN_##suffix)                                     \
     REDUCTION(l1_##suffix, type, type, double, 0, SUM, ABSOLUTE)                                  \
     FINISHED(l2_##suffix, sumsquare_##suffix, type, double, ROOT)                                 \
     FINISHED(logsum_##suffix, sum_##suffix, type, double, LOGARITHM)                              \

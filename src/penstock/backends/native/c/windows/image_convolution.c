@@ -162,6 +162,16 @@ static void find_lines(const struct image_convolution *a, const phase *f, int64_
     }
 }
 
+/* Addresses of the elements of the last line, for each position that reads columns of padding, and for the first of the
+   other positions. The first few are kept: those of the next line are at the same distance from them if no row of taps
+   of both is in the padding. */
+enum { KEPT = 8 };
+typedef struct {
+    const float **addresses; /* of `KEPT` positions, and of one more */
+    const float *row;        /* of the first row of taps of the last line, NULL if a row of taps is padding */
+    int64_t at, some;        /* its first position, and their number */
+} line_elements;
+
 /* Find the address of each input element of position `at` of a line, with the channels of a tap in order: `zeros` for
    columns in the padding, NULL for rows in the padding. */
 static void find_elements(const struct image_convolution *a, const phase *f, const line *l, const view *seen,
@@ -183,10 +193,17 @@ static void find_elements(const struct image_convolution *a, const phase *f, con
         }
 }
 
-/* Multiply the inputs of a line's positions by a panel of weights through addresses of elements, for which `elements`
-   is scratch memory. The few positions that read columns of padding are products of their own. */
+/* The image row of the first row of taps for a line; NULL if the first or the last row of taps is padding. */
+static const float *first_row(const struct image_convolution *a, const phase *f, const line *l, const view *seen)
+{
+    const float *const last = seen_row(a, f, l, seen, f->n_taps[0] - 1, f->n_taps[1] - 1);
+    return last ? seen_row(a, f, l, seen, 0, 0) : NULL;
+}
+
+/* Multiply the inputs of a line's positions by a panel of weights through addresses of elements. The few positions
+   that read columns of padding are products of their own. */
 static void multiply_line(const struct image_convolution *a, const phase *f, const line *l, const view *seen,
-                          const float **elements, const float *w, int64_t width, const target *y, int64_t count)
+                          line_elements *kept, const float *w, int64_t width, const target *y, int64_t count)
 {
     const int64_t stride = a->axes[2]->stride, size = a->axes[2]->size, *const taps = f->taps[2], at = l->at[2];
     const int64_t depth = f->n_taps[0] * f->n_taps[1] * f->n_taps[2] * a->channels;
@@ -195,12 +212,22 @@ static void multiply_line(const struct image_convolution *a, const phase *f, con
     /* Lines of which each position sees its own element alone may follow one another. */
     const int64_t behind = end > f->counts[2] ? end : reach < 0 ? 0 : strides_in(reach, stride) + 1;
     const int64_t low = before < at ? at : smaller(before, end), high = behind < low ? low : smaller(behind, end);
-    for (int64_t p = at, some; p < end; p += some) {
+    const float *const row = first_row(a, f, l, seen);
+    const int is_known = row && kept->row && kept->at == at && kept->some == l->some;
+    const int64_t moved_by = is_known ? row - kept->row : 0;
+    const float **elements = kept->addresses;
+    for (int64_t p = at, some, number = 0; p < end; p += some, number++) {
         some = p == low && low < high ? high - low : 1;
-        find_elements(a, f, l, seen, p, elements);
+        if (is_known && number < KEPT)
+            for (int64_t k = 0; k < depth; k++)
+                elements[k] = elements[k] == zeros ? zeros : elements[k] + moved_by;
+        else
+            find_elements(a, f, l, seen, p, elements);
         const target to = part_of(y, p - at, 0);
         multiply_elements(elements, depth, stride * a->x_steps->column, some, w, width, &to, count);
+        elements += number < KEPT ? depth : 0;
     }
+    *kept = (line_elements){kept->addresses, row, at, l->some};
 }
 
 /* Find for each part (a tap) which positions of a line read the image; return whether some read padding. */
@@ -235,6 +262,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
     if (!copy)
         return 1;
     line_copies copies = {.rows = {0}};
+    line_elements kept = {.addresses = rows};
     int64_t known = -1, seen = 0; /* block whose table is current; first filter that the program has not processed */
     int has_ends = 0;
     for (int64_t item = begin; item < end; item++) {
@@ -289,7 +317,7 @@ CHECKED_ITEMS_OF(image_convolution, image_convolution)
             of_line.line = even || parts > 1 ? l.some : x.line;
             of_line.first = l.at[2];
             if (has_elements)
-                multiply_line(a, &f, &l, &images, rows, w, width, direct ? &to : &part, some);
+                multiply_line(a, &f, &l, &images, &kept, w, width, direct ? &to : &part, some);
             else if (by_line)
                 multiply_panel(of_line, l.some, w, width, next, direct ? &to : &part, some);
             /* Few channels at a time: writing to many pages in turn takes longer. */

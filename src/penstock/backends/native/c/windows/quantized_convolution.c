@@ -21,7 +21,7 @@
 #include "native.h"
 
 enum { SUMS = 32 * GROUP * PANEL, CHUNK = 64, COPIED = 65536, MOST_TAPS = 256, LINES = 4 };
-enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12 };
+enum { POSITIONS = 256, TILE_SUMS = 24, MOST_ROWS = 12, MOST_OF_CODES = 3072 };
 
 /* Requantization of sums: rint(sum * factor + offset), at most `high`, plus zero, at least `low`; as for uint8, with
    ^ change for int8. If `fixed`, factors and offsets give the result as fixed-point multiples of 1 / ONE, rounded
@@ -95,15 +95,20 @@ static inline words rescaled(words x, words multipliers, words shifts)
     return (high + (((words){0} + 1) << right >> 1) + ((high >> 31) & (right > 0))) >> right;
 }
 
+/* Factors and offsets of vectors of sums, which are `step` apart, and repeat after `own` of them. */
+typedef struct {
+    const float *factors, *offsets;
+    int step, own;
+} scales;
+
 /* Rescale vectors of sums in integer arithmetic, in place. */
-static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *factors, const float *offsets,
-                                                      int step, int own, const bounds *b, int count)
+static __attribute__((noinline)) void rescale_vectors(bytes *sums, const scales *u, const bounds *b, int count)
 {
     const int64_t behind = b->fixed < 0 ? -b->fixed : b->fixed;
     for (int v = 0; v < count; v++) {
         words parts[2];
-        memcpy(parts, factors + behind + v % own * step, BYTES);
-        memcpy(parts + 1, offsets + behind + v % own * step, BYTES);
+        memcpy(parts, u->factors + behind + v % u->own * u->step, BYTES);
+        memcpy(parts + 1, u->offsets + behind + v % u->own * u->step, BYTES);
         sums[v] = (bytes)rescaled((words)sums[v], parts[0], parts[1]);
     }
 }
@@ -114,19 +119,21 @@ static __attribute__((noinline)) void rescale_vectors(bytes *sums, const float *
 #define IS_ANY_BELOW(x, limit) V(movemask_epi8)((bytes)((x) < (limit)))
 #endif
 
-/* The codes of four vectors of sums, or of the first `count`. Their factors and offsets are `step` apart, and repeat
-   after `own` of them. In the order of the sums, or as these vectors interleave. */
-INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const float *offsets, int step, int own,
-                               const bounds *b, int count, int ordered)
+/* The codes of four vectors of sums, or of the first `count`: in the order of the sums, or as these vectors interleave.
+   `near` has the same factors and offsets as u, without the exact multipliers behind them: copies of it stay in
+   registers. */
+INLINED bytes codes_of_vectors(const bytes *sums, const scales near, const scales *u, const bounds *b, int count,
+                               int ordered)
 {
+    const int step = near.step, own = near.own;
 #if defined(__SSE4_1__)
     bytes whole[4] = {{0}};
     words least = (words){0} + ONE;
     UNROLLED(v, count) {
-        __typeof__(V(setzero_ps)()) number = V(cvtepi32_ps)(sums[v]), offset = V(loadu_ps)(offsets + v % own * step);
+        __typeof__(V(setzero_ps)()) number = V(cvtepi32_ps)(sums[v]), offset = V(loadu_ps)(near.offsets + v % own * step);
         if (b->fixed && b->low != b->zero)
             offset = V(set1_ps)(ONE / 2 + SLACK) + V(or_ps)(offset, V(and_ps)(number, V(set1_ps)(-0.0f)));
-        number = V(mul_ps)(number, V(loadu_ps)(factors + v % own * step)) + offset;
+        number = V(mul_ps)(number, V(loadu_ps)(near.factors + v % own * step)) + offset;
         whole[v] = V(cvtps_epi32)(b->fixed ? number : V(min_ps)(number, V(set1_ps)((float)b->high)));
         if (b->fixed) { /* for numbers that are too large, all bits but the sign are 0 */
             least = (words)V(min_epu32)((bytes)least, whole[v] & (bytes)((words){0} + ONE - 1));
@@ -137,7 +144,7 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
         bytes copies[4]; /* so that sums and results need not be in memory otherwise */
         UNROLLED(v, count)
             copies[v] = sums[v];
-        rescale_vectors(copies, factors, offsets, step, own, b, count);
+        rescale_vectors(copies, u, b, count);
         UNROLLED(v, count)
             whole[v] = copies[v];
     }
@@ -158,10 +165,10 @@ INLINED bytes codes_of_vectors(const bytes *sums, const float *factors, const fl
     _Alignas(BYTES) int32_t numbers[BYTES];
     memcpy(numbers, sums, sizeof numbers);
     if (b->fixed)
-        rescale_vectors((bytes *)numbers, factors, offsets, step, own, b, count);
+        rescale_vectors((bytes *)numbers, u, b, count);
     for (int i = 0; i < BYTES; i++) {
         const int at = i / 4 % own * step + i % 4;
-        float number = b->fixed ? (float)numbers[i] : (float)numbers[i] * factors[at] + offsets[at];
+        float number = b->fixed ? (float)numbers[i] : (float)numbers[i] * near.factors[at] + near.offsets[at];
         number = number < b->high ? number : (float)b->high;
         numbers[i] = (int32_t)rintf(number > -512 ? number : -512) + (int32_t)b->zero;
     }
@@ -277,11 +284,13 @@ static const uint8_t *plane_of(const struct quantized_convolution *a, const view
     return a->x + s->group.x * a->x_steps->channel + s->image * a->x_steps->image + plane * a->x_steps->slice;
 }
 
-/* Whether products are computed by `tiles_of_codes`. */
+/* Whether products are computed by `tiles_of_codes`, whose sums stay in registers. */
 static int are_codes(const struct quantized_convolution *a)
 {
-    return BYTES == 64 && features & AVX512_VNNI && product_for(TILE) == WIDEST() && a->bounds && !a->zeros &&
-           a->y_steps->channel == 1;
+    const int64_t depth = a->planes->kernel * a->rows->kernel * a->columns->kernel * a->channels;
+    /* Sums of AMX are written to memory and read again, which takes longer than few products. */
+    const int is_faster = product_for(TILE) == WIDEST() || depth * a->filters <= MOST_OF_CODES;
+    return BYTES == 64 && features & AVX512_VNNI && is_faster && a->bounds && !a->zeros && a->y_steps->channel == 1;
 }
 
 /* Read the image in place, if no padding is read. Return whether that is so. */
@@ -306,9 +315,13 @@ static int look_at_image(const struct quantized_convolution *a, view *s)
 static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t zero, uint8_t *copy)
 {
     const axis *u = a->rows, *v = a->columns;
-    const source source = {a->x_steps, v->size, a->channels, 1, 1, (uint8_t)a->change, zero};
+    /* Of columns a stride apart that only one tap reads, no others are copied. */
+    const int64_t apart = v->kernel == 1 && !v->begin ? v->stride : 1, stride = v->stride / apart;
+    steps of_x = *a->x_steps;
+    of_x.column *= apart;
+    const source source = {&of_x, CEIL_DIV(v->size, apart), a->channels, 1, 1, (uint8_t)a->change, zero};
     const int64_t tall = s->rows + (u->kernel - 1) * u->dilation / u->stride;
-    const int64_t length = (s->columns + a->reach) * v->stride, wide = length * a->channels;
+    const int64_t length = (s->columns + a->reach) * stride, wide = length * a->channels;
     const int64_t whole = tall * u->stride * wide, seen = (s->rows - 1) * u->stride + (u->kernel - 1) * u->dilation;
     for (int64_t plane = 0; plane < a->planes->kernel; plane++)
         for (int64_t y = 0; y <= seen; y++) {
@@ -319,12 +332,12 @@ static void look_at_copy(const struct quantized_convolution *a, view *s, uint8_t
             int64_t row = y;
             const int64_t phase = digit_of(&row, u->stride);
             if (u->dilation > 1 || phase < u->kernel)
-                copy_row(&source, line, s->column * v->stride - v->begin, length,
+                copy_row(&source, line, s->column * stride - v->begin, length,
                          copy + plane * whole + (phase * tall + row) * wide);
         }
     set_places(a, s, whole, wide, u->stride, tall * wide);
     s->x = copy;
-    s->step = v->stride * a->channels;
+    s->step = stride * a->channels;
     s->far = (s->columns + a->reach) * s->step;
     s->apart = s->columns + (are_codes(a) ? 0 : a->reach);
 }
@@ -334,7 +347,11 @@ static inline void put_codes(uint8_t *restrict y, int64_t step, bytes codes, int
     if (step == 1 && count == BYTES)
         memcpy(y, &codes, BYTES);
     else if (step == 1)
+#if defined(__AVX512BW__)
+        V(mask_storeu_epi8)(y, ~0ull >> (BYTES - count), codes);
+#else
         copy_changed(y, (const uint8_t *)&codes, count, 0);
+#endif
     else
         for (int64_t i = 0; i < count; i++)
             y[i * step] = ((const uint8_t *)&codes)[i];
@@ -387,24 +404,33 @@ static void set_positions(const struct quantized_convolution *a, view *s, int64_
     }
 }
 
+/* Convert the sums m to codes of some filters from f on, in `vectors` vectors, and write these. */
+INLINED void put_all_codes(const struct quantized_convolution *a, const view *s, const multiplication *m, int64_t f,
+                           int vectors)
+{
+    enum { EACH = 4 * LANES_OF_SUMS };
+    const int64_t step = a->y_steps->channel, count = smaller(m->columns - f, BYTES);
+    const bounds own = *a->bounds; /* local copies, which cannot alias the results */
+    float factors[EACH], offsets[EACH];
+    memcpy(factors, s->factors + f, vectors * BYTES);
+    memcpy(offsets, s->offsets + f, vectors * BYTES);
+    const scales near = {factors, offsets, LANES_OF_SUMS, 4}, all = {s->factors + f, s->offsets + f, LANES_OF_SUMS, 4};
+    for (int64_t p = 0; p < m->rows; p++)
+        if (s->y[p]) {
+            const bytes *four = (const bytes *)(m->c + p * m->c_step + f);
+            put_codes(s->y[p] + f * step, step, codes_of_vectors(four, near, &all, &own, vectors, 1), count);
+        }
+}
+
 /* Convert the sums m and write the results. */
 static void finish(const struct quantized_convolution *a, const view *s, const multiplication *m)
 {
     const int64_t step = a->y_steps->channel, filters = m->columns;
-    const bounds own = a->bounds ? *a->bounds : (bounds){0}; /* a local copy, which cannot alias the results */
-    for (int64_t p = 0; p < m->rows; p++) {
+    for (int64_t f = 0; a->bounds && f < filters; f += BYTES)
+        filters - f > BYTES / 2 ? put_all_codes(a, s, m, f, 4) : put_all_codes(a, s, m, f, 2);
+    for (int64_t p = 0; !a->bounds && p < m->rows; p++) {
         int32_t *sums = m->c + p * m->c_step, *y = (int32_t *)s->y[p];
         if (!y)
-            continue;
-        for (int64_t f = 0; a->bounds && f < filters; f += BYTES) {
-            const bytes *four = (const bytes *)(sums + f);
-            const float *factors = s->factors + f, *offsets = s->offsets + f;
-            const bytes codes = filters - f > BYTES / 2
-                                    ? codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, 4, &own, 4, 1)
-                                    : codes_of_vectors(four, factors, offsets, LANES_OF_SUMS, 4, &own, 2, 1);
-            put_codes(s->y[p] + f * step, step, codes, smaller(filters - f, BYTES));
-        }
-        if (a->bounds)
             continue;
         if (s->factors)
             a->factor_step ? scale_sums(a, sums, s->factors, s->offsets, filters, 1)
@@ -442,12 +468,12 @@ INLINED void tile_of_codes(const view *s, const multiplication *m, const bounds 
             }
         }
     /* Codes of as many positions as fill four vectors. */
+    const scales u = {s->factors + first, s->offsets + first, LANES_OF_SUMS, vectors};
     const int each = vectors < 3 ? 4 / vectors : 1;
     UNROLLED(i, CEIL_DIV(rows, each))
     {
         const int some = rows - i * each < each ? rows - i * each : each;
-        const bytes codes = codes_of_vectors(sums + i * each * vectors, s->factors + first, s->offsets + first,
-                                             LANES_OF_SUMS, vectors, &own, some * vectors, 1);
+        const bytes codes = codes_of_vectors(sums + i * each * vectors, u, &u, &own, some * vectors, 1);
         uint8_t *const *y = s->y + row + i * each;
         _Alignas(BYTES) uint8_t parts[BYTES];
         memcpy(parts, &codes, BYTES);
@@ -662,10 +688,9 @@ INLINED int64_t kernel_row(const axis *u, int64_t row, int64_t t)
                 }                                                                                 \
             UNROLLED(r, rows)                                                                     \
             {                                                                                     \
-                const int64_t first = at + i / 4;                                                 \
+                const scales u = {a->factors + at + i / 4, a->offsets + at + i / 4, CHUNK / 4, 4}; \
                 const bytes packed =                                                              \
-                    codes_of_vectors((const bytes *)sums + 4 * r, a->factors + first,             \
-                                     a->offsets + first, CHUNK / 4, 4, a->bounds, 4, 0);             \
+                    codes_of_vectors((const bytes *)sums + 4 * r, u, &u, a->bounds, 4, 0);        \
                 memcpy(codes + r * CHUNK + i, &packed, BYTES);                                    \
             }                                                                                     \
         }                                                                                         \
