@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 import penstock as ps
+from tests.session.test_opening import calls_of
 from tests.support.onnx_text import compile_text
 
 #  y is written by its step, z leaves from the arena or is a view
@@ -100,3 +103,75 @@ def test_array_for_dims_that_only_the_run_knows_is_checked_afterwards():
     assert out.tolist() == [[0, 2]]
     with pytest.raises(ps.InvalidInput, match=r"int64\[1, 2\] for 'y', which is int64\[1, 1\]"):
         session.run({"x": np.array([0, 0, 2], np.float32)}, out={"y": out})
+
+
+def test_repeated_runs_into_arrays_call_few_functions():
+    session = compile_text(TEXT, executor="linear", threads=1)
+    out = arrays()
+    for _ in range(2):
+        session.run({"x": X}, out=out, timeout=5.0)
+    assert calls_of(partial(session.run, {"x": X}, out=out)) < 60
+    assert calls_of(partial(session.run, {"x": X}, timeout=5.0)) < 60
+    np.testing.assert_array_equal(out["z"], out["y"].T)
+
+
+@pytest.mark.parametrize("backends", [["numpy"], None])
+def test_other_arrays_than_before_get_the_same_answers(backends):
+    """Each in a run after one that wrote straight into arrays."""
+    session = compile_text(TEXT, backends=backends, executor="linear")
+    expected = session.run({"x": X})
+    both = np.empty(16000, np.float32)
+    read_only = np.empty((8, 1000), np.float32)
+    read_only.flags.writeable = False
+    others = [
+        {"y": np.empty((16, 1000), np.float32)[::2], "z": np.empty((1000, 8), np.float32)},
+        {"y": np.empty((8, 1000), np.float32)},
+        {"z": np.empty((8, 1000), np.float32).T, "y": np.empty((8, 1000), np.float32)},
+        {"y": np.empty(32004, np.uint8)[4:].view(np.float32).reshape(8, 1000), "z": np.empty((1000, 8), np.float32)},
+        {"y": both[:8000].reshape(8, 1000), "z": both[8000:].reshape(1000, 8)},
+        {"z": both[:8000].reshape(1000, 8), "y": both[8000:].reshape(8, 1000)},
+    ]  # fmt: skip
+    for out in others:
+        session.run({"x": X}, out=arrays())
+        outputs = session.run({"x": X}, out=out)
+        assert all(outputs[name] is array for name, array in out.items())
+        for name, array in outputs.items():
+            np.testing.assert_array_equal(array, expected[name])
+    x = X.copy()
+    session.run({"x": X}, out=arrays())
+    assert session.run({"x": x}, out={"y": x, "z": np.empty((1000, 8), np.float32)})["y"] is x
+    np.testing.assert_array_equal(x, expected["y"])
+    for y in (read_only, np.empty((8, 1000)), np.empty((7, 1000), np.float32)):
+        session.run({"x": X}, out=arrays())
+        with pytest.raises(ps.InvalidInput):
+            session.run({"x": X}, out=arrays() | {"y": y})
+
+
+def test_arrays_are_written_for_other_shapes_and_after_plans_are_dropped():
+    session = compile_text(TEXT, executor="linear")
+    for rows in (8, 4, 8, 4):
+        x, out = X[:rows], {"y": np.empty((rows, 1000), np.float32)}
+        assert session.run({"x": x}, out=out)["y"] is out["y"]
+        np.testing.assert_allclose(out["y"], -np.exp(x), rtol=1e-5)
+    session.trim()
+    session.run({"x": X[:4]}, out=out)
+    session.close()
+    with pytest.raises(ps.PenstockError, match="closed"):
+        session.run({"x": X[:4]}, out=out)
+
+
+def test_nothing_is_fetched_if_nothing_is_asked_for():
+    session = compile_text(TEXT, executor="linear")
+    session.run({"x": X})
+    assert session.run({"x": X}, fetches=[], timeout=5.0) == {}
+
+
+def test_stopped_runs_into_arrays_end_with_their_error():
+    session = compile_text(TEXT, executor="linear")
+    out, token = arrays(), ps.CancelToken()
+    session.run({"x": X}, out=out)
+    with pytest.raises(ps.DeadlineExceeded):
+        session.run({"x": X}, out=out, timeout=0)
+    token.cancel()
+    with pytest.raises(ps.Cancelled):
+        session.run({"x": X}, out=out, cancel=token)

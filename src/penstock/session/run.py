@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 import numpy as np
 
 from penstock.compiler.options import RunOptions
+from penstock.compiler.subgraph import ExpectedFeeds
 from penstock.compiler.subgraphs import Request
 from penstock.core.checkpoints import cancelled_by
 from penstock.core.errors import InvalidInput, suggest
+from penstock.core.records import NamedTuple
 from penstock.core.types import RunValue, RunValues, TensorType, Type, dtype_name
 from penstock.executors.base import Done, Executor
 from penstock.executors.control import Control, begin_run, end_run
@@ -245,6 +248,19 @@ _ALIGNED = 16
 """bytes; what ``np.empty`` gives everywhere, so that kernels may count on it"""
 
 
+class GivenPlan(NamedTuple):
+    """The form of the plan ``base`` that writes into given arrays, those of ``expected``, which it
+    takes after the values fed. Plans may be dropped at any time."""
+
+    base: ref[Executor]
+    expected: ExpectedFeeds
+    executor: ref[Executor]
+
+    def of(self, last: Executor) -> Executor | None:
+        """That form of ``last``, the plan used last; None if there is none."""
+        return self.executor() if self.base() is last else None
+
+
 class GivenOutputs:
     """The request of a run whose outputs go into given arrays.
 
@@ -281,6 +297,16 @@ class GivenOutputs:
                 ]
             )
         self.arrays = [out[names[i]] for i in self.direct]
+
+    def plan(self, base: LinearExecutor, executor: Executor) -> GivenPlan | None:
+        """``executor`` as the plan for arrays of the same names and types, if it takes all that
+        are given; ``base`` is the plan that it is a form of."""
+        if len(self.direct) < len(self._out):
+            return None
+        names = [self._request.subgraph.outputs[i] for i in self.direct]
+        arrays = zip(names, self.arrays, strict=True)
+        expected = tuple([(name, array.dtype, array.shape) for name, array in arrays])
+        return GivenPlan(ref(base), expected, ref(executor))
 
     def _can_be_written(self, array: np.ndarray, name: str, values: RunValues) -> bool:
         """Whether kernels can write into an array while they read the feeds and other outputs."""

@@ -50,10 +50,52 @@ static PyObject *outputs_named(PyObject *module, PyObject *const *arguments, Py_
     return named;
 }
 
+/* The addresses of the first byte of an array and of that behind the last. */
+static void extent(PyArrayObject *x, const char **low, const char **high)
+{
+    *low = *high = PyArray_BYTES(x);
+    for (int i = 0; i < PyArray_NDIM(x); i++) {
+        const npy_intp reach = (PyArray_DIM(x, i) - 1) * PyArray_STRIDE(x, i);
+        *(reach < 0 ? low : high) += reach;
+    }
+    *high += PyArray_SIZE(x) ? PyArray_ITEMSIZE(x) : 0;
+}
+
+static int overlap(PyArrayObject *x, PyArrayObject *y)
+{
+    const char *low, *high, *other, *end;
+    extent(x, &low, &high), extent(y, &other, &end);
+    return low < end && other < high;
+}
+
+/* Whether kernels can write to a tuple of arrays, in order and at aligned addresses, while they read others. */
+static PyObject *outputs_writable(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    enum { ALIGNED = 16 }; /* as in session/run.py */
+    if (count != 2 || !PyTuple_Check(arguments[0]) || !PyTuple_Check(arguments[1]))
+        return PyErr_Format(PyExc_TypeError, "writable() takes two tuples");
+    for (Py_ssize_t i = 0; i < PyTuple_Size(arguments[0]); i++) {
+        PyObject *const array = PyTuple_GetItem(arguments[0], i);
+        PyArrayObject *const x = (PyArrayObject *)array;
+        if (!PyArray_Check(array) || !PyArray_IS_C_CONTIGUOUS(x) || !PyArray_ISWRITEABLE(x) ||
+            (uintptr_t)PyArray_DATA(x) % ALIGNED)
+            Py_RETURN_FALSE;
+        for (int of = 0; of < 2; of++)
+            for (Py_ssize_t j = 0; j < (of ? PyTuple_Size(arguments[1]) : i); j++) {
+                PyObject *const other = PyTuple_GetItem(arguments[of], j);
+                if (PyArray_Check(other) && overlap(x, (PyArrayObject *)other))
+                    Py_RETURN_FALSE;
+            }
+    }
+    Py_RETURN_TRUE;
+}
+
 PyMethodDef feeds_functions[] = {
     {"taken", FAST(feeds_taken),
      "taken(expected, feeds): the values of a dict in the order of (name, dtype, shape) in `expected`; "
      "None if others are given, or arrays of other types."},
     {"named", FAST(outputs_named), "named(names, values): a dict."},
+    {"writable", FAST(outputs_writable),
+     "writable(arrays, values): whether kernels can write to a tuple of arrays while they read the values."},
     {NULL, NULL, 0, NULL},
 };
