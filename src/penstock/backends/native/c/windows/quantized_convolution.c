@@ -522,7 +522,8 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
     const uint8_t zero = (a->x_zero ? *a->x_zero : (uint8_t)a->zero) ^ (uint8_t)a->change;
     _Alignas(64) int32_t c[SUMS + CHUNK];
     _Alignas(64) int32_t start[GROUP * PANEL];
-    int64_t shape = 0;
+    const int64_t inputs = blocks * chunks * a->planes->count * a->images * a->count; /* of items */
+    int64_t shape = 0, known = -1; /* the input that s shows */
     view s;
     for (int64_t item = begin; item < end; item++) {
         int64_t rest = item;
@@ -534,8 +535,10 @@ ITEMS_OF(quantized_convolution, quantized_convolution)
         const int64_t low = rest * a->some, begun = s.group.weights * a->filter_step;
         s.columns = smaller(a->chunk, v->count - s.column);
         s.rows = smaller(a->block, u->count - s.row);
-        if (!look_at_image(a, &s))
+        const int64_t input = item - rest * inputs;
+        if (input != known && !look_at_image(a, &s))
             look_at_copy(a, &s, zero, copy);
+        known = input;
         const int64_t positions = (s.rows - 1) * s.apart + s.columns;
         for (int64_t panel = low, some; panel < smaller(low + a->some, panels); panel += some) {
             some = smaller(GROUP, smaller(low + a->some, panels) - panel);
