@@ -303,12 +303,22 @@ def _slice_length(dim: Dim, first: int, count: int) -> Dim:
     return length
 
 
-@common.array_operator("Slice", infer=_infer_slice, view=True, strings=True, moves=True)
-def slice_operator(x: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    if not begin.size == sizes.size == x.ndim:
-        raise ShapeError(f"begin has {begin.size} and size {sizes.size} entries, not {x.ndim}")
-    places = zip(x.shape, begin.tolist(), sizes.tolist(), strict=True)
-    return x[tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])]
+@common.operator("Slice", infer=_infer_slice, strings=True, moves=True)
+def slice_operator(node: Node, types: Types) -> Kernel:
+    def index(dims: Sequence[int], begin: np.ndarray, sizes: np.ndarray) -> rules.Index:
+        if not begin.size == sizes.size == len(dims):
+            raise ShapeError(
+                f"begin has {begin.size} and size {sizes.size} entries, not {len(dims)}"
+            )
+        places = zip(dims, begin.tolist(), sizes.tolist(), strict=True)
+        return tuple([slice(b, b + _slice_length(n, b, s)) for n, b, s in places])
+
+    x, values = rules.tensor(types, 0), node.inputs[1:]
+    bounds = [value.const for value in values if value is not None and value.const is not None]
+    if len(bounds) == len(values) and x.static:
+        fixed = index(x.dims, *bounds)
+        return Kernel(lambda x, *_: x[fixed], view=True)
+    return Kernel(lambda x, *bounds: x[index(x.shape, *bounds)], view=True)
 
 
 @common.array_operator("ReverseV2", infer=rules.same_type, view=True, strings=True, moves=True)
