@@ -229,7 +229,7 @@ def test_stopped_task_run_ends_between_two_tasks(workers, gate):
     ended(caller)
     assert raised == [error]
     assert ran == [0]
-    assert error.__notes__ == ["The run had come to Neg (n1)."]
+    assert error.__notes__ == ["The run had reached Neg (n1)."]
 
 
 def test_stopped_task_run_names_the_loops_it_was_in():
@@ -243,7 +243,7 @@ def test_stopped_task_run_names_the_loops_it_was_in():
 
     with pytest.raises(ps.Cancelled) as caught:
         begin(tasks, {0: turning(1), 1: generate}, control=control).run()
-    assert caught.value.__notes__ == ["The run had come to Neg (n2), in Neg (n1), in Neg (n0)."]
+    assert caught.value.__notes__ == ["The run had reached Neg (n2), in Neg (n1), in Neg (n0)."]
 
 
 def test_endless_task_loop_can_be_stopped(workers):

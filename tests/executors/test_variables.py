@@ -106,11 +106,11 @@ def test_sessions_of_one_model_have_variables_of_their_own() -> None:
     ("name", "value", "message"),
     [
         ("m", 1, "no variable 'm'; it has 'b', 'k', 'n', 'w'"),
-        ("n", 1.5, "variable 'n' of int64.* cannot be made of a float"),
-        ("n", 2**70, "variable 'n' of int64.* cannot be made of a int"),
+        ("n", 1.5, "variable 'n' of int64.* cannot be converted from a float"),
+        ("n", 2**70, "variable 'n' of int64.* cannot be converted from a int"),
         ("n", np.float32(1), r"variable 'n' is int64\[\], not float32\[\]"),
         ("n", [1], r"variable 'n' is int64\[\], not int64\[1\]"),
-        ("b", ["a"], "variable 'b' of float32.* cannot be made of a list"),
+        ("b", ["a"], "variable 'b' of float32.* cannot be converted from a list"),
         ("b", np.zeros(3, np.float32), r"variable 'b' is float32\[4\], not float32\[3\]"),
     ],
 )
@@ -181,7 +181,7 @@ def test_variables_without_a_value_have_none_when_they_are_restored(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda arrays: arrays.pop("n"), "of another model: it lacks 'n'; set single"),
+        (lambda arrays: arrays.pop("n"), "for another model: it lacks 'n'; to set some"),
         (lambda arrays: arrays.update(m=arrays["n"]), "it has further 'm'"),
         (lambda arrays: arrays.update(n=arrays["b"]), r"'n' is int64\[\], not float32\[4\]"),
     ],
@@ -201,7 +201,7 @@ def test_file_of_another_model_changes_nothing(
 @pytest.mark.parametrize("text", ["1", "[1]", "{"])
 def test_file_whose_names_of_unset_variables_are_none_is_refused(tmp_path: Path, text: str) -> None:
     save_file({}, tmp_path / "v", {"penstock.unset": text})
-    with pytest.raises(ps.InvalidInput, match=r"'penstock\.unset' is no list of names"):
+    with pytest.raises(ps.InvalidInput, match=r"'penstock\.unset' is not a list of names"):
         ps.compile(unset()).variables.restore(tmp_path / "v")
 
 
@@ -257,7 +257,7 @@ def test_graphs_that_name_a_variable_share_it() -> None:
 def test_variables_of_another_model_are_refused() -> None:
     variables = counter().variables
     for path in (VERSION_1, FROZEN):
-        with pytest.raises(ps.InvalidInput, match="of another model, whose variables are consta"):
+        with pytest.raises(ps.InvalidInput, match="only one of the two models assigns to its var"):
             ps.compile(path, variables=variables)
     g = Builder()
     g.node("VarHandleOp", name="n", dtype=Type("float32"), shape=Shape([2]), shared_name="n")

@@ -1,7 +1,7 @@
-"""The pool of a plan's arenas: every run has one to itself.
+"""The pool of a plan's arenas. Each run has exclusive use of one arena.
 
 A run that finds no free arena allocates another, so the pool grows to the largest number of
-concurrent runs. If ``Limits.max_bytes`` allows no more, the run waits, first come, first served.
+concurrent runs. If ``Limits.max_bytes`` allows no more, runs wait in the order of arrival.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOCK = shared_lock()  # of all pools: few runs need it
+_LOCK = shared_lock()  # one lock for all pools, since few runs take it
 
 
 class Arenas(Generic[T]):
-    """A pool of arenas of ``size`` bytes each, which ``bind(memory)`` creates. ``bind`` allocates
-    ``remote`` further bytes for each arena, by the name of the device memory. Raises
+    """A pool of arenas. ``bind(memory)`` creates an arena in a uint8 array of ``size`` bytes, and
+    allocates ``remote`` further bytes for it, by the name of the device memory. Raises
     ``LimitExceeded`` if an arena exceeds ``limits.max_bytes`` in one memory."""
 
     def __init__(
@@ -48,13 +48,13 @@ class Arenas(Generic[T]):
     ) -> None:
         self.size = size
         memories = {HOST: size, **(remote or {})}
-        self.each = sum(memories.values())
+        self.bytes_each = sum(memories.values())
         self._host = host
         self._bind = bind
         self.waiting: deque[Waiting] = deque()
-        self.needs, self.alone = self.each, False
-        """bytes of the session's memory that a run reserves, and whether it must reserve all of
-        it
+        self.needs, self.alone = self.bytes_each, False
+        """bytes of the session's memory that a run reserves, and whether a run must reserve all of
+        the memory
         """
         self._memory: SessionMemory | None = None
         most = limits.max_bytes
@@ -65,18 +65,18 @@ class Arenas(Generic[T]):
                 f"the plan needs an arena of {memories[largest]} bytes{where}, above the limit of "
                 f"{most} (Limits.max_bytes)"
             )
-        # By the memory that is full first: each run takes as much of every one.
-        self._most = most // memories[largest] if most is not None and self.each else None
+        # The memory with the largest share is full first, since an arena takes a part of each.
+        self._most = most // memories[largest] if most is not None and self.bytes_each else None
         self.free: deque[T] = deque()
-        """arenas that no run holds; ``pop`` is the fast path of ``take``, and ``append``, with
-        ``serve`` if there are ``waiting`` runs, is ``give``"""
+        """arenas that no run holds. ``pop`` is the fast path of ``take``; ``append``, followed by
+        ``serve`` if there are ``waiting`` runs, is equivalent to ``give``"""
         self.count = 0
-        """arenas, free and held by runs"""
+        """the number of arenas, whether free or held by runs"""
         renewed(self)
 
     def share(self, memory: SessionMemory, needs: int, alone: bool) -> None:
-        """Take arenas from the memory of a session from now on; call this before the first run.
-        ``needs``: the bytes of an arena and of the other allocations of a run. ``alone``: a run
+        """Count arenas against the memory of a session from now on; call this before the first
+        run. ``needs``: the bytes of an arena and of a run's other allocations. ``alone``: a run
         takes all of the memory. Raises ``LimitExceeded`` if a run could never begin."""
         memory.check(needs)
         self._memory, self.needs, self.alone = memory, needs, alone
@@ -89,13 +89,13 @@ class Arenas(Generic[T]):
                 self.forget_free()
 
     def make(self) -> T:
-        """A new arena, to be returned by ``give``."""
+        """Return a new arena, which the caller must return by ``give``."""
         with _LOCK:
             self.count += 1
         return self._new()
 
     def _new(self) -> T:
-        if self._memory is not None:  # the process still holds what others have freed
+        if self._memory is not None:  # malloc may still hold the memory of dropped arenas
             give_back_memory()
         try:
             return self._bind(_checked(self._host, self._host.allocate(self.size), self.size))
@@ -107,7 +107,7 @@ class Arenas(Generic[T]):
             raise
 
     def take(self, control: Control) -> T:
-        """Wait for a free arena and return it. Raises the error of ``control`` if it is stopped."""
+        """Wait for an arena and return it. Raises the error of ``control`` if it is stopped."""
         received = threading.Lock()
         received.acquire()
         box: list[T | None] = []
@@ -142,7 +142,7 @@ class Arenas(Generic[T]):
         or a callback has interrupted that run, so it would never release the arena."""
         frame = sys._getframe(2).f_back  # the caller of the run that wants an arena
         while frame is not None:
-            # Not of all frames: Python keeps the dict there, and with it a worker's last job.
+            # ``f_locals`` creates a dict that the frame keeps, and with it a worker's last job.
             names = frame.f_code.co_varnames
             held = frame.f_locals.get("arenas") if "arenas" in names else None
             if isinstance(held, Arenas) and held.waiting is self.waiting:
@@ -154,25 +154,25 @@ class Arenas(Generic[T]):
             frame = frame.f_back
 
     def ask(self, receive: Callable[[T | None], None]) -> T | None:
-        """A free or new arena; None if there can be none now. Then ``receive`` is called when
-        another run gives one, on that run's thread, with a value for ``accept``."""
+        """Return a free or new arena, or None if the caller must wait. In this case ``receive`` is
+        called with a value for ``accept``, on the thread of the run that returns an arena."""
         memory = self._memory
-        # A part does not wait behind runs that wait for the end of its own run.
+        # Runs in the queue may wait for the end of this part's run, so the part goes first.
         part = memory is not None and memory.in_parts
         with _LOCK:
-            found = () if self.waiting and not self.free and not part else self.obtain(part)
-            if not found:
+            offer = () if self.waiting and not self.free and not part else self.obtain(part)
+            if not offer:
                 if part and memory is not None:
                     memory.next_part = receive
                     self.waiting.appendleft((self, receive))
                 else:
                     self.waiting.append((self, receive))
-                # A run may have given one meanwhile without seeing that we wait.
-                found = self.obtain(part) if part or len(self.waiting) == 1 else ()
-                if not found:
+                # A run may have returned one meanwhile without seeing that this run waits.
+                offer = self.obtain(part) if part or len(self.waiting) == 1 else ()
+                if not offer:
                     return None
                 self.waiting.popleft()
-        return self.accept(found[0])
+        return self.accept(offer[0])
 
     def obtain(self, part: bool) -> tuple[T | None, ...]:
         """Return a free arena, (None,) if the caller may allocate one, or () if it must wait.
@@ -185,7 +185,7 @@ class Arenas(Generic[T]):
         return (None,)
 
     def _may_make(self, part: bool) -> bool:
-        """Whether there may be one more arena."""
+        """Whether the limit and the session's memory allow one more arena."""
         if self._most is not None and self.count >= self._most:
             return False
         return self._memory is None or self._memory.makes_room(self, part)
@@ -195,8 +195,8 @@ class Arenas(Generic[T]):
         return self._memory is not None and self._memory.next_part is receive
 
     def accept(self, received: T | None) -> T:
-        """The arena that ``receive`` was called with, or a new one in place of one that was
-        dropped."""
+        """Return the arena that ``receive`` was called with, or a new arena for None: the pool may
+        then allocate one."""
         return self._new() if received is None else received
 
     def forget(self, receive: Callable[[T | None], None]) -> bool:
@@ -209,7 +209,7 @@ class Arenas(Generic[T]):
         return True
 
     def give(self, arena: T) -> None:
-        """Return an arena: the next run that waits gets it."""
+        """Return an arena to the pool, which hands it to the next waiting run."""
         self.free.append(arena)
         if self.waiting:
             self.serve()
@@ -219,13 +219,14 @@ class Arenas(Generic[T]):
         _serve(self.waiting)
 
     def drop(self) -> None:
-        """Drop an arena instead of returning it: the next run that waits may allocate one."""
+        """Drop an arena instead of returning it, so that the next waiting run may allocate one."""
         with _LOCK:
             self.count -= 1
         self.serve()
 
     def forget_free(self) -> None:
-        """Drop a free arena, if any, for another pool. The caller must hold the lock."""
+        """Drop a free arena, if any, to make room for another pool. The caller must hold the
+        lock."""
         with suppress(IndexError):
             self.free.pop()
             self.count -= 1
@@ -242,10 +243,10 @@ class Arenas(Generic[T]):
     @property
     def nbytes(self) -> int:
         """Bytes of all arenas, device memory included."""
-        return self.count * self.each
+        return self.count * self.bytes_each
 
     def forked(self) -> None:
-        """In a forked child: arenas that runs of the parent's threads hold never come back."""
+        """Forget, in a forked child, the arenas that runs of the parent's other threads hold."""
         self.waiting.clear()
         self.count = len(self.free)
 
@@ -256,17 +257,17 @@ def _serve(waiting: deque[Waiting]) -> None:
             if not waiting:
                 return
             pool, receive = waiting[0]
-            # A run that has just begun may have taken it, and will return it.
-            found = pool.obtain(pool.is_part(receive))
-            if not found:
+            # A run that has just begun may have taken the arena; it calls ``serve`` at its end.
+            offer = pool.obtain(pool.is_part(receive))
+            if not offer:
                 return
             waiting.popleft()
-        # Without the lock: the callback may ask for another arena.
-        receive(found[0])
+        # Called without the lock, since the callback may ask for another arena.
+        receive(offer[0])
 
 
 class _Results:
-    """Waits, among runs that wait for arenas, for the memory of results."""
+    """An entry of the queue of waiting runs that waits for the memory of results, not an arena."""
 
     def __init__(self, memory: SessionMemory, nbytes: int) -> None:
         self._memory, self._nbytes = memory, nbytes
@@ -280,19 +281,19 @@ class _Results:
 
 @contextmanager
 def holding_results(memory: SessionMemory, nbytes: int, control: Control) -> Iterator[None]:
-    """Wait until ``nbytes`` of results fit into the memory of a session, and hold them. Other runs
-    that need the memory wait, first come, first served; parts of this run do not."""
-    came = threading.Event()
+    """Wait until ``nbytes`` of results fit into the memory of a session, and reserve them. Other
+    runs that need the memory wait in the order of arrival; parts of this run do not."""
+    reserved = threading.Event()
     entry: Waiting | None = None
     results = _Results(memory, nbytes)
     with _LOCK:
         if memory.waiting or not results.obtain(False):
-            entry = results, lambda _: came.set()
+            entry = results, lambda _: reserved.set()
             memory.waiting.append(entry)
     try:
         if entry is not None:
             _serve(memory.waiting)  # the memory may have been released just before
-            while not came.wait(LOOK_S):
+            while not reserved.wait(LOOK_S):
                 if control.stopped:
                     control.stop()
         yield
@@ -305,7 +306,8 @@ def holding_results(memory: SessionMemory, nbytes: int, control: Control) -> Ite
 
 
 def _checked(host: Backend, memory: np.ndarray, size: int) -> np.ndarray:
-    """The memory that a backend has allocated; raises ``ExtensionError`` if no plan can use it."""
+    """Return ``memory``, which a backend has allocated. Raises ``ExtensionError`` unless it is
+    writable, aligned, and a uint8 array of ``size`` bytes."""
     sound = isinstance(memory, np.ndarray) and memory.dtype == np.uint8 and memory.shape == (size,)
     aligned = not size or (sound and address(memory) % ALIGNMENT == 0)
     if not sound or not aligned or not memory.flags.writeable:

@@ -1,4 +1,4 @@
-"""Common parts of executors: the protocol, the threads of kernels, and NumPy's warnings."""
+"""Common parts of executors: their protocol, kernel threads, and NumPy's warnings."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ T = TypeVar("T")
 
 
 class OnWorkers(Protocol):
-    """An executor whose steps run on workers, which plan and measure them."""
+    """An executor whose steps run on the workers of a cluster, which plan and measure them."""
 
     @property
     def backends(self) -> Collection[str]:
         """The names of the backends that steps run on."""
 
     def profile(self, inputs: RunValues, runs: int) -> Profile:
-        """Measure ``runs`` runs: where their time goes, by step."""
+        """Return a profile of ``runs`` runs: the time of each step."""
 
 
 class Executor(Protocol):
-    """Runs a plan: built from a plan once, it serves any number of runs at once."""
+    """Runs a plan. One executor serves any number of concurrent runs of its plan."""
 
     name: str
     hands_over: bool
@@ -55,24 +55,25 @@ class Executor(Protocol):
 
     @property
     def table(self) -> StepTable:
-        """The steps that it runs: a ``Plan``, unless the executor plans nothing."""
+        """The steps of the executor: a ``Plan``, unless it plans neither order nor memory."""
 
     @property
     def tasks(self) -> Tasks | None:
-        """The tasks that it runs, None if all of the plan is one."""
+        """The tasks of the plan, or None if the executor runs the plan as a whole."""
 
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
-        """The outputs of one run, in memory of the caller's own."""
+        """Run the plan and return its outputs, which share no memory with later runs. Raises
+        ``RunError``, and the error of ``control`` if the run is stopped."""
 
     def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
-        """As ``run``, on the calling thread as long as that has something to do; call ``done`` with
-        the result, perhaps later and on another thread."""
+        """Begin a run on the calling thread, and return when this thread has no more work. ``done``
+        is called with the outputs or the error, perhaps later and on another thread."""
 
     def observed(self) -> Executor:
-        """Return an executor of the same plan that reports its events to ``control.observer``."""
+        """Return an executor of the same plan that reports events to ``control.observer``."""
 
     def trim(self) -> None:
-        """Give up the arenas that no run holds."""
+        """Release the arenas that no run holds."""
 
     @property
     def source(self) -> str:
@@ -80,19 +81,19 @@ class Executor(Protocol):
 
     @property
     def threads(self) -> int:
-        """The most threads that a kernel of a run uses."""
+        """The largest number of threads that a kernel of a run uses."""
 
     @property
     def arena_plan(self) -> ArenaPlan | None:
-        """The offsets of values in the arena."""
+        """The offsets of values in the arena; None if the executor has no arenas of its own."""
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of all arenas, with the workspaces of their streams on devices."""
+        """Bytes of all arenas, including the workspaces of their device streams."""
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of one arena, which a run has to itself, with these workspaces."""
+        """Bytes of the arena of one run, including the workspaces of its device streams."""
 
     @property
     def plan_bytes(self) -> int:
@@ -100,11 +101,11 @@ class Executor(Protocol):
 
 
 Done = Callable[[tuple[Any, ...] | None, BaseException | None], None]
-"""Takes the outputs of a run, or else the error that it ended with."""
+"""A callback that takes the outputs of a run and None, or None and the run's error."""
 
 
 class InlineExecutor:
-    """An executor that does the whole run on the calling thread."""
+    """An executor whose runs take place entirely on the calling thread."""
 
     hands_over = False
 
@@ -137,7 +138,7 @@ class LateSampler:
 
     def __init__(self, make: Callable[[], Sampler | None]) -> None:
         self.owner: Callable[[], Any] = lambda: None
-        self._left = iter([None, make])  # for the next runs, which may be concurrent
+        self._left = iter([None, make])  # ``next`` is atomic: the first runs may be concurrent
 
     def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         make = next(self._left, None)
@@ -152,8 +153,8 @@ class LateSampler:
 class CompiledExecutor:
     """An executor of a generated program, bound to the arenas of a pool.
 
-    Runs of ``workers`` workers each share the kernel threads of the backends ``hosts``. The session
-    uses at most ``threads`` of them: with ``fixed_threads`` all, else the fastest number measured.
+    Each run has ``workers`` workers; all runs share the kernel threads of the backends ``hosts``.
+    The session uses ``threads`` of them with ``fixed_threads``, else the fastest number up to that.
     """
 
     _arenas: Arenas[Any]
@@ -161,7 +162,7 @@ class CompiledExecutor:
     """the arguments of the constructor after ``program``"""
     _memory: SessionMemory | None = None
     sampler: Sampler | None = None
-    """measures or watches its runs, if not None"""
+    """controls, measures or watches the executor's runs, unless None"""
 
     def __init__(
         self,
@@ -187,20 +188,20 @@ class CompiledExecutor:
         self._counts = program.allocations.counts
 
     def recipe(self) -> Callable[[], Executor]:
-        """Return a function that makes another executor of the same program. It keeps alive neither
-        this executor nor its arenas and the kernels bound to them."""
-        return partial(_made_again, type(self), self._program, self._arguments, self._share.tuner)
+        """Return a function that creates another executor of the same program. The function does
+        not keep this executor, its arenas, or the kernels bound to them alive."""
+        return partial(_rebuild, type(self), self._program, self._arguments, self._share.tuner)
 
     @property
     def source(self) -> str:
-        """The generated program; comments say which values each call reads and writes."""
+        """The generated program, with comments on the values that each call reads and writes."""
         from penstock.codegen.readable import readable_source
 
         return readable_source(self._program)
 
     @property
     def threads(self) -> int:
-        """The most threads that a kernel of a run uses."""
+        """The largest number of threads that a kernel of a run uses."""
         return self._share.threads
 
     @property
@@ -216,21 +217,21 @@ class CompiledExecutor:
         shared: bool = False,
         remote: Mapping[str, int] | None = None,
     ) -> Arenas[PerThreadCount[T]]:
-        """Return the pool of arenas. One arena is bound now, so that errors are raised when the
-        plan is compiled. ``bind(memory)()`` binds the program to an arena. ``shared``: the program
-        does not use the arena, so all runs share its functions. ``remote``: the bytes that
-        ``bind`` allocates for each arena in device memories, by name."""
+        """Return the pool of arenas, with one arena already bound, so that errors are raised during
+        compilation. ``bind(memory)()`` binds the program to an arena. ``shared``: whether the
+        program uses no arena, so that all runs share its functions. ``remote``: the bytes that
+        ``bind`` allocates in device memories for each arena, by name."""
         bound = PerThreadCount(bind, np.empty(0, np.uint8)) if shared else None
         bind_arena: Any = (lambda memory: bound) if shared else partial(PerThreadCount, bind)
         arenas = Arenas(self.arena_plan.size, host, limits, bind_arena, remote)
-        arena = arenas.make()  # before the first run, which may be one of many at once
+        arena = arenas.make()  # before the first runs, which may be concurrent
         with self._share as threads:
             arena[threads]
         arenas.give(arena)
         return arenas
 
     def _counting(self, control: Control) -> Control:
-        """The control of a run, with a budget if the run must count what it allocates."""
+        """Return the control of a run, with a budget if the run must count its allocations."""
         if self._counts and control.budget is None:
             control, limits = control.own(), self._program.limits
             taken, memory = self._program.allocations.taken, self._memory
@@ -247,14 +248,14 @@ class CompiledExecutor:
 
     @property
     def run_bytes(self) -> int:
-        return self._arenas.each
+        return self._arenas.bytes_each
 
     def trim(self) -> None:
         self._arenas.trim()
 
     @property
     def needs_bytes(self) -> int:
-        """Bytes of the session's memory that a run takes, if known before the run."""
+        """Bytes of the session's memory that a run reserves, if known before the run."""
         return self._arenas.needs
 
     def expect(self, nbytes: int) -> None:
@@ -263,44 +264,46 @@ class CompiledExecutor:
 
     def share_memory(self, memory: SessionMemory) -> None:
         """Allocate the memory of runs from the memory of a session."""
-        self._memory, found = memory, self._program.allocations
+        self._memory, allocations = memory, self._program.allocations
         # Values outside of the arena are not all live at once.
-        complete = found.complete and (self.name != "dataflow" or not found.counts)
-        self._arenas.share(memory, found.known if complete else found.taken, not complete)
+        complete = allocations.complete and (self.name != "dataflow" or not allocations.counts)
+        nbytes = allocations.known if complete else allocations.taken
+        self._arenas.share(memory, nbytes, not complete)
 
 
-def _made_again(
+def _rebuild(
     executor_type: Callable[..., CompiledExecutor],
     program: Program,
     arguments: Sequence[object],
     tuner: ThreadTuner | None,
 ) -> Executor:
     executor = executor_type(program, *arguments)
-    executor._share.tuner = tuner  # the number of threads is not chosen once more
+    executor._share.tuner = tuner  # keeps the chosen number of threads
     return cast(Executor, executor)
 
 
 def budget_of(limits: Limits, taken: int = 0) -> Budget:
-    """The budget of a run that must count its allocations beyond the ``taken`` bytes."""
+    """Return the budget of a run that must count its allocations, of which ``taken`` bytes are
+    already made."""
     return Budget(maxsize if limits.max_bytes is None else limits.max_bytes, taken, limits.max_dims)
 
 
 def outputs_of(
     results: Callable[[list[RunValue]], tuple[RunValue, ...]], V: RunValue, control: Control
 ) -> RunValue:
-    """The outputs of a run of tasks; the copies among them count if the run counts."""
+    """Return the outputs of a run of tasks. Copies are charged to the run's budget, if any."""
     return results(V) if control.budget is None else working_for(control, results, V)
 
 
-# Threads of kernels.
+# Kernel threads.
 
-# Operations from which on NumPy's library uses more than one thread: of a product of matrices, and
-# of one with a vector.
+# Floating-point operations above which NumPy's BLAS library uses several threads: for a product of
+# two matrices, and of a matrix with a vector.
 _MANY_FOR_BLAS, _MANY_WITH_VECTOR = 500_000, 18_000
 
 
 def may_use_threads(node: Node) -> bool:
-    """Whether NumPy's kernel of a node may use threads of NumPy's library."""
+    """Whether the NumPy kernel of a node may use threads of NumPy's BLAS library."""
     output = node.outputs[0].type if node.outputs and node.outputs[0] else None
     if node.op.work is product_work and not (isinstance(output, TensorType) and output.static):
         return True
@@ -322,16 +325,16 @@ def share_of(
     fixed: bool = False,
 ) -> ThreadShare:
     """Return the share of the kernel threads for runs of ``plan`` on ``streams`` workers. The
-    session uses at most ``threads`` of them, or exactly as many if ``fixed``."""
+    session uses at most ``threads`` of them, or exactly that many if ``fixed``."""
     most: dict[str, int] = {}
-    threaded = {b.name for b in hosts if b.threads_of_caller}  # whatever they run
+    threaded = {b.name for b in hosts if b.threads_of_caller}  # regardless of their steps
     for step in with_checkpoints(plan.walk()):
         work = 0 if step.node.op.view else plan.flops_of[step]
-        # Kernels that depend on the shapes of a run have an estimate of their work.
+        # Kernels bound to the shapes of a run state an estimate of their work.
         late = 0 if step.kernel is None else step.kernel.shapes.flops
         most[step.backend] = max(work, late, most.get(step.backend, 0))
         moves = step.node.op.moves
-        # NumPy computes shapes for which the backend has no kernel during a run.
+        # NumPy computes those shapes of a run for which the backend has no kernel.
         runs = {step.backend}
         if step.kernel is not None and step.kernel.shapes.cached_bytes is not None:
             runs.add("numpy")
@@ -341,13 +344,14 @@ def share_of(
     own = [b for b in hosts if b.threads_of_caller and b.name in most]
     shared = [b for b in hosts if not b.threads_of_caller and b.name in threaded]
     worth = any(most[b.name] >= WORTH_THREADS for b in own)
-    # Kernels this short lose more to waking threads than these save.
+    # For shorter kernels, waking threads costs more than the threads save.
     limit = threads if worth or not own else 1
     return ThreadShare([*own, *shared], streams if worth or shared else 0, limit, not fixed)
 
 
 class PerThreadCount(dict[int, T]):
-    """A program bound to one arena: ``bind(memory)()``, once for each number of threads."""
+    """A program bound to one arena: maps a number of threads to the result of ``bind(memory)()``,
+    which is called once for each number."""
 
     def __init__(self, bind: Callable[[np.ndarray], Callable[[], T]], memory: np.ndarray) -> None:
         super().__init__()
@@ -366,8 +370,8 @@ _QUIET: list[contextvars.Context] = []
 def quiet(function: Callable[..., RunValue], *arguments: object) -> Any:
     """Call ``function`` with NumPy's floating-point warnings off.
 
-    NumPy stores that setting in a context variable. Entering a prepared context costs a twentieth
-    of ``np.errstate``, and does not change the caller's setting.
+    NumPy stores this setting in a context variable. To enter a prepared context takes a twentieth
+    of the time of ``np.errstate``, and does not change the caller's setting.
     """
     try:
         # ``pop`` is atomic, so no lock is needed: two threads never get the same context.
@@ -385,5 +389,5 @@ _SILENT.run(np.seterr, all="ignore")
 
 
 def silent() -> contextvars.Context:
-    """A new context in which NumPy's floating-point warnings are off."""
+    """Return a new context in which NumPy's floating-point warnings are off."""
     return _SILENT.copy()

@@ -43,12 +43,12 @@ _NO_RUN = ObservedRun(StepTable("", (), (), (), ()), "")
 class Control(StopCondition):
     """The stop flag of one run, which any thread may set.
 
-    Generated code reads ``stopped`` at every loop back-edge and every few milliseconds of estimated
+    Generated code reads ``stopped`` at every loop back edge and every few milliseconds of estimated
     work, and calls ``stop`` if it is set. Observed executors report events of ``run`` to
     ``observer``. ``turn`` is the run's place on a user stream, ``priority`` its rank in queues. If
     ``pause`` is set, ``stop`` calls it and returns. ``sink`` receives the values that the run emits
-    before it ends, by name (``ops.internal.emit``); while ``sink`` waits, ``outside`` releases the
-    run's share of the kernel threads.
+    before it ends, by name (``ops.internal.emit``). While ``sink`` waits, the run's share of the
+    kernel threads is released by the context manager that ``outside`` returns.
     """
 
     __slots__ = (
@@ -71,9 +71,9 @@ class Control(StopCondition):
         self.outside: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def set(self, error: Exception) -> None:
-        """Ask the run to stop with ``error``; the first call wins."""
+        """Ask the run to stop with ``error``. Only the first call has an effect."""
         if self.error is None:
-            # Before the flag: a run that sees the flag raises this error.
+            # The error before the flag: a run that sees the flag raises this error.
             self.error = error
             self.stopped = True
             with ExitStack() as stack:  # every listener is called, even if one of them raises
@@ -82,30 +82,30 @@ class Control(StopCondition):
                     stack.callback(listener, error)
 
     def add_listener(self, listener: StopListener) -> None:
-        """Let ``set`` call ``listener`` with the error, perhaps twice; call it now if the run was
-        stopped before."""
-        # Added first, and then asked: the other way round a stop between the two would be missed.
+        """Let ``set`` call ``listener`` with the error, and call it now if the run is already
+        stopped. A stop at the same time may cause both calls."""
+        # In this order: after a check that came first, a stop before ``add`` would be missed.
         self.listeners.add(listener)
         if self.stopped and self.error is not None:
             listener(self.error)
 
     def remove_listener(self, listener: StopListener) -> None:
-        """Undo ``add_listener``, if it was called; a call that has begun goes on."""
+        """Undo ``add_listener``, if it was called. A call of the listener may still be active."""
         self.listeners.discard(listener)
 
     def ask_to_pause(self, pause: Callable[[], None]) -> None:
-        """Let the run call ``pause`` on its thread when it next looks at ``stopped``."""
+        """Let the run call ``pause`` on its thread when it next reads ``stopped``."""
         self.pause = pause
         self.stopped = True
 
     def stop(self) -> None:
-        """Raise the error that the run was stopped with; or pause, and return."""
+        """Raise the error that the run was stopped with, or call ``pause`` and return."""
         pause, self.pause = self.pause, None
         if pause is not None:
             self.stopped = False
             if self.error is None:
                 pause()
-            # Whether it was stopped before it began to pause, or meanwhile.
+            # The run may have been stopped before the pause, or during it.
             if self.error is None:
                 return
             self.stopped = True
@@ -117,14 +117,14 @@ class Control(StopCondition):
         super().check()
 
     def late(self) -> Exception | None:
-        """The error that a run must end with that ends now: it was stopped, or its deadline has
-        passed by the clock, whether the watchdog has noticed or not."""
+        """Return the error with which a run that ends now must end, or None: it was stopped, or its
+        deadline has passed, whether or not the watchdog has noticed."""
         if self.error is None and time.monotonic() > self.deadline:
             self.set(self.timed_out())
         return self.error
 
     def own(self) -> Control:
-        """This control; or a new one instead of the shared ``NEVER``."""
+        """Return this control, or a new one instead of the shared ``NEVER``."""
         return Control() if self is NEVER else self
 
 
@@ -133,11 +133,11 @@ NEVER = Control()
 
 
 class CancelToken:
-    """Cancels the runs that it was given to, from any thread: ``session.run(feeds, cancel=token)``.
+    """Cancels the runs that hold it, from any thread: ``session.run(feeds, cancel=token)``.
 
     Args:
-        parent: A token which cancels this one too when it is cancelled, but not the other way
-            round.
+        parent: A token whose cancellation also cancels this token. Cancelling this token does not
+            cancel its parent.
     """
 
     def __init__(self, parent: CancelToken | None = None) -> None:
@@ -151,21 +151,21 @@ class CancelToken:
 
     @property
     def cancelled(self) -> bool:
-        """Whether ``cancel`` was called, for this token or its parent."""
+        """Whether ``cancel`` was called on this token or its parent."""
         return self._cancelled or (self._parent is not None and self._parent.cancelled)
 
     def cancel(self) -> None:
-        """Stop every run that holds this token, now and later, with ``Cancelled``."""
+        """Stop every present and future run that holds this token, with ``Cancelled``."""
         with self._lock:
             self._cancelled = True
-            # Stopped without the lock: their listeners may attach or detach runs.
+            # Runs are stopped without the lock: their listeners may attach or detach runs.
             controls, self._controls = self._controls, set()
-        with ExitStack() as stack:  # all runs are stopped, even if a listener raises
+        with ExitStack() as stack:  # stops all runs, even if a listener raises
             for control in controls:
                 stack.callback(control.set, Cancelled("the run was cancelled by its caller"))
 
     def attach(self, control: Control) -> None:
-        """Let ``cancel`` stop a run."""
+        """Let ``cancel`` stop the run of ``control``."""
         if self._parent is not None:
             self._parent.attach(control)
         with self._lock:
@@ -183,11 +183,11 @@ class CancelToken:
 
 
 class Watchdog:
-    """One thread that stops runs at their deadlines; it sleeps while there are none.
+    """A thread that stops runs at their deadlines, and sleeps while there are none.
 
-    ``queue`` is a heap of entries [deadline, number, control], and ``runs`` has the entry of each
-    run. If a run ends early, its entry loses the control and stays in the queue; once most entries
-    are stale, the queue is rebuilt.
+    ``queue`` is a heap of entries [deadline, number, control], and ``runs`` maps each run to its
+    entry. If a run ends early, its entry loses the control and stays in the queue; once most
+    entries are stale, the queue is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Watchdog:
         with self.changed:
             if (entry := self.runs.pop(control, None)) is not None:
                 entry[2] = None
-            # Seldom, so that a removal takes constant time on average: a heap cannot find an entry.
+            # A heap cannot find an entry. Rebuilt rarely, so that a removal takes constant time.
             if len(self.queue) > 2 * len(self.runs) + _STALE_ENTRIES:
                 self.queue = list(self.runs.values())
                 heapq.heapify(self.queue)
@@ -229,7 +229,7 @@ class Watchdog:
                 deadline, _, control = self.queue[0]
                 seconds_left = deadline - time.monotonic()
                 if seconds_left > 0:
-                    # Longer waits raise OverflowError.
+                    # ``wait`` raises OverflowError for longer times.
                     self.changed.wait(min(seconds_left, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self.queue)
@@ -251,17 +251,18 @@ WATCHDOG = Watchdog()
 @in_child
 def _forget_runs() -> None:
     """A forked child inherits none of its parent's runs."""
-    # In place: other modules have the object itself as a default argument.
+    # Reset in place, since functions of other modules have it as a default argument.
     WATCHDOG.__init__()  # type: ignore[misc]
 
 
 def begin_run(
     timeout: float | None, cancel: Cancellation | None, watchdog: Watchdog = WATCHDOG
 ) -> Control:
-    """The control of a new run that may take ``timeout`` seconds and be cancelled by ``cancel``."""
+    """Return the control of a new run, which stops after ``timeout`` seconds or by ``cancel``.
+    ``end_run`` releases it."""
     control = Control(timeout, cancel)
     if timeout is not None:
-        # Written so that NaN counts as passed.
+        # Written so that NaN counts as a deadline that has passed.
         if not timeout > 0:
             control.set(control.timed_out())
         elif timeout < math.inf:
@@ -273,8 +274,8 @@ def begin_run(
 
 @contextmanager
 def compile_run(timeout: float | None = None) -> Iterator[Control]:
-    """The control of a run during compilation. The compilation's deadline and cancellation stop it,
-    and so does ``timeout`` (seconds), if given."""
+    """Yield the control of a run during compilation. The compilation's deadline and cancellation
+    stop the run, and so does ``timeout`` (seconds), if given."""
     stop = THREAD.run if isinstance(THREAD.run, StopCondition) else StopCondition()
     bounds = [bound for bound in (stop.seconds_left, timeout) if bound is not None]
     control = begin_run(min(bounds, default=None), stop.cancel)
@@ -285,8 +286,8 @@ def compile_run(timeout: float | None = None) -> Iterator[Control]:
 
 
 def end_run(control: Control, watchdog: Watchdog = WATCHDOG) -> None:
-    """Release what ``begin_run`` set up, and all references to the run: its listeners, and the
-    error, whose traceback refers to the control."""
+    """Undo ``begin_run``, and drop the control's listeners and its error, whose traceback refers to
+    the control."""
     control.error = None
     control.listeners.clear()
     if isinstance(control.cancel, CancelToken):

@@ -1,4 +1,4 @@
-"""Errors of runs, explained: the step at fault, its node's origin, and its inputs' types."""
+"""Explanations of run errors: the step at fault, its node's origin, and its inputs' types."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from penstock.plan.plan import Step
 
 
 def throw(error: PenstockError | None) -> NoReturn:
-    """Raise an error that one of these functions has returned."""
+    """Raise an error that a function of this module has returned."""
     assert error is not None
     try:
         raise error
     finally:
-        error = None  # it refers to this frame; not deleted, since tools show a frame's arguments
+        # The error refers to this frame. Not deleted, since debuggers show a frame's arguments.
+        error = None
 
 
 def explained(error: Exception, program: Program) -> PenstockError:
-    """An error that names the step at fault: its operation, its origin and its inputs' types. Its
-    cause is ``error``, or it is that error."""
+    """Return an error that names the step at fault: its operation, its origin and its inputs'
+    types. Its cause is ``error``, unless it is that error itself."""
     step, types = _step_at_fault(error, program)
     if step is None:
         if isinstance(error, PenstockError):
@@ -45,7 +46,7 @@ def explained(error: Exception, program: Program) -> PenstockError:
 
 
 def explained_at(node: Node, inputs: RunValues, error: BaseException) -> PenstockError:
-    """As ``explained``, an error that names ``node`` and the types of its ``inputs``."""
+    """Return an error that names ``node`` and the types of its ``inputs``, as ``explained``."""
     types = [
         "none" if value is None else f"{value.name}: {type_of(x)}"
         for value, x in zip(node.inputs, inputs, strict=False)  # captures come last
@@ -54,7 +55,7 @@ def explained_at(node: Node, inputs: RunValues, error: BaseException) -> Penstoc
 
 
 def run_error(place: str, error: BaseException) -> RunError:
-    """Return the exception to raise for one that an operation raised in a run, at ``place``."""
+    """Return the error of a run for an exception that an operation raised at ``place``."""
     text = repr(error)
     if isinstance(error, MemoryError):
         text = str(error) or "there is not enough memory"
@@ -70,36 +71,37 @@ def run_error(place: str, error: BaseException) -> RunError:
 def _explanation(
     node: Node, inputs: Sequence[str], error: BaseException, *, own: bool
 ) -> PenstockError:
-    """The error to raise; ``own``: whether the kernel is one of Penstock's."""
+    """Return the error to raise. ``own``: whether the kernel is one of Penstock's."""
     if isinstance(error, PenstockError):
-        error.add_note(f"The run had come to {operation_name(node)} ({node.label}).")
-        _tell_place(error, node, inputs)
+        error.add_note(f"The run had reached {operation_name(node)} ({node.label}).")
+        _set_place(error, node, inputs)
         return error
     explanation: PenstockError = run_error(describe_node(node, inputs), error)
     # No input makes correct code use an undefined name or fail an assertion.
     if own and isinstance(error, AssertionError | NameError):
         explanation = InternalError(f"{explanation}. This is a bug in Penstock: please report it")
         explanation.__cause__ = error
-    _tell_place(explanation, node, inputs)
+    _set_place(explanation, node, inputs)
     if type(explanation) is RunError:
-        # NumPy and kernels raise these for bad indices, shapes and values. If all inputs are
-        # constants, the model is at fault.
+        # NumPy and kernels raise these types for invalid indices, shapes and values. If all inputs
+        # are constants, the model is at fault.
         is_given = any(value is not None and not value.is_constant for value in node.inputs)
         explanation.by_feeds = own and is_given and isinstance(error, IndexError | ValueError)
     return explanation
 
 
-def _tell_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None:
-    """Give an error of a run the attributes of the node at fault, unless it has them."""
+def _set_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None:
+    """Set the attributes of a run error that name the node at fault, unless they are set."""
     if isinstance(error, RunError) and error.operation is None:
         error.operation, error.node = operation_name(node), node.label
         error.inputs = tuple(inputs)
 
 
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
-    """The step that raised, and the types of its inputs by slot, if they are local variables."""
+    """Return the step that raised ``error``, and the types of its inputs by slot, as far as the
+    inputs are local variables."""
     trace = error.__traceback__
-    # The traceback has frames of the executor, then of the program, then of kernels.
+    # The traceback has frames of the executor, followed by those of the program and of kernels.
     while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:
         trace = trace.tb_next
     step = None if trace is None else program.steps[trace.tb_lineno - 1]
@@ -111,7 +113,7 @@ def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dic
             trace, step = inner, program.steps[inner.tb_lineno - 1] or step
         inner = inner.tb_next
     if not isinstance(step, Step):
-        # One line runs all steps of a sequence; the C code notes in the error which step raised.
+        # One line runs all steps of a sequence; the C code stores the failed step in the error.
         step = step[getattr(error, "place_in_sequence", 0)]
     variables = trace.tb_frame.f_locals
     shared = variables.get("V", ())

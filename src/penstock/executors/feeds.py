@@ -1,4 +1,4 @@
-"""Feeds: converted to values of the inputs' types, or refused with a reason."""
+"""Conversion of feeds to the types of inputs, and checks of their dims."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from penstock.ir.graph import Value
 
 
 def check_names(verb: str, names: Iterable[str], inputs: Mapping[str, Type]) -> None:
-    """Raise ``InvalidInput`` unless ``names`` are the names of all ``inputs``. ``verb`` is for the
-    message, as in "cannot feed"."""
+    """Raise ``InvalidInput`` unless ``names`` are the names of all ``inputs``. ``verb`` is used in
+    the message, as in "cannot feed"."""
     given = [*names]
     if {*given} == inputs.keys():
         return
@@ -36,28 +36,29 @@ def check_names(verb: str, names: Iterable[str], inputs: Mapping[str, Type]) -> 
         if name not in inputs:
             raise InvalidInput(f"cannot {verb} {quoted(name)}: {suggest(name, inputs)}")
     if missing := [f"{quoted(n)} ({type_})" for n, type_ in inputs.items() if n not in given]:
-        raise InvalidInput(f"inputs are needed that were not given: {', '.join(missing)}")
+        raise InvalidInput(f"a value is missing for each of these inputs: {', '.join(missing)}")
 
 
 def convert(name: str, value: RunValue, input_type: Type) -> RunValue:
-    """``value``, converted to ``input_type`` for input ``name``; raises ``InvalidInput``."""
+    """Convert ``value`` to ``input_type``, for input ``name``: a tensor to an array (``value``
+    itself if it has the dtype), a sequence to a list, a map to a dict. Raises ``InvalidInput``."""
     if isinstance(input_type, AnyType):
         return _of_any_type(name, value)
     if isinstance(input_type, OptionalType):
         return None if value is None else _inner(name, value, input_type.element)
     if isinstance(input_type, SequenceType):
         if not isinstance(value, list | tuple):
-            raise InvalidInput(f"input {name!r} is a sequence, give a list, not {_what(value)}")
+            raise InvalidInput(f"input {name!r} is a sequence: give a list, not {_what(value)}")
         return [_inner(f"{name}[{i}]", x, input_type.element) for i, x in enumerate(value)]
     if isinstance(input_type, MapType):
         if not isinstance(value, dict):
-            raise InvalidInput(f"input {name!r} is a map, give a dict, not {_what(value)}")
+            raise InvalidInput(f"input {name!r} is a map: give a dict, not {_what(value)}")
         return _map(name, value, input_type)
     return _tensor(name, value, input_type)
 
 
 def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
-    """An array of the dtype of ``input_type``."""
+    """Convert ``value`` to an array of the dtype of ``input_type``."""
     if type(value) is np.ndarray and value.dtype == input_type.dtype and value.dtype != STRING:
         return value
     try:
@@ -67,17 +68,17 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
         elif input_type.dtype is None or hasattr(value, "dtype") or hasattr(value, "__array__"):
             array = np.asarray(value)
             if array.dtype.kind in "US" and isinstance(value, list | tuple):
-                array = np.asarray(value, STRING)  # else NumPy makes strings of its other elements
-        else:  # lists and numbers have no dtype of their own, and take the input's
+                array = np.asarray(value, STRING)  # else NumPy converts other elements to strings
+        else:  # lists and numbers have no dtype, and take the input's
             array = from_python(value, input_type.dtype)
     except InvalidInput:
         raise
-    except Exception as error:  # out of the value's own __array__, say
+    except Exception as error:  # for example, from the value's ``__array__``
         raise InvalidInput(
-            f"input {name!r} of type {input_type} cannot be made of {_what(value)}: {error}"
+            f"input {name!r} of type {input_type} cannot be converted from {_what(value)}: {error}"
         ) from error
     if array.ndim == 1 and not isinstance(value, np.ndarray) and _takes_columns(input_type):
-        # A column of a table has one dim, but two in a matrix of features.
+        # A column of a table has one dim; as a matrix of features, it needs two.
         array = array[:, np.newaxis] if hasattr(value, "to_numpy") else array
     if (input_type.dtype or STRING) == STRING and array.dtype.kind in "USTO":
         return _strings(name, array)
@@ -90,7 +91,7 @@ def _tensor(name: str, value: RunValue, input_type: TensorType) -> RunValue:
 
 
 def _other_dtype(wanted: np.dtype, given: np.dtype) -> str:
-    """Return the end of a message about a feed of the wrong dtype, with the remedy."""
+    """Return the end of a message on a feed of the wrong dtype, with the conversion to use."""
     name = dtype_name(wanted)
     if given.kind in "UST":
         return f"{name}, not an array of strings; give it numbers"
@@ -99,27 +100,27 @@ def _other_dtype(wanted: np.dtype, given: np.dtype) -> str:
 
 
 def _takes_columns(input_type: TensorType) -> bool:
-    """Whether the shape is [N, 1], the column of a table."""
+    """Whether the shape of an input is [N, 1], that of a table's column."""
     shape = input_type.shape
     return shape is not None and len(shape) == 2 and shape[1] == 1
 
 
 def _refuse_masks(name: str, value: RunValue) -> None:
-    """Refuse a masked array, or a list with one inside, that has masked elements."""
+    """Raise ``InvalidInput`` for masked elements of an array, or of an array within a list."""
     if isinstance(value, list | tuple):
         for element in value:
             _refuse_masks(name, element)
     elif type(value) is np.ndarray or not isinstance(value, np.ndarray):
-        return  # without importing numpy.ma
+        return  # checked first, so that most feeds do not import numpy.ma
     elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise InvalidInput(
             f"input {name!r} has masked elements, and tensors have no masks; "
-            "give their places a value with .filled(value)"
+            "replace these elements with .filled(value)"
         )
 
 
 def _strings(name: str, array: np.ndarray) -> np.ndarray:
-    """An array of dtype object with the elements of ``array``, which must be strings."""
+    """Convert ``array``, whose elements must be str or bytes, to an object array of str."""
     if array.dtype != STRING:
         array = array.astype(object)
     if are_strings()(array):
@@ -133,7 +134,7 @@ def _text(name: str, element: Any) -> str:
     if isinstance(element, str):
         return str(element)
     if not isinstance(element, bytes):
-        raise InvalidInput(f"input {name!r} takes strings, and {element!r:.40} is none")
+        raise InvalidInput(f"input {name!r} takes strings, not {element!r:.40}")
     try:
         return element.decode()
     except UnicodeDecodeError as error:
@@ -142,18 +143,18 @@ def _text(name: str, element: Any) -> str:
 
 
 def _map(name: str, value: dict[Any, Any], input_type: MapType) -> dict[Any, Any]:
-    """Convert the keys of a map, and string values, to the types of the input."""
+    """Convert the keys of a map, and its values if they are strings, to the input's types."""
     if input_type.key == STRING:
         value = {_text(name, key): x for key, x in value.items()}
     elif not all(issubclass(kind, int | np.integer) for kind in {*map(type, value)}):
-        raise InvalidInput(f"input {name!r} is a map with keys that are integers")
+        raise InvalidInput(f"input {name!r} is a map whose keys must be integers")
     of_strings = isinstance(input_type.value, TensorType) and input_type.value.dtype == STRING
     return {key: _text(name, x) for key, x in value.items()} if of_strings else value
 
 
 def _inner(name: str, value: RunValue, input_type: Type) -> RunValue:
-    """As ``convert``, for an element: plans depend on the types of elements, so these are checked
-    in each run."""
+    """Convert an element of a sequence or an optional. Its shape is checked in each run, since
+    plans depend on the types of elements."""
     inner = convert(name, value, input_type)
     if isinstance(input_type, TensorType):
         _check_shape(name, input_type, inner)
@@ -161,7 +162,7 @@ def _inner(name: str, value: RunValue, input_type: Type) -> RunValue:
 
 
 def _of_any_type(name: str, value: RunValue) -> RunValue:
-    """A value for an input without a declared type: the type is the value's own."""
+    """Convert a value for an input without a declared type, which takes the value's type."""
     if isinstance(value, list | tuple):
         return [_of_any_type(f"{name}[{i}]", x) for i, x in enumerate(value)]
     if value is None or isinstance(value, dict):
@@ -177,13 +178,13 @@ def from_python(value: RunValue, dtype: np.dtype) -> np.ndarray:
     except ValueError as error:
         if "inhomogeneous" not in str(error):
             raise
-        raise ValueError("its rows are of unequal lengths; pad them to one length") from error
+        raise ValueError("its rows have unequal lengths; pad them to the same length") from error
     if dtype == STRING:
         return array
     number = {"b": bool, "i": Integral, "u": Integral}.get(dtype.kind, Number)
     if array.dtype.kind in "USTMmO" and not all(isinstance(x, number) for x in array.flat):
-        raise TypeError("it is not made of numbers")  # which NumPy would read out of strings
-    # A number may become a wider kind, never a narrower one: 1.5 is no integer.
+        raise TypeError("its values are not all numbers")  # NumPy would parse strings
+    # A number may be converted to a wider kind, never to a narrower one: 1.5 is not an integer.
     ranks = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
     if array.size and ranks.get(array.dtype.kind, 0) > ranks.get(dtype.kind, 2):
         raise TypeError(f"{array.dtype} does not fit {dtype}")
@@ -197,8 +198,8 @@ def _what(value: RunValue) -> str:
 
 
 def check_dims(inputs: Sequence[Value], values: RunValues) -> None:
-    """Check that ranks and dims fit the declared ones, and that dims of one name are equal. Raises
-    ``InvalidInput``."""
+    """Raise ``InvalidInput`` unless ranks and dims match the declared ones, and dims of the same
+    name are equal."""
     bound: dict[str, tuple[int, str]] = {}
     for declared, value in zip(inputs, values, strict=True):
         if isinstance(declared.type, TensorType):
@@ -206,7 +207,7 @@ def check_dims(inputs: Sequence[Value], values: RunValues) -> None:
 
 
 def feeds_fit(inputs: Sequence[Value], values: RunValues) -> bool:
-    """Whether ranks and dims fit the declared ones."""
+    """Whether ``check_dims`` accepts the values."""
     try:
         check_dims(inputs, values)
     except InvalidInput:
@@ -220,7 +221,8 @@ def _check_shape(
     array: np.ndarray,
     bound: dict[str, tuple[int, str]] | None = None,
 ) -> None:
-    """Check the rank and the dims of ``array``; ``bound`` has the dims of names, and where."""
+    """Check the rank and the dims of ``array``. ``bound`` maps the name of a dim to its size, and
+    to the input and axis that set it."""
     if input_type.shape is None:
         return
     if len(input_type.shape) != array.ndim:
@@ -250,34 +252,34 @@ def _fit(dims: Shape, shape: Sequence[int]) -> bool:
 
 
 def _rank_hint(dims: Shape, shape: Sequence[int]) -> str:
-    """Return a hint to reshape an array of a wrong rank, if one dim of 1 more or less fits."""
+    """Return a hint to add or to remove a dim of 1, if the array would then fit; else ""."""
     if _fit(dims, [1, *shape]):
-        return "; with a first dim of 1, array[np.newaxis], it would fit"
+        return "; add a first dim of 1 with array[np.newaxis]"
     if _fit(dims, [*shape, 1]):
-        return "; with a last dim of 1, array[..., np.newaxis], it would fit"
+        return "; add a last dim of 1 with array[..., np.newaxis]"
     for axis, size in enumerate(shape):
         if size == 1 and _fit(dims, [*shape[:axis], *shape[axis + 1 :]]):
-            return f"; without its dim of 1, array.squeeze({axis}), it would fit"
+            return f"; remove its dim of 1 with array.squeeze({axis})"
     return ""
 
 
 def _order_hint(dims: Shape, shape: Sequence[int]) -> str:
-    """Return a hint to transpose an array if it would fit with one axis moved, such as an image
-    with channels last."""
+    """Return a hint to move one axis, as of an image with channels last, if the array would then
+    fit; else ""."""
     axes = range(len(shape))
-    # The first axis comes last: it mostly counts examples, and stays.
+    # The first axis is tried last: it is mostly the batch, which stays in place.
     for source in sorted(axes, key=lambda axis: (axis == 0, -axis)):
         others = [axis for axis in axes if axis != source]
         for target in sorted(axes, key=lambda axis: axis == 0):
             order = [*others[:target], source, *others[target:]]
             if _fit(dims, [shape[axis] for axis in order]):
-                return f"; with its axes in another order, array.transpose{(*order,)}, it would fit"
+                return f"; reorder its axes with array.transpose{(*order,)}"
     return ""
 
 
 def checked(input_type: Type, *, inside: bool = False) -> Type:
-    """The part of an input's type that is checked when the input is fed. Names of dims ``inside``
-    of sequences and optionals are dropped: each element may have others."""
+    """Return the part of an input's type that is checked when a value is fed. Names of dims
+    ``inside`` sequences and optionals are dropped: they may differ between elements."""
     if isinstance(input_type, SequenceType | OptionalType):
         return type(input_type)(checked(input_type.element, inside=True))
     if inside and isinstance(input_type, TensorType) and input_type.shape is not None:

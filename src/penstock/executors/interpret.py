@@ -1,8 +1,8 @@
-"""The executor ``interpret``, for debugging: the reference interpreter, which checks every value.
+"""The ``interpret`` executor, for debugging: the reference interpreter with a check of every value.
 
 The nodes of the original model run one by one, in the order of the graph, each on its NumPy kernel;
-nothing is optimized, fused or planned. So if another executor gives a different answer, the fault
-is in that executor or in a pass; and a kernel that violates the declared type of its node is
+nothing is optimized, fused or planned. If another executor computes a different result, the fault
+is in that executor or in a pass. A kernel whose result violates its node's declared type is
 reported at that node.
 """
 
@@ -35,7 +35,7 @@ _END = 8
 
 
 class InterpretExecutor(InlineExecutor):
-    """Runs ``graph`` with the interpreter. Observers see the steps of ``plan``, a plan of it."""
+    """Runs ``graph`` with the interpreter. Observers see the steps of ``plan``, its plan."""
 
     name = "interpret"
     tasks = None
@@ -62,7 +62,7 @@ class InterpretExecutor(InlineExecutor):
 
     @property
     def source(self) -> str:
-        """The nodes in the order in which they run."""
+        """The nodes in their order of execution."""
         return "\n".join(map(repr, self.graph.nodes)) + "\n"
 
     @property
@@ -94,15 +94,14 @@ def _awaited(control: Control, begin: Callable[..., RunValue], *inputs: RunValue
 
 
 def _ends(value: RunValue) -> RunValue:
-    """Return ``value``, or the first and last elements of a long sequence. Most elements of a
-    sequence made from another one were checked before: checking all of them after each insertion
-    would take quadratic time."""
+    """Return ``value``, or only the first and last elements of a long sequence. Most elements were
+    checked before the last insertion: to check all after each would take quadratic time."""
     is_long = isinstance(value, list) and len(value) > 2 * _END
     return [*value[:_END], *value[-_END:]] if is_long else value
 
 
 class _CheckedInterpreter(Interpreter):
-    """One run. It checks ``control`` before each node, and the outputs of each node."""
+    """The interpreter of one run. It checks ``control`` before each node, and the outputs after."""
 
     def __init__(
         self, step_of: Mapping[Node, Step], control: Control, limits: Limits, observed: bool
@@ -134,16 +133,16 @@ class _CheckedInterpreter(Interpreter):
                 )
         except Exception as error:
             if getattr(error, "__notes__", None):
-                raise  # a node of its sub-graphs has explained it
+                raise  # explained already, at a node of one of this node's sub-graphs
             throw(explained_at(node, inputs, error))
         lists = any(isinstance(x, list) for x in inputs)
         for value, output in zip(node.outputs, outputs, strict=False):
-            seen = _ends(output) if lists else output
-            if value is not None and not accepts(value.type, type_of(seen)):
+            sample = _ends(output) if lists else output
+            if value is not None and not accepts(value.type, type_of(sample)):
                 raise InternalError(
                     f"{node.op.name} ({node.label}) computed a {type_of(output)} as "
-                    f"{value.name!r}, which is declared {value.type}. This is a bug in Penstock: "
-                    "please report it"
+                    f"{value.name!r}, which is declared as {value.type}. This is a bug in "
+                    "Penstock: please report it"
                 )
         if self._observed:
             control.observer.step_end(control.run, step, outputs)

@@ -1,4 +1,4 @@
-"""The linear executor: order and memory fixed at compile time, run as generated Python."""
+"""The linear executor: generated Python code with an order and memory fixed at compile time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _with_arenas(program: Program, memory: np.ndarray) -> Callable[[], Run]:
 
 
 def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -> Run:
-    """The program in an arena, with NumPy's floating-point warnings off."""
+    """Bind a program to an arena. The function runs with NumPy's floating-point warnings off."""
     (function,) = program.bind(memory, remote=remote)
     for scope in program.plan.scopes:
         function = scope(function)
@@ -41,9 +41,9 @@ def _bind_run(program: Program, memory: np.ndarray, remote: Mapping[str, Any]) -
 
 
 def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
-    """Whether a run only computes on a core and calls no user code, which might wait for another
-    run: only such runs may wait for one another. A step without a result passes a value to a
-    stream and waits until it is read."""
+    """Whether a run never waits for an accelerator or in user code, which might wait for another
+    run. Only such runs may be delayed for others. A step without outputs puts a value on a stream,
+    and waits until it is read."""
     plan, names = program.plan, {backend.name for backend in hosts}
     return not (program.observed or plan.inner or plan.remote or plan.scopes) and all(
         step.contract is None
@@ -54,10 +54,10 @@ def _only_computes(program: Program, hosts: Sequence[Backend]) -> bool:
 
 
 class LinearExecutor(InlineExecutor, CompiledExecutor):
-    """Runs a program that is one function.
+    """Runs a program that consists of one function.
 
-    ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
-    runs share the threads of their kernels. ``name`` is what observers see.
+    ``hosts`` are the backends of the host's memory. The first allocates the arenas; all share the
+    kernel threads among concurrent runs. ``name`` is the executor's name in events.
     """
 
     def __init__(
@@ -72,17 +72,18 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         super().__init__(program, name, hosts, threads, fixed_threads=fixed_threads)
         self._arguments = hosts, limits, threads, name, fixed_threads
         self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
-        """runs inputs with other dims than those of the plan, or that need too much memory"""
+        """runs inputs whose dims differ from those of the plan, or that need too much memory"""
         self._core_seconds = 0.0
-        """seconds of a run on one core; 0 before the first run and if runs never wait in line"""
+        """core seconds of a run; 0 before the first run, and if runs are never delayed for others
+        """
         self._may_wait = not self._share.single and _only_computes(program, hosts)
         bind = partial(_with_arenas, program)
         self._arenas = self._allocate(hosts[0], limits, bind, remote=program.arena_plan.remote)
 
     def direct(self) -> tuple[Run, Program] | None:
-        """The function of the program, for callers that turn NumPy's warnings off and explain its
-        errors; None if runs need an arena, share threads, or count allocations."""
-        if self._arenas.each or not self._share.idle or self._counts:
+        """Return the function and the program, for callers that turn NumPy's warnings off and
+        explain errors. None if runs need an arena, share threads, or count allocations."""
+        if self._arenas.bytes_each or not self._share.idle or self._counts:
             return None
         (function,) = self._program.bind(np.empty(0, np.uint8))
         return function, self._program
@@ -95,18 +96,18 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
 
     @property
     def undecided(self) -> bool:
-        """Whether the next run is a trial of a number of threads, which may make it slower."""
+        """Whether the next run tries a number of threads, which may make it slower."""
         tuner = self._share.tuner
         return tuner is not None and self._share.tries and tuner.undecided
 
     @property
     def takes_outputs(self) -> bool:
-        """Whether ``with_given`` is available: not if runs may fall back to another plan."""
+        """Whether ``with_given`` is available, since runs cannot fall back to another plan."""
         return self.fallback is None
 
     def with_given(self, outputs: Sequence[int]) -> LinearExecutor:
-        """Return an executor of the same plan that takes arrays for these outputs (by index) after
-        the inputs, and writes the outputs into them."""
+        """Return an executor of the same plan whose runs take an array for each of these outputs
+        (given by index) after the inputs, and write the outputs into them."""
         return LinearExecutor(self._program.with_given(outputs), *self._arguments)
 
     def run(
@@ -118,7 +119,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 sampler = self.sampler
                 if sampler is not None:
                     return sampler.run(self, inputs, control.own())
-                # Kernels ask ``THREAD.run`` whether to stop: entered once more, as a part of that.
+                # Kernels ask ``THREAD.run`` whether to stop, so it is set to this control first.
                 return working_for(control, self.run, inputs, control, place)
         if self._core_seconds > UNSEEN_RUN_S and place is None:
             with _place(self._core_seconds, control) as place:
@@ -132,8 +133,8 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self._program.observed:
                 control.observer.allocation(control.run, arenas.size)
             if share.single:
-                # The number is a setting of the calling thread, which may be new, or have been in
-                # another run.
+                # The number is a setting of the calling thread. The thread may be new, or may have
+                # been in another run.
                 for set_threads in share.setters:
                     set_threads(1)
                 return arena[1](control, *inputs)
@@ -146,7 +147,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 start = perf_counter()
                 outputs = run(control, *inputs)
                 paused = 0.0 if place is None else place.paused
-                self._took(threads, perf_counter() - start - paused)
+                self._record_time(threads, perf_counter() - start - paused)
                 return outputs
         except Exception as error:
             from penstock.executors.errors import explained, throw
@@ -156,7 +157,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
             if self.fallback is None or not unexpected:
                 throw(explained(error, self._program))
         finally:
-            # Written out instead of `arenas.give`, which would cost short runs a call.
+            # ``arenas.give`` inlined, which saves short runs a call.
             arenas.free.append(arena)
             if arenas.waiting:
                 arenas.serve()
@@ -164,12 +165,13 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
                 control.observer.allocation(control.run, -arenas.size)
         return self.fallback(inputs, control)
 
-    def _took(self, threads: int, seconds: float) -> None:
-        """Note that the kernels of a run took ``seconds`` with ``threads`` threads each."""
+    def _record_time(self, threads: int, seconds: float) -> None:
+        """Record that the kernels of a run took ``seconds`` with ``threads`` threads."""
         if self._share.tuner is not None and self._share.tries:
             self._share.tuner.took(threads, seconds)
         if self._may_wait:
-            # Longer times count slowly, shorter ones at once: others may have slowed the run down.
+            # Longer times enter by a quarter, shorter ones at once: other processes may have slowed
+            # the run down.
             seconds *= threads
             longer = seconds - self._core_seconds
             self._core_seconds = self._core_seconds + longer / 4 if longer > 0 else seconds

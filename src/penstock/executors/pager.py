@@ -1,14 +1,14 @@
-"""Paging of the weights of a mapped file, only some of which are in memory during runs.
+"""Paging of weights in a mapped file, of which only some are in memory during runs.
 
 A model larger than the memory of its session (``memory=``) is read from its file in each run: the
-system reads pages as kernels touch them, and a thread releases all when there are too many::
+system reads pages when kernels access them, and a thread releases all when there are too many::
 
     pages in memory     /|  /|  /|  /|      each peak is what the session may hold
                        / | / | / | / |
                       /  |/  |/  |/  |
 
-The order in which weights are used need not be known. Pages that were released too early are read
-again, mostly from the system's page cache, which shrinks by itself.
+The order in which steps use weights need not be known. Pages that were released too early are read
+again, mostly from the system's page cache, which the system shrinks as needed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class Pager:
-    """Releases the pages of ``mapping`` when runs have read more than ``most()`` unused bytes plus
-    the ``window``. It is a sampler of executors, and watches their runs."""
+    """A sampler of executors that watches their runs, and releases the pages of ``mapping`` when
+    these take more than ``most()`` bytes, the memory left to them, plus the ``window``."""
 
     def __init__(self, mapping: mmap.mmap, most: Callable[[], int]) -> None:
         start = np.frombuffer(mapping, np.uint8).ctypes.data
@@ -56,22 +56,22 @@ class Pager:
         self._lock = threading.Lock()
         self._wakes = threading.Event()
         self._thread: threading.Thread | None = None
-        # Otherwise the thread would wait forever.
+        # The thread must wake to see that the pager was deleted, or it would wait forever.
         weakref.finalize(self, self._wakes.set).atexit = False
 
     def bytes_of(self, constants: Mapping[int, int]) -> int:
-        """Return the total bytes of those ``constants``, given by address, that are in the file."""
+        """Return the total bytes of those ``constants``, sizes by address, that are in the file."""
         return sum([nbytes for at, nbytes in constants.items() if at in self._addresses])
 
     def begin(self) -> None:
-        """Watch runs from now on."""
+        """Release pages during runs from now on."""
         if not self.active:
             self.active = True
             self._mapping.madvise(mmap.MADV_DONTNEED)
             self._before = resident_bytes()
 
     def run(self, executor: Executor, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
-        """Run an executor, and release pages meanwhile."""
+        """Return the outputs of one run of ``executor``, during which pages are released."""
         with self._lock:
             self._runs += 1
             if self._thread is None or not self._thread.is_alive():
@@ -90,7 +90,7 @@ class Pager:
     def look(self) -> None:
         """Release all pages if there are too many."""
         most = self.window + self._most()
-        # Some are read between two checks.
+        # An eighth is a reserve for pages that are read between two checks.
         if resident_bytes() - self._before > most - most // 8:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -103,15 +103,15 @@ def _watch(own: weakref.ref[Pager], wakes: threading.Event) -> None:
         pager = own()
         if pager is None:
             return
-        with suppress(OSError):  # no file can be opened now
+        with suppress(OSError):  # /proc cannot be read, as when no file descriptor is left
             pager.look()
         del pager
         pause.wait(EVENT_S[1])
 
 
 def resident_bytes() -> int:
-    """Bytes of files that this process has in memory. Raises ``OSError`` where the system does not
-    tell."""
+    """Return the bytes of mapped files that this process has in memory. Raises ``OSError`` where
+    the system does not report them."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[2]) * mmap.PAGESIZE
 

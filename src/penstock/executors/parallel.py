@@ -1,4 +1,4 @@
-"""The parallel executor: tasks run as they become ready, on a pool of workers for each backend.
+"""The parallel executor: tasks run when they are ready, on a pool of workers for each backend.
 
 Steps too short to be worth a hand-over share a task. The memory plan is valid for every order in
 which tasks may run. With one task per stream this is the ``streams`` executor; with one task per
@@ -31,8 +31,8 @@ from penstock.plan.plan import Step
 
 
 class _Functions(list[Callable[..., RunValue]]):
-    """The functions of a program's tasks in one arena; the last function returns the outputs.
-    ``streams`` are the device streams of the tasks."""
+    """The functions of a program's tasks, bound to one arena, followed by the function that returns
+    the outputs. ``streams``: the device streams of the tasks."""
 
     streams: Sequence[DeviceStream] = ()
 
@@ -40,12 +40,12 @@ class _Functions(list[Callable[..., RunValue]]):
 def _with_streams(
     program: Program, devices: Sequence[Device], memory: np.ndarray
 ) -> Callable[[], _Functions]:
-    """Return a function that binds the tasks of a program to an arena with its own streams. The
-    kernels on a stream share its workspace."""
+    """Return a function that binds the tasks of a program to an arena and to streams of its own.
+    The kernels on a stream share a workspace."""
     assert program.tasks is not None
     signals = program.tasks.signals
-    # Created once per arena, whatever the number of kernel threads: a run has streams and
-    # workspaces to itself, and ``session.memory`` counts them with the arena (decision 27).
+    # Created once per arena, for any number of kernel threads: a run has exclusive use of its
+    # streams and workspaces, which ``session.memory`` counts with the arena (decision 27).
     streams: list[Any] = [device.stream() for device in devices]
     kept = [s.allocate(n) if n else None for s, n in zip(streams, signals.workspaces, strict=True)]
     workspaces = {}
@@ -74,12 +74,12 @@ def _bind_tasks(
 def _scoped(
     scope: Callable[..., RunValue], function: Callable[..., RunValue]
 ) -> Callable[..., RunValue]:
-    """The function of a task in a setting of a backend (``Backend.in_runs``), which a task that
-    steps aside leaves meanwhile: the setting is one of the thread."""
+    """Return the function of a task with a thread-local setting of a backend applied
+    (``Backend.in_runs``). A task leaves the setting while it is suspended."""
     if not isgeneratorfunction(function):
         return scope(function)
-    # The setting is entered for each step of the generator: between them, other tasks run on the
-    # thread, and the rest of this one may run on another.
+    # The setting is entered for each step of the generator: in between, other tasks run on this
+    # thread, and the next step may run on another thread.
     advance = scope(next)
 
     def steps(*arguments: object) -> Iterator[Any]:
@@ -93,8 +93,9 @@ def _scoped(
 @dataclass(frozen=True, eq=False)
 class TaskWorkers:
     """The workers of tasks. ``queues[i]`` has the workers for the tasks of queue i; queue 0 is the
-    host's, where the caller is one of the workers. Another worker is asked for if a task takes at
-    least ``worthwhile`` seconds. ``devices``: those on which tasks have streams, by name."""
+    host's, where the caller is one of the workers. A ready task justifies another worker if it
+    takes at least ``worthwhile`` seconds. ``devices``: the devices of the tasks' streams, by name.
+    """
 
     queues: Sequence[Queue]
     worthwhile: float
@@ -102,10 +103,10 @@ class TaskWorkers:
 
 
 class ParallelExecutor(CompiledExecutor):
-    """Runs the tasks of a program, independent ones at the same time.
+    """Runs the tasks of a program, with independent tasks in parallel.
 
-    ``hosts`` are the backends of the host's memory: the first allocates the arenas, and concurrent
-    tasks share their kernel threads. ``name`` is the name in events for observers.
+    ``hosts`` are the backends of the host's memory. The first allocates the arenas; all share the
+    kernel threads among concurrent tasks. ``name`` is the executor's name in events.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ParallelExecutor(CompiledExecutor):
         remote = Counter(program.arena_plan.remote)
         for device, nbytes in zip(tasks.signals.devices, tasks.signals.workspaces, strict=True):
             remote[memories.get(device, device)] += nbytes
-        # Without these, functions refer to nothing of one run, and all runs can share them.
+        # Without these, functions refer to no memory of a single run, and all runs can share them.
         writes = self.arena_plan.size or any(step.into for step in program.plan.walk())
         shared = not (of_streams or writes)
         self._arenas = self._allocate(hosts[0], limits, bind, shared, remote)
@@ -146,7 +147,7 @@ class ParallelExecutor(CompiledExecutor):
         arenas = self._arenas
         if any(queue.pool is not None for queue in self._flow.queues):
             refuse_reentry()
-        # One operation, which needs no lock; only a run that finds no free arena takes one.
+        # ``pop`` is atomic and needs no lock; only a run that finds no free arena takes the lock.
         try:
             arena = arenas.free.pop()
         except IndexError:
@@ -154,7 +155,7 @@ class ParallelExecutor(CompiledExecutor):
         try:
             try:
                 V = self._values(inputs)
-                self._allocated(control, arenas.each)
+                self._allocated(control, arenas.bytes_each)
                 with self._share as threads:
                     functions = arena[threads]
                     self._task_run(functions, V, control, threads).run()
@@ -162,12 +163,12 @@ class ParallelExecutor(CompiledExecutor):
             except Exception as error:
                 throw(explained(error, self._program))
             finally:
-                self._allocated(control, -arenas.each)
+                self._allocated(control, -arenas.bytes_each)
         except Exception:
             arenas.give(arena)
             raise
         except BaseException:
-            # Interrupted: other workers may still write to the arena, so no run can have it again.
+            # After an interrupt, other workers may still write to the arena: it cannot be reused.
             arenas.drop()
             raise
         arenas.give(arena)
@@ -186,26 +187,26 @@ class ParallelExecutor(CompiledExecutor):
     def _start(
         self, arena: PerThreadCount[_Functions], inputs: RunValues, control: Control, done: Done
     ) -> None:
-        """Run in an arena on the calling thread until no task is ready."""
+        """Begin a run in ``arena``, and return when no task is ready for the calling thread."""
         arenas, share = self._arenas, self._share
         V = self._values(inputs)
 
-        # On the thread that ends the run, with nothing held: ``done`` may start the next run.
+        # Called on the thread that ends the run, without locks: ``done`` may start the next run.
         def end(run: TaskRun | None = None, error: BaseException | None = None) -> None:
             outputs = None
             try:
                 if run is not None:
                     share.leave()
-                    # Taken from the run: its traceback refers to frames that refer to the run.
+                    # Removed from the run: the error's traceback refers to the run.
                     error, run.error = run.error, None
                 if error is None:
                     outputs = outputs_of(functions[-1], V, control)
-                self._allocated(control, -arenas.each)
+                self._allocated(control, -arenas.bytes_each)
             except BaseException as raised:
                 outputs, error = None, raised
             if isinstance(error, Exception):
                 error = explained(error, self._program)
-            # Before ``done`` is called: the next run of the caller may need the arena.
+            # Given back before ``done``, since the caller's next run may need the arena.
             arenas.give(arena)
             try:
                 done(outputs, error)
@@ -213,7 +214,7 @@ class ParallelExecutor(CompiledExecutor):
                 del error  # it holds this frame
 
         try:
-            self._allocated(control, arenas.each)
+            self._allocated(control, arenas.bytes_each)
             threads = share.enter()
             try:
                 functions = arena[threads]
@@ -225,7 +226,7 @@ class ParallelExecutor(CompiledExecutor):
             return
         run = self._task_run(functions, V, control, threads)
         run.on_end = partial(end, run)
-        # The run before has handed over its turn: this one waits on the device, not on the host.
+        # The previous run may have handed over its turn: wait for it on the device, not the host.
         if control.turn is not None:
             for event, stream in product(control.turn.behind, functions.streams):
                 stream.wait(event)
@@ -243,9 +244,8 @@ class ParallelExecutor(CompiledExecutor):
 
 
 class _ArenaRequest:
-    """An asynchronous run that waits for an arena. A class, because closures that refer to one
-    another would form a reference cycle, which would keep the feeds alive until the next garbage
-    collection."""
+    """An asynchronous run that waits for an arena. A class rather than closures, which would form a
+    reference cycle that keeps the feeds alive until the next garbage collection."""
 
     __slots__ = ("_control", "_done", "_executor", "_inputs")
 
@@ -258,8 +258,8 @@ class _ArenaRequest:
         self._done = done
 
     def begin(self) -> None:
-        """Start the run now if an arena is free, else when another run gives one back."""
-        # First, so that no stop is missed between the question for an arena and the wait for it.
+        """Start the run now if there is an arena for it, else when another run returns one."""
+        # Added first, so that a stop between the request for an arena and the wait is not missed.
         control = self._control
         control.add_listener(self._stop)
         try:
@@ -275,7 +275,7 @@ class _ArenaRequest:
             self._stop(control.error)  # ``set`` may have called it before the arena was asked for
 
     def _receive(self, received: PerThreadCount[_Functions] | None) -> None:
-        # Not on the thread of the run that gave the arena.
+        # On a worker, not on the thread of the run that returned the arena.
         pool = self._executor._flow.queues[0].pool
         assert pool is not None
         pool.submit(partial(self._accept, received))

@@ -1,13 +1,13 @@
-"""The memory of one session, which the arenas of all its plans share (``memory=``).
+"""The memory of one session (``memory=``), shared by the arenas of all its plans.
 
 ::
 
     memory    weights, plans | arena of a run | arena of a run | free arena |      left      |
 
 A run begins when its arena fits. If necessary, free arenas of other plans are dropped; otherwise
-the run waits for others to end, first come, first served. The needs of a plan are known before it
-runs, so a plan that could never run is refused when it is compiled. If the sizes of results depend
-on data, the run takes the whole memory of the session and counts its allocations.
+the run waits for others to end, in the order of arrival. The memory that a plan needs is known
+before it runs, so a plan that could never run is refused at compile time. If the sizes of results
+depend on data, the run takes the whole memory of the session and counts its allocations.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from penstock.plan.plan import StepTable
 
 _ABOUT = 1024
-"""bytes by which the size of a plan differs between processes"""
+"""upper bound of the bytes by which the size of a plan differs between processes"""
 
 
 class Pool(Protocol):
-    """The arenas of one plan: ``count`` in all; no run uses the ``free`` ones. An arena takes
-    ``needs`` bytes of the session's memory, or all of it if a run must be ``alone``."""
+    """The arenas of one plan: ``count`` in all, of which no run uses those in ``free``. An arena
+    takes ``needs`` bytes of the session's memory, or all of it if a run must be ``alone``."""
 
     count: int
     needs: int
@@ -47,20 +47,20 @@ class Pool(Protocol):
 
 
 Waiting: TypeAlias = tuple[Any, Callable[[Any], None]]
-"""a pool, and the callback that receives one of its arenas"""
+"""a pool, and the callback of a waiting run, which receives one of the pool's arenas"""
 
 
 class PlanTooLarge(LimitExceeded):
-    """A run of the plan with the steps ``table`` needs ``needed`` bytes, which do not fit into the
-    ``limit`` bytes of the session beside the ``held`` bytes of weights and plans."""
+    """A run of the plan ``table`` needs ``needed`` bytes, more than the session's ``limit`` bytes
+    leave beside the ``held`` bytes of weights and plans."""
 
     table: StepTable | None = None
 
     def __init__(self, limit: int, held: int, needed: int) -> None:
-        # The size of a plan is known only approximately.
+        # Plan sizes are approximate, so the message states a limit that suffices in any process.
         least = (held + needed + 2 * _ABOUT) // _ABOUT * _ABOUT
         super().__init__(
-            f"memory= allows {limit} bytes, and at least {least} are needed: {format_bytes(held)} "
+            f"memory= allows {limit} bytes, but at least {least} are needed: {format_bytes(held)} "
             f"for weights and plans, {format_bytes(needed)} for a run"
         )
         self.limit, self.held, self.needed = limit, held, needed
@@ -80,14 +80,14 @@ class SessionMemory:
         self.forked()
         renewed(self)
         self.waiting: deque[Waiting] = deque()
-        """runs of any plan that wait for an arena"""
-        self._pools: list[ref[Pool]] = []  # the most recently used one is last
+        """the queue of runs, of any plan, that wait for an arena"""
+        self._pools: list[ref[Pool]] = []  # the most recently used pool is last
         bound_kept_memory(self)
 
     def forked(self) -> None:
-        """Reset the run in parts in a forked child."""
+        """Forget, in a forked child, the parent's run in parts."""
         self.results = 0
-        """bytes of results that a run in parts has so far"""
+        """bytes of the results that a run in parts has computed so far"""
         self.turn = threading.Lock()
         """held by a run in parts, on the thread ``owner``"""
         self.owner = 0
@@ -101,7 +101,7 @@ class SessionMemory:
 
     @property
     def unused(self) -> int:
-        """Bytes that no arena has taken."""
+        """Bytes available to runs that no arena takes."""
         return max(self.left - self.taken, 0)
 
     @property
@@ -110,8 +110,8 @@ class SessionMemory:
         return sum([pool.count * pool.needs for pool in self._alive()])
 
     def check(self, needed: int) -> None:
-        """Raise ``LimitExceeded`` if a run that needs ``needed`` bytes could never begin. In a run
-        in parts, its results count as taken."""
+        """Raise ``PlanTooLarge`` if a run that needs ``needed`` bytes could never begin. Within a
+        run in parts, the results of that run count as taken."""
         held = self.held + (self.results if self.in_parts else 0)
         if needed > max(self.limit - held, 0):
             raise PlanTooLarge(self.limit, held, needed)
@@ -145,8 +145,8 @@ class SessionMemory:
     ) -> bool:
         while True:
             held = [pool for pool in (*own, *others) if pool.count]
-            # With no other arena left, waiting would not help, even if plans compiled since have
-            # taken the memory; results of another run are released when it ends.
+            # Without any arena in use, waiting would not help, even if plans compiled since then
+            # have taken the memory. Results of another run, in contrast, are released at its end.
             if not held and may_be_first:
                 return True
             taken = sum([pool.count * pool.needs for pool in held])

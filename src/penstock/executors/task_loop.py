@@ -556,7 +556,7 @@ class TaskRun:
         heads = [queue.ready[0] for queue in self.queues if queue.ready]
         waiting = heads or self.aside.in_flight
         if waiting and self.error is not None:
-            self.error.add_note(f"The run had come to {self._place(min(waiting))}.")
+            self.error.add_note(f"The run had reached {self._place(min(waiting))}.")
         self._clear()
 
     def _clear(self) -> None:
@@ -569,7 +569,7 @@ class TaskRun:
     def _stop(self, task: int) -> None:
         """Raise the error of the stopped run, with a note that names the current task."""
         if task >= 0 and self.control.error is not None:
-            self.control.error.add_note(f"The run had come to {self._place(task)}.")
+            self.control.error.add_note(f"The run had reached {self._place(task)}.")
         self.control.stop()
 
     def _place(self, task: int) -> str:

@@ -1,7 +1,7 @@
-"""The place of a run in a queue of runs, and how a run whose work is on a device hands over early.
+"""The turn of a run in a queue of runs, which a run with work on a device can hand over early.
 
 Runs on a user stream are sequential. Once all remaining work of a run is enqueued on a device, the
-next run can enqueue its own work, without waiting until the host sees the first one end::
+next run can enqueue its own work, without waiting until the host sees the end of the first::
 
     host      enqueue run 1             enqueue run 2 after run 1       copy back 1, 2
     device                   run 1 ................... run 2 ...................
@@ -18,14 +18,14 @@ from penstock.backends.base import Event
 from penstock.core.types import RunValue
 from penstock.host.threads import Workers
 
-# Runs that may be enqueued on devices at once: one computes, and the next waits for it.
+# Runs that may be enqueued on devices at the same time: one that computes, and the next one.
 _MOST_AT_ONCE = 2
 
 Function = Callable[[], object]
 
 
 class Turn:
-    """The turn of one run on ``workers``, after the run of ``previous``, if that has not ended."""
+    """The turn of one run on ``workers``, after the turn ``previous``, if that has not ended."""
 
     def __init__(self, previous: Turn | None, workers: Workers) -> None:
         self.previous = previous
@@ -55,7 +55,7 @@ class Turn:
             self._begin_next()
 
     def begin_alone(self, begin: Function) -> None:
-        """Call ``begin`` when the run before has ended."""
+        """Call ``begin`` when the previous run has ended, now or on a worker."""
         if self._after_previous(partial(self.workers.submit, begin)):
             begin()
 
@@ -66,7 +66,7 @@ class Turn:
             end()
 
     def _after_previous(self, function: Function) -> bool:
-        """Whether the run before has ended; call ``function`` when it does if not."""
+        """Whether the previous run has ended. If not, ``function`` is called when it ends."""
         previous = self.previous
         return previous is None or previous.is_over(function)
 
@@ -80,27 +80,27 @@ class Turn:
     # For the queue.
 
     def end(self) -> None:
-        """End the run, or a run that will never begin; its turn ends after the previous turn."""
+        """End the turn of a run that has ended or will never begin, after the previous turn."""
         if not self._after_previous(self.end):
             return
         with self._lock:
             self.ended, after = True, self._after[:]
             self._after.clear()
-        # A chain of turns would keep all runs of the queue alive.
+        # Drop the reference: a chain of turns would keep all runs of the queue alive.
         self.previous, self._events = None, ()
         self._begin_next()
         for function in after:
             function()
 
     def is_over(self, function: Function) -> bool:
-        """Whether the run has ended; call ``function`` when it does if not."""
+        """Whether the run has ended. If not, ``function`` is called when it ends."""
         with self._lock:
             if not self.ended:
                 self._after.append(function)
             return self.ended
 
     def is_handed_over(self, function: Function) -> bool:
-        """Whether the next run may begin; call ``function`` when it may if not."""
+        """Whether the next run may begin. If not, ``function`` is called when it may."""
         with self._lock:
             if not self._handed_over:
                 self._next.append(function)

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from penstock.ir.graph import Model
 
 _UNSET = "penstock.unset"
-"""The text of a file with the names of variables without a value."""
+"""The key, in the metadata of a saved file, of the names of variables without a value."""
 
 
 class Variables(Mapping[str, np.ndarray]):
-    """The variables of a session by name. Further sessions of the model share them if they are
+    """The variables of a session by name. Other sessions of the same model share them if they are
     passed to ``penstock.compile`` as ``variables=``.
 
-    ``variables["v"]`` returns a copy of the value; ``variables["v"] = array`` sets it, before the
-    next step that reads it. Reading a variable without a value raises ``InvalidInput``, and so does
-    an unknown name. If the model assigns no variables, they are constants and cannot be set.
+    ``variables["v"]`` returns a copy of the value; ``variables["v"] = array`` sets the value that
+    later steps read. To read a variable without a value raises ``InvalidInput``, and so does an
+    unknown name. If the model assigns no variables, they are constants and cannot be set.
 
-    Each value that is read is one that the variable had. During runs, values of several variables
-    may be from different moments.
+    Reading one variable is atomic. During runs, the values of several variables may be from
+    different moments.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Variables(Mapping[str, np.ndarray]):
         self._places: dict[str, tuple[Store, str]] = {}
         stores = _stores(model)
         for number, (store, declared) in enumerate(stores.items()):
-            own_store = own.setdefault(store, store.own())  # other signatures may share it
+            own_store = own.setdefault(store, store.own())  # signatures share stores
             # Each file of a package has its own store; the same name may occur in several.
             prefix = f"{number}/" if len(stores) > 1 else ""
             for name, types in sorted(declared.items()):
@@ -62,7 +62,7 @@ class Variables(Mapping[str, np.ndarray]):
 
     @property
     def types(self) -> dict[str, Type]:
-        """The declared types."""
+        """The declared types of the variables, by name."""
         return {name: self._variable(name).type for name in self}
 
     @property
@@ -80,7 +80,7 @@ class Variables(Mapping[str, np.ndarray]):
         return value.copy()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A copy of a value, or ``default`` if the variable has none."""
+        """Return a copy of a value, or ``default`` for an unknown or unset variable."""
         return self[name] if name in self and self._variable(name).value is not None else default
 
     def __setitem__(self, name: str, value: RunValue) -> None:
@@ -96,8 +96,8 @@ class Variables(Mapping[str, np.ndarray]):
         return len(self._places)
 
     def update(self, values: NamedValues) -> None:
-        """Set variables by name. If one does not fit, sets none and raises ``InvalidInput``."""
-        # All are checked before the first is set.
+        """Set variables by name. If a value does not fit, sets none and raises ``InvalidInput``."""
+        # All values are checked before the first is set.
         arrays = {name: self._array(name, value) for name, value in values.items()}
         for name, array in arrays.items():
             self._variable(name).assign(array)
@@ -106,7 +106,9 @@ class Variables(Mapping[str, np.ndarray]):
         """Reset variables to their initial values.
 
         Args:
-            names: Their names, by default all. Raises ``InvalidInput`` for others.
+            names: The variables to reset, by default all.
+
+        Raises ``InvalidInput`` for an unknown name.
         """
         for name in list(self) if names is None else names:
             variable = self._variable(name)
@@ -115,8 +117,8 @@ class Variables(Mapping[str, np.ndarray]):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the current values of all variables at the end, for runs that the user did not
-        ask for."""
+        """Restore the current values of all variables on exit, for runs that the user did not ask
+        for."""
         values = [(variable, variable.value) for variable in map(self._variable, self)]
         try:
             yield
@@ -138,10 +140,10 @@ class Variables(Mapping[str, np.ndarray]):
         save_arrays(_path(path), arrays, {_UNSET: json.dumps(unset)} if unset else {})
 
     def restore(self, path: str | Path) -> None:
-        """Set all variables to the saved values; variables saved without a value lose theirs.
+        """Set all variables to the values in a file. Variables saved without a value become unset.
 
         Raises ``InvalidInput``, and changes nothing, if the file is damaged or its variables are
-        not the model's. Raises ``OSError`` if the file cannot be read.
+        not those of the model. Raises ``OSError`` if the file cannot be read.
         """
         from penstock.artifact.tensor_file import load_arrays
 
@@ -156,8 +158,8 @@ class Variables(Mapping[str, np.ndarray]):
                 if several
             ]
             raise InvalidInput(
-                f"{str(path)!r} is of another model: it {', and '.join(reasons)}; set single "
-                "variables with variables.update"
+                f"{str(path)!r} was saved for another model: it {', and '.join(reasons)}; to set "
+                "some variables, use variables.update"
             )
         self.update(arrays)
         for name in unset:
@@ -171,24 +173,27 @@ class Variables(Mapping[str, np.ndarray]):
         if not stores.keys() <= own.keys():
             if len(stores) != 1 or len(own) != 1:
                 raise InvalidInput(
-                    "variables= takes those of a session of the same model, with as many files"
+                    "variables= takes those of a session of the same model, with the same files"
                 )
             own = dict(zip(stores, own.values(), strict=True))
         for store, declared in stores.items():
             if store.constant != own[store].constant:
-                raise InvalidInput("variables= are of another model, whose variables are constants")
+                raise InvalidInput(
+                    "variables= takes the variables of a session of the same model; only one of "
+                    "the two models assigns to its variables"
+                )
             own[store].join(store)
             for name, types in declared.items():
                 _declare(own[store], name, types)
         return own
 
     def state(self) -> dict[str, np.ndarray | None]:
-        """The values of variables that are no longer their initial values."""
+        """The values of variables that have been set, by name; None for an unset variable."""
         changed = {}
         for name, (store, own_name) in self._places.items():
             value = self._variable(name).value
-            # By identity: assigned values that are equal are saved as well, and no array is
-            # compared.
+            # Compared by identity, not by element: an assigned value that equals the initial one
+            # is included.
             if value is not store.initial.get(own_name):
                 changed[name] = value
         return changed
@@ -213,22 +218,22 @@ class Variables(Mapping[str, np.ndarray]):
         return store.variable(own_name, TensorType())
 
     def _array(self, name: str, value: RunValue) -> np.ndarray:
-        """``value`` for a variable. Raises ``InvalidInput``."""
+        """Convert ``value`` to the type of a variable. Raises ``InvalidInput``."""
         declared = self._variable(name).type
         if self._places[name][0].constant:
             raise InvalidInput(
                 f"variable {name!r} cannot be set: nothing in the model assigns to variables, so "
-                "that their values are constants of its plans"
+                "their values are constants in its plans"
             )
         try:
             if hasattr(value, "dtype") or declared.dtype is None:
                 array = np.asarray(value)
             else:
                 array = from_python(value, declared.dtype)
-        except Exception as error:  # out of the value's own __array__, say
-            kind = type(value).__name__
+        except Exception as error:  # for example, from the value's ``__array__``
+            type_name = type(value).__name__
             raise InvalidInput(
-                f"variable {name!r} of {declared} cannot be made of a {kind}: {error}"
+                f"variable {name!r} of {declared} cannot be converted from a {type_name}: {error}"
             ) from error
         if not accepts(declared, type_of(array)):
             raise InvalidInput(f"variable {name!r} is {declared}, not {type_of(array)}")
@@ -242,8 +247,8 @@ class Variables(Mapping[str, np.ndarray]):
         for name in self:
             value, type_ = self._variable(name).value, self._variable(name).type
             rows.append((name, str(type_), "no value yet" if value is None else value.nbytes))
-        kind = "constants" if self.constant else "variables"
-        return DisplayTable(f"{len(self)} {kind}", ("name", "type", "bytes"), rows)
+        title = f"{len(self)} {'constants' if self.constant else 'variables'}"
+        return DisplayTable(title, ("name", "type", "bytes"), rows)
 
     def __repr__(self) -> str:
         return f"Variables({shortened(', '.join(f'{n!r}: {t}' for n, t in self.types.items()))})"
@@ -255,7 +260,7 @@ def _stores(model: Model) -> dict[Store, dict[str, list[TensorType]]]:
 
 
 def _declare(store: Store, name: str, types: list[TensorType]) -> None:
-    """Declare a variable in a store. Raises ``InvalidInput`` if it exists with another type."""
+    """Declare a variable in a store. Raises ``InvalidInput`` if it is declared with another type."""
     try:
         for type_ in types:
             store.variable(name, type_)
@@ -275,5 +280,7 @@ def _names(text: str) -> list[str]:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidInput(f"the file's text {_UNSET!r} is no list of names; save it anew")
+        raise InvalidInput(
+            f"the file's metadata {_UNSET!r} is not a list of names; save the variables again"
+        )
     return names

@@ -253,7 +253,7 @@ class FramesRun:
         calls = [token for token, _ in self.calls]
         for node, *_ in [*self.scheduler.ready, *self.heavy, *calls][:1]:
             if node.node is not None:
-                error.add_note(f"The run had come to {node.node.op.name} ({node.node.label}).")
+                error.add_note(f"The run had reached {node.node.op.name} ({node.node.label}).")
         self._fail(error)
 
     def _token(self, token: Token) -> None:
