@@ -1,9 +1,9 @@
-"""The loop behind every executor that decides at run time: tasks run as they become ready.
+"""The loop of every executor that schedules at run time: tasks run when they are ready.
 
 Each queue of ready tasks has workers that take the most urgent task, run it, and decrement the
 counters of the tasks that depend on it. The caller of a run is one of the workers of queue 0, the
 host's; the others come from process-wide pools. A worker leaves when no task is ready: workers
-never wait for each other, and only the caller, outside of the queue, waits for the end.
+never wait for each other. Only the caller, once it has left its queue, waits for the end.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Queue:
 
 
 class Flow:
-    """The immutable part of the loop's state, shared by all runs of a plan. ``tasks`` has the
-    dependencies; ``worthwhile[t]``: whether task t is worth another worker."""
+    """The immutable part of the loop's state, shared by all runs of a plan. ``tasks`` states the
+    dependencies; ``worthwhile[t]``: whether task t is long enough for another worker."""
 
     def __init__(
         self, tasks: Tasks, queues: Sequence[Queue], worthwhile: Sequence[bool], slots: int
@@ -49,16 +49,16 @@ class Flow:
         self.queues = tuple(queues)
         self.worthwhile = tuple(worthwhile)
         self.slots = slots
-        # Whether only one worker runs at a time, so that it need not check whether another would
-        # help. The dataflow executor is this case: a step takes 0.7 us, and checking the queues
-        # for each task would add considerably to that (decision 16).
+        # Whether only one worker runs at a time, so that it need not check whether to wake another.
+        # This holds for the dataflow executor: a step takes 0.7 us, to which a check of the queues
+        # for each task would add considerably (decision 16).
         self.alone = len(queues) == 1 and not any(worthwhile)
         self.devices = _device_tasks(tasks)
         self.block = tuple([task.block for task in tasks.tasks])
         self.queue = tuple([task.queue for task in tasks.tasks])
         signals = tasks.signals
-        # Tasks that may be suspended: their functions are generators. All others are plain
-        # functions, which cost one call and no state between steps.
+        # Whether each task may be suspended, so that its function is a generator. The other tasks
+        # are plain functions, which take one call and keep no state between steps.
         self.expanded = _generators(tasks)
         self.signals = signals.count
         self.of_block = signals.of_block or ((0, 0),) * len(tasks.blocks)
@@ -78,7 +78,7 @@ class Flow:
 
 
 def _generators(tasks: Tasks) -> tuple[bool, ...]:
-    """For each task, whether its function may wait."""
+    """Return whether each task may be suspended."""
     signals, overlap = tasks.signals, tasks.signals.overlap
     waits = {step for step, events in overlap.awaited.items() if any(s < 0 for s, _ in events)}
     waits.update(signals.waits)
@@ -86,7 +86,7 @@ def _generators(tasks: Tasks) -> tuple[bool, ...]:
     return tuple(
         [
             bool(task.blocks)
-            # The host waits for its streams at the end, unless events mark the end of iterations.
+            # The host waits for a task's streams at the end, unless events end its iterations.
             or not overlap.ends.keys() >= set(signals.of_task.get(t, ()))
             or not waits.isdisjoint(task.steps)
             or (asynchronous and are_asynchronous(task.steps))
@@ -96,8 +96,8 @@ def _generators(tasks: Tasks) -> tuple[bool, ...]:
 
 
 def _device_tasks(tasks: Tasks) -> frozenset[int]:
-    """The tasks that enqueue work on devices. Empty if further work may follow, as in a loop, or if
-    the plan has effects that later runs must not overtake."""
+    """Return the tasks that enqueue work on devices, or no tasks if one of them may run several
+    times, as in a loop, or if the plan has effects that later runs must not overtake."""
     devices = tasks.signals.of_task.keys()
     if not devices:
         return frozenset()
@@ -115,18 +115,19 @@ def _device_tasks(tasks: Tasks) -> frozenset[int]:
 # gains nothing from finer locks.
 #
 # A task that needs a block, a signal or an event leaves its worker; its generator is the
-# continuation. Rejected alternatives (decision 16): a worker that waits for the nested tasks
-# deadlocks on a pool of one thread; asyncio, with a coroutine for each task, needs a pool for
-# kernels anyway; an interpreter of step objects is slower, and a second definition of control flow.
+# continuation. Rejected alternatives (decision 16): a worker that waits for nested tasks, which
+# deadlocks on a pool of one thread; asyncio, with a coroutine for each task, which needs a pool for
+# kernels anyway; an interpreter of step objects, which is slower, and would define control flow a
+# second time.
 #
 # Workers leave when no task is ready, instead of waiting for the next one. All runs of the process
 # share the pool: a worker that waits for one run is a thread that other runs lack.
 
 
 class _QueueState:
-    """A queue in one run: a heap of ``ready`` task numbers, the most urgent first (the plan sorts
-    tasks by urgency); the number of its ``workers``, and of its ready tasks that are
-    ``worthwhile``, i.e. worth another worker."""
+    """A queue in one run: a heap of the numbers of ``ready`` tasks, the most urgent first (the plan
+    sorts tasks by urgency); the number of its ``workers``; and the number of its ready tasks that
+    are ``worthwhile``, that is, long enough for another worker."""
 
     __slots__ = ("ready", "workers", "worthwhile")
 
@@ -137,9 +138,9 @@ class _QueueState:
 
 
 class _Continuations:
-    """The suspended tasks of a run: their ``generators``; tasks ``parked`` until a signal is
-    emitted, by signal; tasks ``in_flight``, which wait for an asynchronous kernel or a device; and
-    tasks that have ``enqueued`` all of their work on a device."""
+    """The suspended tasks of a run: the ``generators`` of tasks; the tasks ``parked`` until a
+    signal is emitted, by signal; the tasks ``in_flight``, with the asynchronous kernel or the event
+    that each waits for; and the tasks that have ``enqueued`` all of their work on a device."""
 
     __slots__ = ("enqueued", "generators", "in_flight", "parked")
 
@@ -151,11 +152,11 @@ class _Continuations:
 
 
 class TaskRun:
-    """One run of a flow: all that changes while it goes on, under ``lock``.
+    """One run of a flow: its mutable state, guarded by ``lock``.
 
-    ``running`` counts workers between a look at the queues and the next; when it falls to 0 and the
-    plan's block is done, or the run has failed, the run has ended and ``on_end`` is called.
-    Workers of a pool call ``adopt`` before they begin.
+    ``running`` counts the workers that have begun and not left. The run has ended when it falls to
+    0 and the plan's block is done, or the run has failed; then ``on_end`` is called. Workers of a
+    pool call ``adopt`` before they begin.
     """
 
     __slots__ = (
@@ -181,21 +182,21 @@ class TaskRun:
         self.observe = observe
         self.adopt = adopt
         self.on_end: Callable[[], None] | None = None
-        # Observers are called with the lock held, and may stop the run: ``_abort`` takes the lock
-        # again. So does ``_resume``, for a kernel that has ended before it was asked.
+        # Re-entrant: observers are called with the lock held and may stop the run, and ``_abort``
+        # takes the lock. So does ``_resume``, for a kernel that ended before ``notify``.
         self.lock = threading.RLock()
         self.queues = [_QueueState() for _ in flow.queues]
         self.waits = list(flow.tasks.waits)
         self.remaining = list(flow.counts)
         self.uses: dict[int, int] = {}
         self.aside = _Continuations()
-        # Whether each signal has been emitted.
+        # For each signal, False until it is emitted, then its event or True.
         self.S: list[Any] = [False] * flow.signals
         self.running = 0
         self.failed = False
         self.error: BaseException | None = None
         self.caller_waits = False
-        # A lock is the cheapest event: a Condition would be a second lock and a list of waiters.
+        # A lock is the cheapest event: a Condition has a second lock and a list of waiters.
         self.signal = threading.Lock()
         self.signal.acquire()
         self.ended = False
@@ -203,12 +204,12 @@ class TaskRun:
     # For the caller that starts a run.
 
     def run(self) -> None:
-        """Run to the end, as the first worker; raises the error of the run, if any."""
+        """Run to the end, as the first worker. Raises the error of the run, if any."""
         try:
             self._begin(True)
             while not self.ended:
                 await_release(self.signal)
-                # Woken for the end, or as a worker: ``_wake`` has counted it as one already.
+                # Woken for the end, or as a worker, which ``_wake`` has already counted.
                 if not self.ended:
                     quiet(self._work, 0, True)
         except BaseException as error:
@@ -219,7 +220,7 @@ class TaskRun:
             try:
                 raise failure
             finally:
-                del failure  # it holds this frame
+                del failure  # its traceback refers to this frame
 
     def start(self) -> None:
         """Work until no task is ready, then return; ``on_end`` is called when the run ends."""
@@ -228,13 +229,13 @@ class TaskRun:
     def _begin(self, caller: bool) -> None:
         try:
             with self.lock:
-                # Counted here and not in ``_work``: between the two, a worker that is woken here
-                # could end all that is ready, and must not find that nobody else runs.
+                # Counted here and not in ``_work``: a worker that is woken here could run all
+                # ready tasks before ``_work`` begins, and must not find that no worker is left.
                 self.queues[0].workers += 1
                 self.running += 1
                 self._activate(0)
                 self._wake_others(0)
-            # From here on, a stop ends the run even if it has no worker.
+            # From now on, a stop ends the run even if it has no worker.
             self.control.add_listener(self._abort)
             if self.control.stopped:
                 self._stop(-1)
@@ -246,7 +247,7 @@ class TaskRun:
     # Workers.
 
     def _join(self, queue: int) -> None:
-        """The job of a worker that was asked to help."""
+        """Work on a queue, as a worker of the pool that ``_wake`` has asked for."""
         with self.lock:
             # The pool may start the job late. The run may have ended by then, since ``running``
             # only counts workers that have begun.
@@ -254,15 +255,15 @@ class TaskRun:
                 self.queues[queue].workers -= 1
                 return
             self.running += 1
-        # Not under the lock: it calls the libraries of kernels.
+        # Called without the lock, since it calls kernel libraries.
         if self.adopt is not None:
             self.adopt()
         quiet(self._work, queue)
 
-    # On a thread of the pool, or on the caller's. Attributes are read once: this loop is the
-    # overhead of a small task. Kernels ask ``THREAD.run`` whether to stop: a run inside another
+    # Runs on a thread of the pool, or on the caller's. Attributes are read once, since this loop is
+    # the overhead of a small task. Kernels ask ``THREAD.run`` whether to stop: a run inside another
     # run's kernel must restore the outer one. A worker wakes one other worker, which wakes the
-    # next, so that no task waits while its worker starts threads for all.
+    # next, so that no worker delays its own task to start threads for all ready tasks.
 
     def _work(self, queue: int, caller: bool = False) -> None:
         """Run tasks of one queue until none is ready. ``running`` already counts this worker."""
@@ -278,10 +279,10 @@ class TaskRun:
         outer, THREAD.run = THREAD.run, control
         try:
             while True:
-                # Ending one task and choosing the next take the lock once.
+                # The lock is taken once, both to end a task and to choose the next.
                 with lock:
                     if task >= 0:
-                        # Tasks that waited for this one may run now, and values may be freed.
+                        # Dependent tasks may become ready, and values may be freed.
                         for other in consumers[task]:
                             left = waits[other] - 1
                             waits[other] = left
@@ -298,8 +299,8 @@ class TaskRun:
                             self._finished(block[task])
                     if others:
                         self._wake_others(queue)
-                    # The last look and the leave are one step: a task pushed in between would find
-                    # this worker still counted, ask for no other, and wait for ever.
+                    # Check and leave under one lock: for a task pushed in between, no other worker
+                    # would be woken, since this one is still counted, and the run would hang.
                     if self.failed or not ready:
                         ended = self._leave(queue, caller)
                         break
@@ -308,26 +309,26 @@ class TaskRun:
                         own.worthwhile -= flow.worthwhile[task]
                         if own.worthwhile:
                             self._wake(queue)
-                # A flag, read without the lock: a stale look costs one more task.
+                # Read without the lock: a stale value costs one more task.
                 if control.stopped:
                     self._stop(task)
                 if not expanded[task]:
                     functions[task](*arguments)
                 elif not self._advance(task):
-                    task = -1  # it has not ended; another worker may have it by now
+                    task = -1  # suspended; another worker may have resumed it by now
         except BaseException as error:
             THREAD.run = outer
             self._failed(error, queue, caller)
         else:
             THREAD.run = outer
-            # Outside of the lock: ``on_end`` calls users' code, which may start the next run.
+            # Called without the lock: ``on_end`` calls user code, which may start the next run.
             if ended:
                 self._end()
             elif control.turn is not None:
                 self._hand_over(control.turn)
 
     def _hand_over(self, turn: Turn) -> None:
-        """Let the next run begin if all that is left of this one comes after events of devices."""
+        """Let the next run begin if all remaining work of this run waits for device events."""
         devices, aside = self.flow.devices, self.aside
         with self.lock:
             events = list(aside.in_flight.values())
@@ -337,7 +338,7 @@ class TaskRun:
         turn.hand_over([event for event in events if not isinstance(event, Outcome)])
 
     def _failed(self, error: BaseException, queue: int, caller: bool) -> None:
-        """A worker leaves with an error, which only an interrupted caller raises."""
+        """Leave as a worker whose task has raised ``error``; re-raise the caller's interrupts."""
         self._fail(error)
         with self.lock:
             ended = self._leave(queue, caller)
@@ -347,15 +348,15 @@ class TaskRun:
             raise error
 
     def _end(self) -> None:
-        """The run has ended, and no worker is left."""
+        """Call ``on_end`` after the run has ended and the last worker has left."""
         self.control.remove_listener(self._abort)
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end()
 
     def _advance(self, task: int) -> bool:
-        """Run a task until it needs a block or a signal; return whether it is done."""
-        # A task is on one worker at a time, so its generator needs no lock.
+        """Run a task until it ends or is suspended; return whether it has ended."""
+        # Only one worker at a time runs a task, so its generator needs no lock.
         aside = self.aside
         generator = aside.generators.get(task)
         if generator is None:
@@ -367,9 +368,9 @@ class TaskRun:
                 del aside.generators[task]
                 aside.enqueued.add(task)
                 return True
-            # The generator yields a block (>= 0), ~signal (< 0), or the Outcome or Event to wait
-            # for. What it needs may come at once and on any thread: the task is noted as waiting
-            # under the lock, before anything can make it ready again.
+            # The generator yields the block (>= 0), ~signal (< 0), Outcome or Event that it needs.
+            # This may come at once and on any thread: the task is recorded as waiting under the
+            # lock, before anything can make it ready again.
             with self.lock:
                 if needed.__class__ is not int:
                     aside.in_flight[task] = needed
@@ -383,13 +384,13 @@ class TaskRun:
                 if needed >= 0:
                     self._activate(needed)
                     return False
-                # Emitted since the generator looked: it goes on, since nobody would wake it.
+                # If the signal was emitted meanwhile, continue: nothing would wake the task.
                 if not self.S[~needed]:
                     aside.parked.setdefault(~needed, []).append(task)
                     return False
 
     def _resume(self, task: int) -> None:
-        """The asynchronous kernel or the event that a task waits for has come; on any thread."""
+        """Make a task ready whose asynchronous kernel or event is complete; on any thread."""
         with self.lock:
             self.aside.in_flight.pop(task, None)
             if self.failed or self.ended:
@@ -401,26 +402,26 @@ class TaskRun:
                 self._wake(queue)
 
     def _arguments(self) -> tuple[RunValue, ...]:
-        """The arguments of the functions of tasks."""
+        """The arguments of the tasks' functions."""
         if self.flow.signals:
             return self.control, self.V, self.S, self._emit
         return self.control, self.V
 
     def _emit(self, signal: int, event: Any = True) -> None:
-        """Tasks that wait for ``signal`` go on."""
+        """Record a signal and its device event, and make the tasks that wait for it ready."""
         with self.lock:
             self.S[signal] = event
             for task in self.aside.parked.pop(signal, ()):
                 self._push(task)
-            # Streams are tasks of the host's queue. The worker that emits goes on with its own
-            # stream: cheap ones that it has made ready wait until it looks for its next task.
+            # Streams are tasks of the host's queue. This worker continues with its own stream;
+            # short streams that it has made ready wait until it takes its next task.
             if self.queues[0].worthwhile:
                 self._wake(0)
 
-    # Under the lock.
+    # The caller of the following methods must hold the lock.
 
     def _push(self, task: int) -> None:
-        """A task is ready."""
+        """Add a ready task to its queue."""
         flow = self.flow
         queue = self.queues[flow.queue[task]]
         heappush(queue.ready, task)
@@ -429,10 +430,10 @@ class TaskRun:
             self.control.observer.step_ready(self.control.run, flow.tasks.tasks[task].steps[0])
 
     def _activate(self, block: int) -> None:
-        """Begin with the tasks of a block."""
+        """Begin the tasks of a block."""
         flow = self.flow
         tasks = flow.tasks
-        # A block runs once for each iteration, and never twice at a time, so that counts, signals
+        # A block runs once for each iteration, and never twice at the same time: counts, signals
         # and values have one place each, which is reset here (decision 16).
         for task in tasks.blocks[block]:
             self.waits[task] = tasks.waits[task]
@@ -444,33 +445,33 @@ class TaskRun:
         self.remaining[block] = flow.counts[block]
         for task in flow.sources[block]:
             self._push(task)
-        if not flow.counts[block]:  # an empty block has no last task that would end it
+        if not flow.counts[block]:  # an empty block has no last task, whose end would end it
             self._finished(block)
 
     def _finished(self, block: int) -> None:
-        """All tasks of a block have run: the task that the block belongs to goes on."""
+        """Resume the task that owns a block, whose tasks have all run."""
         parent = self.flow.tasks.parent[block]
         if parent >= 0:
             self._push(parent)
 
     def _count_down(self, slots: Sequence[int]) -> None:
-        """Release values after their last reader has ended."""
+        """Decrement the use counts of slots, and release the values that have no more readers."""
         for slot in slots:
             left = self.uses[slot] - 1
             self.uses[slot] = left
             if not left:
-                # ``V`` lives as long as the run: a value in it would keep its memory until then.
+                # ``V`` lives as long as the run, and would keep the value's memory until then.
                 value, self.V[slot] = self.V[slot], None
                 run = self.control.run
                 if self.observe and (owner := run.table.slots[slot]).owned and owner.base < 0:
                     freed(self.control, value)
 
     def _wake(self, queue: int) -> None:
-        """Ask for another worker of a queue, unless it has all that it may have."""
+        """Ask for another worker of a queue, up to its limit."""
         where, own = self.flow.queues[queue], self.queues[queue]
         if own.workers >= where.workers:
             return
-        # The caller's thread first: it has nothing else to do, and no pool has to start one.
+        # Prefer the caller's thread, which is idle, to one that the pool has to start.
         if queue == 0 and self.caller_waits:
             self.caller_waits = False
             own.workers += 1
@@ -478,8 +479,8 @@ class TaskRun:
             self.signal.release()
         elif where.pool is not None:
             job = partial(self._join, queue)
-            # The first worker of a queue is queued if none is idle: without it the tasks would
-            # never run. Further ones only help, and must not be stale jobs in the pool later.
+            # Without an idle thread, the first worker of a queue waits in the pool, since the tasks
+            # need it. Further workers are optional, and must not be left in the pool as stale jobs.
             if not own.workers:
                 where.pool.submit(job)
                 own.workers += 1
@@ -487,13 +488,13 @@ class TaskRun:
                 own.workers += 1
 
     def _wake_others(self, queue: int) -> None:
-        """Ask for a worker of each other queue that has something to do."""
+        """Ask for a worker of each other queue that has ready tasks for one."""
         for number, other in enumerate(self.queues):
             if number != queue and other.ready and (not other.workers or other.worthwhile):
                 self._wake(number)
 
     def _leave(self, queue: int, caller: bool) -> bool:
-        """A worker has nothing to do; whether it was the last and the run has ended."""
+        """Leave as a worker that has no task. Return whether the run has ended with it."""
         pool = self.flow.queues[queue].pool
         if not caller and self.on_end is None and pool is not None:
             # Return the worker before signalling completion: the caller may start the next run.
@@ -503,10 +504,10 @@ class TaskRun:
         if self.running:
             self.caller_waits |= caller
             return False
-        # Nobody runs, and tasks are left. Either someone will come back, for an event, or as a
-        # worker that was asked and has not begun; or the plan is wrong, and the run would hang.
+        # No worker runs, but tasks are left. Either an event will resume one, or a worker was asked
+        # for and has not begun; otherwise the plan is wrong, and the run would hang.
         if self.remaining[0] and not self.failed:
-            if self.control.stopped:  # since we looked, and no other worker will
+            if self.control.stopped:  # after the last check, and no other worker will check
                 self._stopped()
             elif self.aside.in_flight or any(queue.workers for queue in self.queues):
                 self.caller_waits |= caller
@@ -520,28 +521,28 @@ class TaskRun:
         return True
 
     def _over(self) -> None:
-        """The run has ended."""
+        """Mark the run as ended, and wake the caller if it waits."""
         self.ended = True
-        self.aside.generators.clear()  # generators that will not continue refer to this run
+        self.aside.generators.clear()  # suspended generators refer to this run
         if self.caller_waits:
             self.caller_waits = False
             self.signal.release()
 
     def _fail(self, error: BaseException) -> None:
-        """The run ends with ``error``, unless it has ended with another before."""
+        """Let the run end with ``error``, unless it has already failed or ended."""
         with self.lock:
             if self.failed or self.ended:
                 return
             self.failed = True
             self.error = error
             self._clear()
-        # Workers within a loop check the control. It is set outside of the lock, since it calls
-        # listeners of users, which may wait for a thread that needs the lock.
+        # Set the control, which workers in loops check. Without the lock, since it calls users'
+        # listeners, which may wait for a thread that needs the lock.
         self.control.set(Cancelled("another task of the run has failed"))
 
     def _abort(self, error: Exception) -> None:
         """End a stopped run that has no running worker."""
-        # Called on the watchdog's thread or on the thread that calls ``CancelToken.cancel``.
+        # Called on the watchdog's thread, or on the thread that calls ``CancelToken.cancel``.
         with self.lock:
             if self.failed or self.ended or self.running:
                 return
@@ -550,7 +551,7 @@ class TaskRun:
         self._end()
 
     def _stopped(self) -> None:
-        """Fail with the error of the control; no worker is running."""
+        """Fail with the error of the control, when no worker is running."""
         self.failed = True
         self.error = self.control.error
         heads = [queue.ready[0] for queue in self.queues if queue.ready]
@@ -573,7 +574,7 @@ class TaskRun:
         self.control.stop()
 
     def _place(self, task: int) -> str:
-        """The node of a task in the model, and the loops and branches around it."""
+        """Describe the node of a task, and the loops and branches around it."""
         tasks = self.flow.tasks
         names = []
         while task >= 0:

@@ -260,7 +260,7 @@ def _stores(model: Model) -> dict[Store, dict[str, list[TensorType]]]:
 
 
 def _declare(store: Store, name: str, types: list[TensorType]) -> None:
-    """Declare a variable in a store. Raises ``InvalidInput`` if it is declared with another type."""
+    """Declare a variable in a store. Raises ``InvalidInput`` for a contradicting declaration."""
     try:
         for type_ in types:
             store.variable(name, type_)

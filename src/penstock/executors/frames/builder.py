@@ -1,8 +1,8 @@
-"""Compile a graph with frames, the functions that it calls, and its parts, each once.
+"""Compilation of a graph with frames: its parts and the functions that it calls, each once.
 
 Each function, and each graph of a node that contains frames, becomes a separate ``FrameGraph``; a
 node that calls it waits for it as for a kernel. Calls are kept in a set, not on Python's stack,
-so their depth is only bounded by memory and ``Limits.max_calls``.
+so that only memory and ``Limits.max_calls`` bound their depth.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from penstock.plan.tasks import are_asynchronous
 @dataclass(frozen=True)
 class NodeCompilers:
     """The compilers of the nodes of a graph with frames. ``kernel`` compiles an ordinary node and
-    returns the kernel and its backend's name. If it returns None, ``executor`` compiles the graph
-    of a segment, or a graph with only this node. ``function`` copies a function's graph without
-    dead code, ``copy`` copies a node's graph with new inputs, and ``form`` returns the form of a
-    frame that is one node."""
+    returns its kernel and the name of its backend, or None. Then ``executor`` compiles a graph with
+    only this node; it also compiles the graph of a segment. ``function`` copies a function's graph
+    without dead code, ``copy`` copies a node's graph with new inputs, and ``form`` returns the form
+    of a frame that is one node."""
 
     kernel: Callable[[Node], tuple[Kernel, str] | None]
     executor: Callable[[Graph], Executor]
@@ -60,16 +60,16 @@ class NodeCompilers:
 
 
 class FrameGraphBuilder:
-    """Builds the executor of one graph. ``workers``: how many kernels may run at the same time."""
+    """Builds the executor of one graph. ``workers``: the maximum number of concurrent kernels."""
 
     def __init__(self, compilers: NodeCompilers, limits: Limits, workers: int) -> None:
         self._workers = workers
         self._compilers = compilers
         self._limits = limits
         self._inner = InnerPrograms()
-        self._called: list[str] = []  # functions that are yet to be compiled
+        self._called: list[str] = []  # functions that still have to be compiled
         self._constants: list[Value | np.ndarray] = []
-        self._asynchronous = False  # whether one of the called graphs has an asynchronous kernel
+        self._asynchronous = False  # whether a called graph has an asynchronous kernel
 
     def build(
         self,
@@ -79,7 +79,7 @@ class FrameGraphBuilder:
         observed: Callable[[], FramesExecutor] | None = None,
     ) -> FramesExecutor:
         """Build the executor of the ``parts`` of a sorted ``graph``. ``devices``: the number of
-        devices that share the host's cores. ``observed`` compiles an executor for observed runs."""
+        devices that share the host's cores. ``observed`` builds the executor of observed runs."""
         numbers = ValueNumbers()
         outputs = list(graph.outputs)
         compiled: list[DevicePart] = []
@@ -110,7 +110,7 @@ class FrameGraphBuilder:
         return frame_graph
 
     def _callee(self, graph: Graph) -> FrameGraph:
-        """Compile a graph that is called. Observers do not see its steps."""
+        """Compile a graph that a node calls. Observers do not see its steps."""
         frame_graph = self._compiled(graph, Frames(graph).paths(), ValueNumbers())
         self._asynchronous |= frame_graph.asynchronous
         for node in frame_graph.nodes:
@@ -127,7 +127,7 @@ class FrameGraphBuilder:
         return FrameGraph(graph, paths, self._kernel, self._call, numbers, workers)
 
     def _kernel(self, node: Node) -> NodeKernel:
-        """The kernel of a node. A segment, or a node without a kernel, is run by a separate
+        """Return the kernel of a node. A segment, or a node without a kernel, runs in a separate
         executor, whose inputs are the node's inputs followed by the captures of its graphs."""
         if is_frame(node):
             form = self._compilers.form(node)
@@ -164,7 +164,7 @@ class FrameGraphBuilder:
         return NodeKernel(Kernel(called), backend, inner.table, explain)
 
     def _counted(self, node: Node, kernel: Kernel) -> Kernel:
-        """Count the kernel's results against the budget, unless all are known to be small."""
+        """Charge the kernel's results to the run's budget, unless all are known to be small."""
         if not self._limits.count_runs or all(map(_is_small, node.outputs)):
             return kernel
         if isinstance(kernel.function, Guard):
@@ -175,12 +175,12 @@ class FrameGraphBuilder:
         return replace(kernel, function=counted(node, kernel.function, kernel.memory.checks_budget))
 
     def _call(self, node: Node) -> StartCall:
-        """The call of a function, which may be the one that is being compiled."""
+        """Return a function that begins calls of a node's function, or of its graphs."""
         if node.op.role is not Role.CALL:
             return self._call_graphs(node)
         name = node.attrs["function"]
         self._called.append(name)
-        functions = weakref.proxy(self._inner.functions)  # the executor has them
+        functions = weakref.proxy(self._inner.functions)  # the executor keeps them alive
 
         def call(*inputs: RunValue) -> CallSteps:
             return (yield functions[name], inputs)
@@ -188,7 +188,8 @@ class FrameGraphBuilder:
         return call
 
     def _call_graphs(self, node: Node) -> StartCall:
-        """The calls of an If or a loop, with the captures of their graphs as further inputs."""
+        """Return a function that begins runs of an If or a loop. Its arguments are the node's
+        inputs followed by the captures of its graphs."""
         indices = {value: i for i, value in enumerate(all_inputs(node))}
         bodies = {}
         for _, graph in node.graphs:
@@ -207,7 +208,7 @@ class FrameGraphBuilder:
                 except StopIteration as end:
                     outputs: RunValues = end.value
                     return outputs
-                # A branch of an If has no inputs, and is not an iteration.
+                # A branch of an If has no inputs, and does not count as an iteration.
                 if most is not None and count >= most and graph.inputs:
                     too_many(most, node.label)
                 count += 1
@@ -217,7 +218,8 @@ class FrameGraphBuilder:
         return call
 
     def _pool_of(self, device: str, devices: int) -> Workers | None:
-        """The threads of the host, or of a virtual device: its share of the cores."""
+        """Return the threads of the host, or of a virtual device: its share of the cores. None if
+        the caller's thread runs all kernels."""
         if not device:
             return pool() if self._workers > 1 else None
         share = max(1, min(core_budget(), self._workers) // devices)
@@ -225,6 +227,6 @@ class FrameGraphBuilder:
 
 
 def _is_small(value: Value | None) -> bool:
-    """Whether a value is known to be small, so that it need not be counted."""
+    """Whether a value is known to be so small that its bytes need not be counted."""
     type_ = None if value is None else value.type
     return isinstance(type_, TensorType) and type_.static and type_.nbytes <= SMALL_BYTES

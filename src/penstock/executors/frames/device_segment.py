@@ -1,8 +1,8 @@
-"""Segments on a device with streams: their kernels are enqueued, and an event ends them.
+"""Segments on a device with streams, which run as asynchronous kernels.
 
-A segment has its own executor. A call only enqueues kernels on a stream of the device, and copies
-of the results to the host. The thread continues with other tokens; the results are delivered when
-the event after the copies is set. Overlapping iterations are ordered by the stream, and share its
+A segment has its own executor. A call only enqueues the kernels, and copies of the results to the
+host, on a stream of the device. The thread continues with other tokens; the results are delivered
+when the event after the copies is set. The stream orders overlapping iterations, which share its
 memory.
 """
 
@@ -18,8 +18,8 @@ from penstock.host.event_watch import EVENTS
 
 
 class DeviceSegment:
-    """Wraps the executor ``inner``, which leaves its outputs on the device of ``backend``, and
-    copies the outputs to the host. All other attributes are those of ``inner``."""
+    """Wraps the executor ``inner``, whose outputs are on the device of ``backend``, and copies the
+    outputs to the host. All other attributes are those of ``inner``."""
 
     asynchronous = True
 
@@ -46,7 +46,7 @@ class DeviceSegment:
             EVENTS.add(event.query, partial(done, outputs, None))
 
     def _put(self, inputs: RunValues, control: Control) -> tuple[tuple[Any, ...], Any]:
-        """Enqueue a run. Returns its outputs, whose contents are valid once the event is set."""
+        """Enqueue a run. Return its outputs, and the event after which they are valid."""
         with self._stream.current():
             outputs = self._inner.run(inputs, control)
             return tuple(map(self._leaving, outputs)), self._stream.record()

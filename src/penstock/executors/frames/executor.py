@@ -1,6 +1,6 @@
-"""The frames executor: TensorFlow's, with tagged tokens, dead values and frames of iterations.
+"""The frames executor: TensorFlow's control flow, with tagged tokens, dead values and frames.
 
-A graph may be in several parts, one for each device, whose runs meet at a barrier.
+A graph may consist of several parts, one for each device, whose runs share a barrier.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from penstock.ir.graph import Value
 from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.plan.plan import StepTable
 
-# Bytes of a node of a frame graph, with its step, about.
+# Estimated bytes of a node of a frame graph, with its step.
 _NODE_BYTES = 2000
 
 
 @dataclass(frozen=True, eq=False)
 class DevicePart:
-    """The part of a graph that ``device`` runs, compiled, with the threads of that ("" and None:
-    the host's own); and which inputs and outputs of the whole graph are its own."""
+    """The compiled part of a graph that runs on ``device``, with the device's ``workers`` (the host
+    has the name "", and no workers if the caller's thread runs all kernels). ``inputs`` and
+    ``outputs``: the indices of the part's inputs and outputs in the whole graph."""
 
     device: str
     graph: FrameGraph
@@ -45,14 +46,14 @@ class DevicePart:
 
 
 class FrameFunctions(dict[str, FrameGraph]):
-    """The compiled functions that a graph calls, by name. One that calls itself refers to them, and
-    does so weakly."""
+    """The compiled functions that a graph calls, by name. Calls refer to this mapping weakly, since
+    a recursive function would otherwise form a reference cycle."""
 
 
 @dataclass(frozen=True, eq=False)
 class InnerPrograms:
-    """The programs that the parts of a graph run besides nodes: the ``functions`` that they call,
-    the ``executors`` of segments, and the ``texts`` of frames that are one node."""
+    """The programs that the nodes of a graph's parts run: the ``functions`` that they call, the
+    ``executors`` of segments, and the source ``texts`` of frames that are one node."""
 
     functions: FrameFunctions = field(default_factory=FrameFunctions)
     executors: list[Executor] = field(default_factory=list)
@@ -60,11 +61,11 @@ class InnerPrograms:
 
 
 class FramesExecutor:
-    """Runs a graph with TensorFlow's control flow, or without, in one or more parts.
+    """Runs a graph, which may have TensorFlow's control flow, in one or more parts.
 
-    It runs nodes as tokens reach them, and plans neither an order nor memory but in segments and in
-    frames that are one node (``inner``). ``table`` has the steps of all parts. ``observed``
-    compiles an executor for runs with observers, None if this is one.
+    Nodes run as tokens reach them, without a planned order or planned memory, except in segments
+    and in frames that are one node (``inner``). ``table`` has the steps of all parts. ``observed``
+    compiles an executor for runs with observers; None if this executor is for such runs.
     """
 
     name = "frames"
@@ -90,7 +91,7 @@ class FramesExecutor:
 
     @property
     def source(self) -> str:
-        """The nodes of each device, each with the frame that it is in; programs of segments, and of
+        """The nodes of each device, with the frame of each; then the programs of segments, and of
         frames that are one node."""
         lines: list[str] = []
         for part in self.parts:
@@ -133,14 +134,14 @@ class FramesExecutor:
         control = self._counting(control)
         if any(part.workers is not None for part in self.parts):
             refuse_reentry()
-        # The caller works on the run first. If it leaves for want of work, it waits for this lock.
+        # The caller works on the run first, and waits for this lock when it has no more work.
         ended = threading.Lock()
         ended.acquire()
         barrier = Barrier(control, ended.release)
         try:
             quiet(self._begin, barrier, inputs)
             await_release(ended)
-        except BaseException:  # an interrupt; the run ends by itself
+        except BaseException:  # an interrupt; other threads end the run
             control.set(Cancelled("the run was interrupted"))
             raise
         return self._end(barrier)
@@ -156,8 +157,8 @@ class FramesExecutor:
         rendezvous: Rendezvous | None = None,
         dispatch: Dispatch | None = None,
     ) -> Barrier:
-        """``run_async``, also for a part of a graph whose other parts are in other processes. The
-        parts exchange values by the ``rendezvous``; ``dispatch`` resumes this one (``Barrier``)."""
+        """Begin a run as ``run_async``, perhaps of a part whose other parts are in other processes.
+        The parts exchange values by ``rendezvous``; ``dispatch`` resumes this one (``Barrier``)."""
 
         def end() -> None:
             try:
@@ -172,8 +173,8 @@ class FramesExecutor:
         return barrier
 
     def _counting(self, control: Control) -> Control:
-        """The control of a run that counts its allocations."""
-        # ``NEVER`` is shared by all runs: a part that fails sets the control for the others.
+        """Return the control of a run, with a budget if the run must count its allocations."""
+        # ``NEVER`` is shared by all runs, but a part that fails sets its run's control.
         control, limits = control.own(), self._limits
         if control.budget is None and limits.count_runs:
             plans = [inner.arena_plan for inner in self._inner]
@@ -182,7 +183,7 @@ class FramesExecutor:
         return control
 
     def _begin(self, barrier: Barrier, inputs: RunValues) -> None:
-        """Create a run of each part, and run them."""
+        """Create a run of each part, and begin to work on these."""
         observe, limits = self._observed is None, self._limits
         runs = [
             FramesRun(p.graph, [inputs[i] for i in p.inputs], p.workers, observe, limits, barrier)
@@ -191,8 +192,8 @@ class FramesExecutor:
         barrier.begin(runs, listens=self._listens or barrier.is_remote)
 
     def _end(self, barrier: Barrier) -> tuple[RunValue, ...]:
-        """The outputs of a run that is over; raises the error that it ended with."""
-        runs, barrier.parts = barrier.parts, ()  # they refer to the barrier
+        """Return the outputs of a run that is over, or raise the error that it ended with."""
+        runs, barrier.parts = barrier.parts, ()  # breaks a cycle: parts refer to the barrier
         error, barrier.error = barrier.error, None
         if error is not None:
             for run in runs:
@@ -200,10 +201,10 @@ class FramesExecutor:
             try:
                 raise error
             finally:
-                del error, run, runs  # the traceback holds this frame
+                del error, run, runs  # the traceback refers to this frame
         outputs: list[RunValue] = [None] * len(self.table.outputs)
-        # A value may be memory of a feed, a constant or another output, so that the caller gets
-        # a copy. To another process it is copied by being sent.
+        # A value may share memory with a feed, a constant or another output, so the caller gets
+        # a copy. Sending a value to another process copies it anyway.
         own = sent if barrier.is_remote else unshared
         for part, run in zip(self.parts, runs, strict=True):
             fetched = part.graph.graph.outputs
@@ -216,7 +217,7 @@ class FramesExecutor:
 
 
 def _producer(value: Value) -> str:
-    """The node, of a segment perhaps, that computes a fetched value."""
+    """Describe the node, or the node within a segment, that computes a fetched value."""
     node = value.producer
     if node is not None and is_segment(node):
         node = node.attrs["body"].outputs[node.outputs.index(value)].producer

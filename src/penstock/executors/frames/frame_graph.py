@@ -1,7 +1,7 @@
 """The compiled form of a graph with frames: its nodes with their counters, edges and functions.
 
-Inputs and counters of pending inputs have indices within their frame, so a run allocates two lists
-for an iteration, and nothing for a node. The graph ``y = Merge(Switch(x, p))``, with ``x`` and
+Inputs and counts of pending inputs have indices within their frame, so a run allocates two lists
+for each iteration, and nothing for each node. The graph ``y = Merge(Switch(x, p))``, with ``x`` and
 ``p`` fed, becomes
 
 ========= ============== ============ =================== ==========================
@@ -12,8 +12,7 @@ Merge     [2:4] (y, i)   [1:3] = 1, 0 0 -> fetch of y, input 4
 fetch     [4:5] (y)      [3] = 1
 ========= ============== ============ ==============================================
 
-where ``[a:b]`` are positions in the list of inputs of an iteration, and in its list of counts
-(``scheduler.py``).
+where ``[a:b]`` are positions in an iteration's list of inputs or list of counts (``scheduler.py``).
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ from penstock.ops.internal.segment import is_frame, is_segment
 from penstock.ops.registry import TENSORFLOW
 from penstock.plan.plan import Block, Slot, SlotKind, Step, StepTable
 
-# Above any number of inputs: a count equal to DEATH means that no input is pending and that one of
-# them was dead. Below 2**30, a single digit in CPython, whose arithmetic has a fast path for that.
+# Above any number of inputs: a count equal to DEATH means that no input is pending and that an
+# input was dead. Below 2**30: CPython's arithmetic has a fast path for such single-digit integers.
 DEATH = 1 << 29
-"""Added to the count of an ordinary node once one of its inputs was dead."""
+"""Added to the count of an ordinary node when its first dead input arrives."""
 MERGE_DATA = 1
 """The part of a Merge's count that is removed by its first live data input."""
 MERGE_CONTROL = 2
@@ -50,7 +49,7 @@ MERGE_CONTROL = 2
 
 
 class TokenRule(IntEnum):
-    """The rule by which tokens pass a node."""
+    """The rule by which a node consumes and produces tokens."""
 
     ORDINARY = 0
     SWITCH = 1
@@ -59,7 +58,7 @@ class TokenRule(IntEnum):
     EXIT = 4
     NEXT_ITERATION = 5
     IDENTITY = 6
-    # A LoopCond matters where a graph is partitioned. On tokens it passes its input on.
+    # A LoopCond matters only where a graph is partitioned. It passes its input on.
     LOOP_COND = IDENTITY
     CONTROL_TRIGGER = 7
     FETCH = 8
@@ -81,12 +80,12 @@ def _rule_of(node: Node) -> TokenRule:
 
 
 # One class with a rule, instead of a class for each rule: the loop that moves tokens reads the
-# fields and branches on the rule inline, since a method call per token takes a third longer
+# fields and branches on the rule inline, since a method call per token would take a third longer
 # (``scheduler``). For the same reason, properties derived from the rule are fields.
 #
 # Nodes are shared by all runs of the graph, on any thread. Runs write ``cost``, ``latest`` and
 # ``unmeasured`` without a lock: a lost update only changes when a kernel is measured next. If two
-# runs decrement from 1 at once, the count becomes -1, and the kernel is measured after that.
+# runs decrement from 1 at the same time, the count becomes -1, and the next run measures.
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
@@ -97,17 +96,16 @@ class FrameNode:
     it takes and that value's input index. ``counter``: the index of its count; ``waits``: the
     initial count. ``data_inputs``: the number of inputs that are not constant.
 
-    ``edges``: for each output, its readers that are not Merges and its readers that are.
-    ``controls``: the nodes with a control edge from this one. ``only_edge``: the single reader, if
-    only one output is read, by one node that is not a Merge, and the output is live whenever the
-    node is.
+    ``edges``: for each output, its readers other than Merges, and its Merges. ``controls``: the
+    nodes with a control edge from this one. ``only_edge``: the single reader, if only one output is
+    read, by one node other than a Merge, and if the output is live whenever the node is.
 
-    ``forwards``: whether its outputs are its inputs. ``leaves``: whether they go to another
-    iteration or frame. ``port``: the output index of a fetch. ``child``: the frame that an Enter
-    leads into; ``constant``: whether its value is for all iterations. ``key``: identifies the edge
+    ``forwards``: whether its outputs are its inputs. ``leaves``: whether its outputs go to another
+    iteration or frame. ``port``: the output index of a fetch. ``child``: the frame of an Enter;
+    ``constant``: whether the Enter's value is for all iterations. ``key``: identifies the edge
     of a Send and a Recv in the rendezvous.
 
-    ``cost``: the seconds that its kernel takes, ``latest``: the last measurement; ``unmeasured``:
+    ``cost``: the estimated seconds of its kernel, ``latest``: the last measurement; ``unmeasured``:
     the number of runs until it is measured again. ``nested``: whether the function runs a plan or a
     frame: its first argument is the control of the run, and it returns all outputs. ``varies``:
     whether that plan may have loops. ``explain``: explains its errors, unless None.
@@ -147,16 +145,17 @@ class FrameNode:
 
 
 Readers: TypeAlias = "tuple[tuple[FrameNode, int, Any], ...]"
-"""For each reader of an output: the node, its ``counter``, and the index of its input; for a
-Merge, instead of that, the index to return as its second output."""
+"""For each reader of an output: the node, its ``counter``, and the position of its input. For a
+Merge, the third element is the index that it returns as its second output."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class StaticFrame:
-    """The static part of a frame: all loops with one ``name`` within one parent.
+    """The static part of a frame: all loops of the same ``name`` in the same parent frame.
 
     ``inputs`` and ``waits`` are the initial lists of an iteration, with constants already stored.
-    ``enters``: the number of tokens that enter the frame, dead ones included.
+    ``enters``: the number of tokens that enter the frame, dead ones included. ``parallel``: the
+    maximum number of concurrent iterations.
     """
 
     name: str
@@ -167,13 +166,13 @@ class StaticFrame:
 
 
 Explain: TypeAlias = Callable[[Exception], PenstockError]
-"""Returns the error of a run for a given error, with the name of the node that raised it."""
+"""Returns the run's error for an exception, with the name of the node that raised it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeKernel:
     """The kernel of a node, and the name of its backend. ``table``: the steps of the plan that the
-    kernel runs, if any; ``explain``: explains its errors, unless None; ``source``: the source text
+    kernel runs, if any; ``explain``: explains its errors, unless None; ``source``: the source code
     of the function of a frame."""
 
     kernel: Kernel
@@ -184,18 +183,18 @@ class NodeKernel:
 
 
 class ValueNumbers:
-    """Numbers values with the slots that observers see: the values of one graph with all its parts,
-    and those of nested plans."""
+    """Assigns the slots that observers see to the values of one graph, with all its parts, and of
+    nested plans."""
 
     def __init__(self) -> None:
         self._values: list[Value | Slot] = []
         self._slots: dict[Value, int] = {}
 
     def slot(self, value: Value | None) -> int:
-        """The slot of a value; -1 for an optional one that is left out."""
+        """Return the slot of a value; -1 for an omitted optional value."""
         if value is None:
             return -1
-        # Numbered on demand: nested plans come between the values of the graph.
+        # Assigned on demand: slots of nested plans lie between those of the graph.
         if value not in self._slots:
             self._slots[value] = len(self._values)
             self._values.append(value)
@@ -206,7 +205,7 @@ class ValueNumbers:
         self._slots[value] = self.slot(other)
 
     def step(self, node: Node, compiled: NodeKernel | None) -> Step:
-        """The step of a node; a segment, or a frame, has one block."""
+        """Return the step of a node. A segment or a frame has one block."""
         inputs, outputs = tuple(map(self.slot, node.inputs)), tuple(map(self.slot, node.outputs))
         if compiled is None:
             return Step(node, None, inputs, outputs)
@@ -216,7 +215,7 @@ class ValueNumbers:
         return Step(node, kernel, inputs, outputs, blocks=blocks, backend=backend)
 
     def block(self, table: StepTable) -> Block:
-        """The steps of a nested plan, with slots of this table."""
+        """Return the steps of a nested plan, with slots of this table."""
         first = len(self._values)
         for slot in with_checkpoints(table.slots):
             kind = SlotKind.DYNAMIC if slot.constant is None else SlotKind.CONSTANT
@@ -228,7 +227,7 @@ class ValueNumbers:
         def step(old: Step) -> Step:
             inputs, outputs = moved(old.inputs), moved(old.outputs)
             blocks = tuple(map(block, old.blocks))
-            # A workspace holds no value for observers.
+            # Observers see no workspaces.
             return replace(old, inputs=inputs, outputs=outputs, blocks=blocks, workspace=-1)
 
         def block(old: Block | StepTable) -> Block:
@@ -246,7 +245,7 @@ class ValueNumbers:
         outputs: Sequence[Value],
         constants: Sequence[Value | np.ndarray],
     ) -> StepTable:
-        """The table of ``steps`` whose values were numbered here."""
+        """Return the table of ``steps``, whose slots were assigned here."""
         begin, end = (tuple(map(self.slot, values)) for values in (inputs, outputs))
         kinds = {True: SlotKind.CONSTANT, False: SlotKind.DYNAMIC}
         slots = [
@@ -259,20 +258,20 @@ class ValueNumbers:
 
 
 CallSteps: TypeAlias = "Generator[tuple[FrameGraph, RunValues], RunValues, RunValues]"
-"""A call in progress: yields the next graph to run and its inputs, is sent the graph's outputs, and
-returns the outputs of the node."""
+"""A call in progress: yields the next graph to run and its inputs, receives the graph's outputs,
+and returns the outputs of the node."""
 StartCall: TypeAlias = Callable[..., CallSteps]
-"""Begins the call of a node, with the values of its inputs."""
+"""Begins the call of a node for the values of its inputs."""
 
 
 def _replace(node: ref[FrameNode], guard: Guard) -> None:
-    """Remove the guard of a node's kernel, after its first result was valid."""
+    """Replace the guard of a node by its kernel, once the first result was valid."""
     if (frame_node := node()) is not None:
         frame_node.function = guard.function
 
 
-# The executor runs the graph itself. A plan would fix order and memory before the run, but tokens
-# decide during the run which nodes run, and how often (decision 28). Everything known before is
+# The executor runs the graph without a plan. A plan would fix order and memory before the run, but
+# tokens decide during the run which nodes run, and how often (decision 28). All static facts are
 # computed here, once: a run adds two lists for each iteration, as copies of the frame's lists.
 
 
@@ -280,13 +279,13 @@ class FrameGraph:
     """A graph compiled for the frames executor.
 
     ``roots`` are the nodes without pending inputs; ``fetches`` has one node for each output, and
-    ``feeds`` one for each input. ``end`` is the node at the end of a call of the graph.
-    ``function`` is the name of the function, if it is one. ``asynchronous``: whether it has
-    asynchronous kernels.
+    ``feeds`` one for each input. ``end`` is the node that ends a call of the graph. ``function``:
+    the name of the graph's function, or "". ``asynchronous``: whether the graph has asynchronous
+    kernels.
 
-    ``paths`` has the frame of each node. ``kernel`` compiles an ordinary node, ``call`` a node that
-    calls a function or runs its graphs as frame graphs. ``numbers`` numbers the values of this
-    graph and of others that run with it. Up to ``workers`` kernels run at the same time.
+    ``paths`` maps each node to its frame. ``kernel`` compiles an ordinary node, ``call`` a node
+    that calls a function or runs its graphs as frame graphs. ``numbers`` assigns the slots of this
+    graph and of graphs that run with it. Up to ``workers`` kernels run at the same time.
     """
 
     def __init__(
@@ -312,7 +311,7 @@ class FrameGraph:
         controls: dict[Node, list[FrameNode]] = {}
         for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=True)):
             self._place(node, _inputs(original, kernel), readers)
-            # A predecessor that is named twice signals once.
+            # A predecessor that is named twice sends one token.
             predecessors = dict.fromkeys(original.control_inputs)
             for predecessor in predecessors:
                 controls.setdefault(predecessor, []).append(node)
@@ -325,16 +324,16 @@ class FrameGraph:
             frame = self._frame(_output_path(value.producer, paths))
             fetch = FrameNode(None, TokenRule.FETCH, frame, port=port)
             self._place(fetch, [value], readers)
-            fetch.waits = fetch.data_inputs  # none for a constant: the fetch is a root then
+            fetch.waits = fetch.data_inputs  # 0 for a constant, whose fetch is a root
             self.fetches.append(fetch)
         self.nodes += self.fetches
-        # Counters before edges: an edge has the counter of its reader, and in a loop, readers may
-        # precede the node.
+        # All counters before the edges: an edge has the counter of its reader, and readers may
+        # precede the node in a loop.
         for node in self.nodes:
             node.counter = len(node.frame.waits)
             # The count of a Merge is followed by the number of its dead inputs.
             node.frame.waits += [node.waits, 0] if node.rule is TokenRule.MERGE else [node.waits]
-        # Not strict: the fetches at the end of the nodes have no outputs.
+        # Not strict, since ``nodes`` ends with the fetches, which have no outputs.
         for node, original in with_checkpoints(zip(self.nodes, graph.nodes, strict=False)):
             node.edges = tuple([_edges(readers, value) for value in original.outputs])
             node.controls = tuple(controls.get(original, ()))
@@ -347,7 +346,7 @@ class FrameGraph:
         ]
 
     def __del__(self) -> None:
-        # Loops make circles of nodes, which would stay until Python next looks for cycles.
+        # Loops are reference cycles of nodes, which would stay until the next garbage collection.
         for node in getattr(self, "nodes", ()):
             node.edges, node.controls, node.only_edge = (), (), None
 
@@ -363,13 +362,14 @@ class FrameGraph:
         compile: Callable[[Node], NodeKernel],
         call: Callable[[Node], StartCall],
     ) -> FrameNode:
-        """A node with its function; its inputs are placed later."""
+        """Return the frame node of a node, with its function but without its inputs and edges."""
         frame_node, attrs = FrameNode(node, _rule_of(node), self._frame(path)), node.attrs
         compiled: NodeKernel | None = None
         match frame_node.rule:
             case TokenRule.ENTER:
                 child = frame_node.child = self._frame((*path, attrs["frame_name"]))
-                # The first iteration stays open until all Enters have come, dead or alive.
+                # The first iteration stays open until a token of each Enter has arrived, live or
+                # dead.
                 child.enters += 1
                 # TensorFlow's default, for graphs that leave the attribute out.
                 child.parallel = int(attrs.get("parallel_iterations", 10))
@@ -379,7 +379,7 @@ class FrameGraph:
                 kernel = compiled.kernel
                 frame_node.function = kernel.function
                 frame_node.nested = compiled.table is not None
-                # The time of a loop, or of a branch, follows from data: one sample tells little.
+                # The time of a loop or a branch depends on data, so a single sample is not enough.
                 frame_node.varies = any(inner.graphs for _, g in node.graphs for inner in g.nodes)
                 frame_node.varies |= bool(node.graphs) and not is_segment(node)
                 frame_node.explain = compiled.explain
@@ -387,7 +387,7 @@ class FrameGraph:
                     frame_node.rule = TokenRule.ASYNCHRONOUS
                     frame_node.function = kernel.begin
                     self.asynchronous = True
-                # Weak: the node holds the guard, and a reference back would be a cycle.
+                # A weak reference, since the node refers to the guard.
                 if isinstance(frame_node.function, Guard):
                     frame_node.function.replace = partial(_replace, ref(frame_node))
             case TokenRule.SEND | TokenRule.RECV:
@@ -411,7 +411,7 @@ class FrameGraph:
     def _place(
         self, node: FrameNode, values: Sequence[Value | None], readers: _ReadersByValue
     ) -> None:
-        """Give the inputs of a node their positions in its frame."""
+        """Assign the inputs of a node their positions in its frame."""
         inputs = node.frame.inputs
         node.first = len(inputs)
         if node.rule is TokenRule.MERGE:
@@ -419,12 +419,12 @@ class FrameGraph:
             return
         for value in values:
             if value is not None and not value.is_constant:
-                # Other parts wait for a Send, so it comes first.
+                # Other parts wait for a Send, so it is the first reader.
                 own = readers.setdefault(value, [])
                 first = 0 if node.rule is TokenRule.SEND else len(own)
                 own.insert(first, (node, len(inputs)))
                 node.data_inputs += 1
-            # A constant is in the list that each iteration copies: no token has to carry it.
+            # Constants are in the list that each iteration copies, and need no tokens.
             inputs.append(None if value is None else value.const)
         node.end = len(inputs)
 
@@ -432,7 +432,8 @@ class FrameGraph:
     def _place_merge(
         node: FrameNode, values: Sequence[Value | None], readers: _ReadersByValue
     ) -> None:
-        """A constant lives from the start, so that a Merge of one waits for no other data."""
+        """Assign the inputs of a Merge their positions. A constant input is live from the start, so
+        a Merge with one waits for no other data."""
         node.waits = MERGE_DATA
         merged: list[Any] = [None, None]
         for i, value in enumerate(values):
@@ -443,14 +444,14 @@ class FrameGraph:
             if not value.is_constant:
                 readers.setdefault(value, []).append((node, index))
                 node.data_inputs += 1
-            elif node.waits:  # the first constant wins, as the first live token does
+            elif node.waits:  # the first constant is taken, as the first live token would be
                 node.waits, merged = 0, [value.const, index]
         node.frame.inputs += merged
         node.end = node.first + 2
 
 
 def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePath:
-    """The frame that the outputs of a node are in."""
+    """Return the frame of a node's outputs."""
     if node is None or node not in paths:
         return ()
     if node.op.role is Role.ENTER:
@@ -460,7 +461,7 @@ def _output_path(node: Node | None, paths: Mapping[Node, FramePath]) -> FramePat
 
 
 def is_identity(node: Node) -> bool:
-    """Whether a node outputs its input; a constant has itself as its input."""
+    """Whether a node outputs its input. A constant counts as its own input (``_inputs``)."""
     alike = node.op.name == "Identity" and len(node.inputs) == len(node.outputs) == 1
     return alike or is_constant(node)
 
@@ -479,11 +480,11 @@ _ReadersByValue: TypeAlias = dict[Value, list[tuple[FrameNode, Any]]]
 
 
 def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Readers]:
-    """The readers of an output: those that are not Merges, and the Merges."""
+    """Return the readers of an output other than Merges, and its Merges."""
     pairs = [] if value is None else readers.get(value, [])
     edges = [(reader, reader.counter, position) for reader, position in pairs]
-    # Merges apart: they count in another way, and most outputs have none, so that a test of the
-    # rule for each reader would be wasted.
+    # Merges are separate: they count differently, and most outputs have none, so this saves a test
+    # of the rule for each reader.
     return (
         tuple([edge for edge in edges if edge[0].rule is not TokenRule.MERGE]),
         tuple([edge for edge in edges if edge[0].rule is TokenRule.MERGE]),
@@ -491,9 +492,9 @@ def _edges(readers: _ReadersByValue, value: Value | None) -> tuple[Readers, Read
 
 
 def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
-    # Most values have one reader. A shortcut for this case and inlining the methods that move
-    # tokens halved the time per token (decision 28). An output of a Switch may be dead, and values
-    # that leave an iteration are delivered in another one.
+    # Most values have one reader. A fast path for this case, with inlined methods, halved the time
+    # per token (decision 28). It does not apply to a Switch, whose outputs may be dead, nor to
+    # values that leave an iteration, which are delivered in another one.
     if node.controls or node.leaves or node.rule is TokenRule.SWITCH or not node.edges:
         return None
     (readers, merges), *others = node.edges
@@ -503,7 +504,7 @@ def _only_edge(node: FrameNode) -> tuple[FrameNode, int, Any] | None:
 
 
 def all_inputs(node: Node) -> list[Value | None]:
-    """The inputs of a node, followed by the captures of its graphs."""
+    """Return the inputs of a node, followed by the captures of its graphs."""
     inner = [value for _, graph in node.graphs for value in captures(graph)]
     return [*node.inputs, *dict.fromkeys(inner)]
 

@@ -1,8 +1,8 @@
-"""Writes a frame that runs as one node as a function, which runs its iterations one by one.
+"""Code generation for frames that run as one node: a function runs the iterations one by one.
 
-Which nodes run follows from the conditions of ``passes.structure.conditions``, so that Switches and
-Merges cost no more than an ``if``. Of ``i = Merge(enter, next)``, ``Switch(i, i < n)`` and
-``next = i + 1`` this becomes::
+The conditions of ``passes.structure.conditions`` determine which nodes run, so Switches and Merges
+become ``if`` statements. ``i = Merge(enter, next)``, ``Switch(i, i < n)`` and ``next = i + 1`` are
+compiled to::
 
     def run(control, v0, v1):
         number = 0
@@ -20,7 +20,7 @@ Merges cost no more than an ``if``. Of ``i = Merge(enter, next)``, ``Switch(i, i
             v2 = v4
         return (v2,)
 
-It yields where other tokens of the run may go first, and where the run must end.
+The function yields to let other tokens of the run proceed, and to let a stopped run end.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from penstock.ir.kernel import Kernel, array_of
 from penstock.ir.op import Role
 from penstock.ops.internal.segment import is_frame
 
-# Iterations until other tokens of the run have their turn.
+# Iterations after which other tokens of the run have a turn.
 _MOST_AT_ONCE = 64
 
 _SCALAR = TensorType(BOOL, ())
 
-# Numbers functions in tracebacks; it does not enter their text.
+# Distinguishes functions in tracebacks; it is not part of their text.
 _SERIAL = count()
 
 
 Condition = frozenset[tuple[Value | Node, int]]
-"""The condition under which a node runs: predicates with their truth, and Merges that must live."""
+"""The condition of a node: predicates with their required value, and Merges that must be live."""
 _ALWAYS: Condition = frozenset()
 
 
@@ -73,11 +73,11 @@ _ALWAYS: Condition = frozenset()
 class FrameForm:
     """A frame whose loop begins with all of its variables, and continues or ends with all of them.
 
-    ``variables``: for each, its Merge, the Enter before it, and its value in the next iteration.
-    ``nodes``: all nodes but these Merges, NextIterations and Exits. ``conditions``: the condition
-    on which each node runs; ``lives``: that on which a value is live. ``doubtful``: Merges that may
-    be dead even if their condition holds. ``predicate``: returns the predicate of a Switch.
-    ``ends``: the condition on which an iteration is the last.
+    ``variables``: the Merge of each variable, the Enter before it, and its value in the next
+    iteration. ``nodes``: all nodes but these Merges, NextIterations and Exits. ``conditions``: the
+    condition of each node; ``lives``: returns the condition under which a value is live.
+    ``doubtful``: Merges that may be dead even if their condition holds. ``predicate``: returns the
+    predicate of a Switch. ``ends``: the condition under which an iteration is the last.
     """
 
     body: Graph
@@ -94,17 +94,17 @@ class FrameForm:
 def write_frame(
     form: FrameForm, kernel: Callable[[Node], NodeKernel], most: int | None
 ) -> NodeKernel:
-    """Return the function of a frame: a generator that takes the control of a run and the frame's
-    inputs, and returns its outputs. ``kernel`` compiles the nodes. ``most``: the maximum number of
-    iterations after the first."""
+    """Return the function of a frame: a generator function that takes the control of a run and the
+    frame's inputs, and returns its outputs. ``kernel`` compiles the nodes. ``most``: the maximum
+    number of iterations after the first, or None."""
     writer = _FrameWriter(form, kernel)
     writer.write(most)
     return writer.bound()
 
 
 class _FrameWriter:
-    """Writes one frame. ``names`` has the variables of values, ``flags`` those of conditions:
-    predicates, and Merges whose inputs may all be dead. ``places``: the node that each line runs,
+    """Writes the function of one frame. ``names`` has the variables of values, ``flags`` those of
+    predicates and of Merges whose inputs may all be dead. ``places``: the node that each line runs,
     with its kernel and its arguments."""
 
     def __init__(self, form: FrameForm, kernel: Callable[[Node], NodeKernel]) -> None:
@@ -150,7 +150,7 @@ class _FrameWriter:
                 later.append(partial(self.index, 1 - entered))
         for node in self.order():
             self.node(node)
-        left = [value.producer.inputs[0] for value in form.body.outputs if value.producer]
+        exited = [value.producer.inputs[0] for value in form.body.outputs if value.producer]
         limit = [] if most is None else [f"        if number == {most}: end(name, {most})"]
         start_lines = [
             f"def run({', '.join(['control', *arguments])}):",
@@ -159,7 +159,7 @@ class _FrameWriter:
             f"    {', '.join(variables)} = {', '.join(first)}",
             "    while True:",
         ]
-        # The head is known last, with all flags: lines were numbered from the begin of the loop.
+        # The flags are known only now. Lines were numbered from the beginning of the loop.
         self.places = {i + len(start_lines): place for i, place in self.places.items()}
         self.lines = [
             *start_lines,
@@ -169,21 +169,22 @@ class _FrameWriter:
             "        number += 1",
             f"        if control.stopped or not number % {_MOST_AT_ONCE}: yield",
             f"        {', '.join(variables)} = {', '.join(update() for update in later)}",
-            f"    return ({''.join(name(value) + ', ' for value in left)})",
+            f"    return ({''.join(name(value) + ', ' for value in exited)})",
         ]
 
     def bound(self) -> NodeKernel:
+        """Compile the function that was written."""
         source = "\n".join(self.lines) + "\n"
         filename = f"<penstock {printable(self.form.body.name)} {next(_SERIAL)}>"
         exec(compile(source, filename, "exec"), self.namespace)
         run = self.namespace.pop("run")
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        # Tracebacks show the lines of the function for as long as it lives, and no longer.
+        # Tracebacks show the lines of the function as long as it exists.
         weakref.finalize(run, linecache.cache.pop, filename, None).atexit = False
         places, constants = self.places, self.namespace
 
         def explain(error: Exception) -> PenstockError:
-            """The error with the node that has raised it, of a run of this function."""
+            """Return the run's error for an exception of this function, with the node at fault."""
             trace: TracebackType | None = error.__traceback__
             while trace is not None and trace.tb_frame.f_code.co_filename != filename:
                 trace = trace.tb_next
@@ -205,8 +206,8 @@ class _FrameWriter:
     # Nodes.
 
     def order(self) -> list[Node]:
-        """The nodes of the frame in topological order, grouped by condition where possible."""
-        # Consecutive nodes of one condition share an ``if`` in the text.
+        """Return the frame's nodes in topological order, grouped by condition where possible."""
+        # Consecutive nodes with the same condition share an ``if`` in the text.
         nodes = self.form.nodes
         own = set(nodes)
         pending: dict[Node, int] = {}
@@ -249,7 +250,7 @@ class _FrameWriter:
             self.call(node)
 
     def pass_on(self, node: Node) -> None:
-        """Let the outputs of a node be its first input."""
+        """Give the outputs of a node the variable of its first input."""
         for value in node.outputs:
             if value is not None:
                 self.names[value] = self.name(node.inputs[0])
@@ -257,7 +258,7 @@ class _FrameWriter:
     def switch(self, node: Node) -> None:
         self.pass_on(node)
         predicate, condition = self.form.predicate(node), self.conditions[node]
-        # The flag is there wherever the condition of an earlier Switch holds.
+        # The flag is already set where the condition of an earlier Switch holds.
         if any(before <= condition for before in self.evaluated[predicate]):
             return
         self.evaluated[predicate].append(condition)
@@ -267,7 +268,7 @@ class _FrameWriter:
         self.emit(f"{flag} = {text}", node, None, [self.name(v) for v in node.inputs])
 
     def merge(self, node: Node) -> None:
-        """The first of its inputs that lives, and the number of that."""
+        """Write the choice of a Merge's first live input, and of the index of that."""
         conditions = self.conditions
         doubtful = node in self.form.doubtful
         around = _ALWAYS if doubtful else conditions[node]
@@ -303,7 +304,7 @@ class _FrameWriter:
         else:
             (output,) = outputs
             emit(f"{output} = {call}")
-            # Tested in the text: most kernels return arrays, for which a call would be wasted.
+            # Tested inline, since most kernels return arrays, which need no call.
             scalar = f"{output}.__class__ is not ndarray"
             emit(f"if {scalar}: {output} = array_of({output})")
 
@@ -317,7 +318,7 @@ class _FrameWriter:
         arguments: Sequence[str],
         condition: Condition | None = None,
     ) -> None:
-        """A line of a node, in the ``if`` of its condition."""
+        """Write a line of a node, in the ``if`` of its condition."""
         condition = self.conditions[node] if condition is None else condition
         if condition != self.current and condition != _ALWAYS:
             self.lines.append(f"        if {self.when(condition)}:")
@@ -327,7 +328,7 @@ class _FrameWriter:
         self.places[len(self.lines)] = node, compiled, [*arguments]
 
     def when(self, condition: Condition) -> str:
-        """An expression that is true if ``condition`` holds."""
+        """Return an expression that is true if ``condition`` holds."""
         choices = [(self.flag(source), side) for source, side in condition]
         words = [flag if side else f"not {flag}" for flag, side in sorted(choices)]
         return " and ".join(words) or "True"
@@ -348,7 +349,7 @@ class _FrameWriter:
         return self.names[value]
 
     def index(self, number: int) -> str:
-        """The number of an input, as a Merge outputs it."""
+        """Return the constant with the index of an input that a Merge outputs."""
         name = f"i{number}"
         if name not in self.namespace:
             self.namespace[name] = index = np.array(number, np.int32)

@@ -1,7 +1,8 @@
-"""The meeting point of values and the parts of a run that need them: queues by key; nothing blocks.
+"""The exchange of values between the parts of a run: non-blocking queues, by key.
 
-The side that comes first leaves a value, or a function to call with it. The values of one key are
-taken in the order in which they were sent, by their receivers in the order in which these asked.
+Whichever side comes first leaves the value, or a function to be called with the value. Values of
+the same key are received in the order in which they were sent, by receivers in the order of their
+requests.
 """
 
 from __future__ import annotations
@@ -14,32 +15,34 @@ from penstock.core.errors import Aborted
 from penstock.core.types import RunValue
 
 Receiver = Callable[[Any, bool, Aborted | None], None]
-"""Takes a value, and whether it is dead; or None, False and the error that prevents it from being
-sent."""
+"""Takes a value, whether it is dead, and None; or None, False, and the error because of which no
+value will be sent."""
 
 
 class NoValue(Aborted):
-    """The error of a receiver whose value will never be sent."""
+    """The error of a receiver whose value will never be sent, although no part has failed."""
 
 
 def edge_key(source: str, target: str, name: str) -> str:
-    """The common part of the keys of an edge: the devices at its ends, and the value's name."""
+    """Return the part that all keys of an edge share: the devices at its ends, and the value's
+    name."""
     return f"{source};{target};{name}"
 
 
 class Rendezvous:
-    """The queues of one run. A key is whatever both ends agree on: an ``edge_key``, with the frame
-    and the iteration in which a value is sent."""
+    """The queues of one run. Both ends of an edge use the same key: the ``edge_key``, with the
+    frame and the iteration in which the value is sent."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # Lists, which are short: a deque takes four times as long to create.
+        # Lists, which stay short: a deque takes four times as long to create.
         self._sent: dict[Hashable, list[tuple[Any, bool]]] = {}
         self._waiting: dict[Hashable, list[Receiver]] = {}
         self._error: str | None = None
 
     def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
-        """Leave a value, or call the receiver that waits for it. Raises ``Aborted``."""
+        """Leave a value, or call the receiver that waits for it. Raises ``Aborted`` after
+        ``abort``."""
         with self._lock:
             if self._error is not None:
                 raise Aborted(self._error)
@@ -48,15 +51,16 @@ class Rendezvous:
                 self._sent.setdefault(key, []).append((value, dead))
                 return
             receiver = receivers.pop(0)
-            # Keys have the number of the iteration: lists that stay would add up over a loop.
+            # Keys contain the iteration number, so empty lists would accumulate over a loop.
             if not receivers:
                 del self._waiting[key]
-        # Outside of the lock: a receiver may send or ask for values itself.
+        # Called without the lock, since a receiver may send or receive values itself.
         receiver(value, dead, None)
 
     def recv(self, key: Hashable, receiver: Receiver) -> tuple[Any, bool] | None:
-        """The next value, and whether it is dead, if it has been sent; else None, and ``receiver``
-        is called with it on the thread that sends it. Raises ``Aborted``."""
+        """Return the next value of ``key``, and whether it is dead, if it has been sent. Otherwise
+        return None; the thread that sends the value calls ``receiver`` with it. Raises ``Aborted``
+        after ``abort``."""
         with self._lock:
             if self._error is not None:
                 raise Aborted(self._error)
@@ -70,27 +74,27 @@ class Rendezvous:
             return value
 
     def is_remote(self, key: Hashable) -> bool:
-        """Whether values with this key are sent from outside of the process, so that a part that
-        waits for one is not at rest."""
+        """Whether values of this key come from another process, so that a part that waits for one
+        does not rest."""
         return False
 
     def abort(self, error: BaseException) -> None:
-        """Give up all transfers because of ``error``: waiting receivers are called with an
-        ``Aborted`` that quotes it, and later calls raise one."""
+        """Abort all transfers because of ``error``. Waiting receivers are called with an
+        ``Aborted`` that quotes it, which later calls raise."""
         with self._lock:
             if self._error is not None:
                 return
-            # As text: the error itself would keep the frames of the run alive in its traceback.
-            self._error = f"a transfer was given up, because of {error!r}"
+            # Kept as text, since the traceback of the error would keep the run's frames alive.
+            self._error = f"a transfer was aborted because of {error!r}"
             self._sent.clear()
         self._dismiss(lambda: Aborted(self._error))
 
     def end(self) -> None:
-        """Let waiting receivers know that no values will come, without an error."""
+        """Call waiting receivers with ``NoValue``: no more values will come."""
         self._dismiss(NoValue)
 
     def _dismiss(self, error: Callable[[], Aborted]) -> None:
-        """Call all waiting receivers with an error each."""
+        """Call each waiting receiver with an error that ``error`` returns."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for receivers in waiting.values():
@@ -98,12 +102,12 @@ class Rendezvous:
                 receiver(None, False, error())
 
     def close(self) -> None:
-        """Drop waiting receivers and values at the end of the run; no receiver is called."""
+        """Drop waiting receivers and values at the end of the run, without a call."""
         with self._lock:
             self._waiting.clear()
             self._sent.clear()
 
     def __len__(self) -> int:
-        """The number of values and receivers that wait."""
+        """Return the number of waiting values and receivers."""
         with self._lock:
             return sum(map(len, self._sent.values())) + sum(map(len, self._waiting.values()))

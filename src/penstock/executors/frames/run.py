@@ -1,11 +1,11 @@
 """One run of the frames executor.
 
-A token is a value on its way to a node in one iteration of one frame, or a *dead* token, which says
-that no value will come. A node runs when a token has arrived on each of its inputs; a Merge when
-the first live one has. Long kernels run on the process-wide pool, everything else on the thread of
-the run: only that thread accesses the state of the run, so no lock is needed. If it has returned
-because no work was left, the thread on which a kernel ends takes its place. Asynchronous kernels
-may end on any thread, and so may Recvs, which receive values from other parts of the run.
+A token is a value on its way to a node in one iteration of one frame, or a *dead* token, which
+states that no value will come. A node runs when a token has arrived on each of its inputs; a Merge
+runs on its first live token. Long kernels run on the process-wide pool, everything else on the
+thread of the run: only that thread accesses the state of the run, so no lock is needed. If it has
+returned because no work was left, the thread on which a kernel ends takes its place. Asynchronous
+kernels may end on any thread, and so may Recvs, which receive values from other parts of the run.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ _ndarray = np.ndarray  # a global is faster to read than an attribute of a modul
 
 Outputs = RunValues
 
-# Kernels that take longer than this, in seconds, run on another thread. A hand-over and the way
-# back wake a thread each, tens of us, which a shorter kernel would not be worth.
+# Seconds above which a kernel runs on another thread. The hand-over and the return each wake a
+# thread, which takes tens of us and does not pay off for shorter kernels.
 _LONG_S = OVERHEADS.long_s
-# Short kernels are measured once in this many runs: two looks at the clock are a good part of the
-# 0.3 to 0.7 us that a token takes beside its kernel.
+# Runs of a short kernel from one measurement to the next: to read the clock twice takes a large
+# part of the 0.3 to 0.7 us that a token needs in addition to its kernel.
 _SAMPLE_INTERVAL = 16
 
-# Tokens that one part of a run moves before another gets the thread: about 1 ms.
+# Tokens that one part of a run moves before another part gets the thread: about 1 ms.
 _TURN = 1000
 
 
 @dataclass(slots=True, eq=False)
 class _Completion:
-    """The function that an asynchronous kernel calls when it has ended; refers to the run until
-    then, and no longer: the kernel may keep it."""
+    """The callback of an asynchronous kernel. It refers to the run only until it is called, since
+    the kernel may keep it."""
 
     run: FramesRun | None
     token: Token
@@ -79,19 +79,19 @@ class _Completion:
             run.post(run._completed, self, outputs, error)
 
 
-# One thread at a time moves the tokens of a run, so only ``back`` is locked, the queue of jobs from
-# other threads. TensorFlow moves tokens on many threads, with a lock for each frame. That pays off
-# if tokens move in parallel, which Python cannot do, and handing a token to another thread would
-# cost as much as moving dozens of them (decision 28).
+# One thread at a time moves the tokens of a run, so the lock only guards ``back``, the queue of
+# jobs from other threads. TensorFlow moves tokens on many threads, with a lock for each frame. That
+# pays off if tokens move in parallel, which Python cannot do, and to hand a token to another thread
+# would cost as much as to move dozens of tokens (decision 28).
 #
 # No thread waits for a kernel either. The thread of the run returns when no work is left, and
-# ``post`` makes the thread that brings a result the thread of the run. So a run occupies no thread
+# ``post`` makes the thread that brings a result the thread of the run. A run occupies no thread
 # while asynchronous kernels or other devices are busy, and waiting iterations overlap on one
 # thread, up to ``parallel_iterations`` of them (decision 30).
 
 
 class FramesRun:
-    """One run of one part of a graph: all state that changes during it."""
+    """One run of one part of a graph: its mutable state."""
 
     def __init__(
         self,
@@ -109,20 +109,20 @@ class FramesRun:
         self.barrier = barrier
         self.root = CallInstance(graph)
         self.scheduler = TokenScheduler(limits.max_iterations)
-        # Long kernels wait here until no token is ready: short nodes, which may lead to further
-        # long ones, go first, and then the number of kernels to share among threads is known.
+        # Long kernels wait here until no token is ready. Short nodes go first: they may make
+        # further long ones ready, so that the number of kernels to share among threads is known.
         self.heavy: list[Token] = []
-        self.calls: list[tuple[Token, Any]] = []  # each with its steps, once it has begun
+        self.calls: list[tuple[Token, Any]] = []  # with the steps of a call that has begun
         self.in_progress: set[CallInstance] = set()
         self.failed = False
-        # The output that each Switch has chosen last, to explain why a value is dead.
+        # The last output that each Switch has chosen, to explain why a value is dead.
         self.chosen: dict[FrameNode, int] = {}
         self.in_flight = 0  # kernels that run elsewhere, asynchronous ones included
         self.on_pool = 0  # the part of ``in_flight`` on threads of the pool
         self.awaiting_peers = 0  # pending values of other processes
         self.pending: set[_Completion] = set()
-        # Jobs from other threads for the thread of the run. All parts share one lock: whether the
-        # run is over depends on all of them, and exactly one must see that it is.
+        # Jobs from other threads for the thread of the run. All parts share one lock: the run is
+        # over when all of them rest, and exactly one part must observe this.
         self.lock = barrier.lock
         self.back: deque[tuple[Any, ...]] = deque([(self.scheduler.begin, self.root, inputs)])
         self.active = True
@@ -132,8 +132,8 @@ class FramesRun:
 
     def go(self) -> None:
         while True:
-            # An error in the scheduler ends the run like an error in a kernel: raised on a thread
-            # of the pool, it would be lost, and the caller would wait forever.
+            # An error in the scheduler ends the run as an error in a kernel does: raised on a
+            # thread of the pool, it would be lost, and the caller would wait forever.
             try:
                 while self._turn() and not self.barrier.waiting:
                     pass
@@ -145,21 +145,21 @@ class FramesRun:
                 self.barrier.resume(self)
                 return
             with self.lock:
-                # The last look at the queue and the leave are one step for ``post``: a job finds
-                # this thread here, or becomes the thread of the run itself.
+                # The check of the queue and the leave are atomic for ``post``: it leaves the job to
+                # this thread, or makes its own thread that of the run.
                 if self.back:
                     continue
                 self.active = False
-                # With kernels elsewhere the part does not rest: the run cannot end without them.
+                # With kernels on other threads the part does not rest: the run must await them.
                 self.resting = not self.in_flight and not self.awaiting_peers
                 ended = self.resting and self.barrier.rested()
-            if ended:  # not under the lock: it calls users' code
+            if ended:  # without the lock, since it calls user code
                 self.barrier.end()
             return
 
     @property
     def waits(self) -> bool:
-        """Whether nothing but values of other processes can wake it, or nothing at all."""
+        """Whether the part is idle, without kernels on other threads of the process."""
         with self.lock:
             return not (self.active or self.in_flight)
 
@@ -169,22 +169,22 @@ class FramesRun:
             try:
                 raise error
             finally:
-                del error  # the traceback holds this frame
+                del error  # the traceback refers to this frame
         return self.root.results
 
     def release(self) -> None:
-        """Give up the values of a run that has failed."""
+        """Release the values of a run that has failed."""
         for call in (self.root, *self.in_progress):
             call.release()
         self.in_progress.clear()
 
-    # Jobs of other threads go first: the thread of the pool that has left one is free for the next
-    # kernel. Then tokens, first in, first out, so that all iterations that may run at once go on
-    # alike. What is rare, or slow anyway (dead tokens, observers), takes the way of ``_token``.
+    # Jobs of other threads go first, since the pool's thread that left one is free for the next
+    # kernel. Then come tokens in FIFO order, so that concurrent iterations progress evenly.
+    # Rare cases, and those that are slow anyway (dead tokens, observers), go through ``_token``.
 
     def _turn(self) -> bool:
-        """Let up to ``_TURN`` tokens pass their nodes; False if none are left. The path of most
-        tokens is inlined here: a method call for each takes a third longer."""
+        """Process up to ``_TURN`` tokens; return False if none are left. The path of most tokens
+        is inlined here: a method call for each would take a third longer."""
         back, control, ready = self.back, self.control, self.scheduler.ready
         observe, send, spent = self.observe, self.scheduler.send, self.scheduler.spent
         for _ in range(_TURN):
@@ -197,7 +197,7 @@ class FramesRun:
                 if self.heavy:
                     self._share()
                 elif self.calls:
-                    # The latest first, so that few are in progress at once.
+                    # The latest first, so that few are in progress at the same time.
                     self._call(*self.calls.pop())
                 else:
                     return False
@@ -209,7 +209,7 @@ class FramesRun:
                 continue
             if node.forwards:
                 outputs: Outputs = iteration.inputs[node.first : node.end]
-            elif node.unmeasured > 0:  # a kernel that is known to be short
+            elif node.unmeasured > 0:  # a kernel known to be short
                 node.unmeasured -= 1
                 inputs = iteration.inputs[node.first : node.end]
                 try:
@@ -247,8 +247,8 @@ class FramesRun:
 
     def _stop(self) -> None:
         """End a stopped run, with a note that names the current node."""
-        # Only the thread of the run may read its queues: the thread that stops the run only sets
-        # the control.
+        # Called on the thread of the run, which alone may read its queues: the thread that stops
+        # the run only sets the control.
         error = self.control.error or Cancelled("the run was stopped")
         calls = [token for token, _ in self.calls]
         for node, *_ in [*self.scheduler.ready, *self.heavy, *calls][:1]:
@@ -259,16 +259,16 @@ class FramesRun:
     def _token(self, token: Token) -> None:
         """Process a token by the rule of its node."""
         node, iteration, dead = token
-        # A ControlTrigger runs even if its inputs are dead: it only signals that they arrived.
+        # A ControlTrigger runs even on dead inputs: it only signals that they have arrived.
         if dead and node.rule is not _TRIGGER:
-            # A dead Recv must still receive: the other part sends in any case, and the value has no
-            # other receiver.
+            # A dead Recv must still receive, since the other part sends the value in any case, and
+            # no other receiver would take it.
             if node.rule is _RECV:
                 self._receive(token)
                 return
             if node.rule is _FETCH:
                 self._fetch(node, iteration, DEAD)
-            elif node.rule is _SEND:  # the other part waits for the token
+            elif node.rule is _SEND:  # the other part waits for a token
                 self._send(node, iteration, None, True)
             self.scheduler.bury(node, iteration)
         elif node.rule is _ORDINARY:
@@ -290,7 +290,7 @@ class FramesRun:
     def _primitive(
         self, node: FrameNode, iteration: IterationState, inputs: list[RunValue]
     ) -> None:
-        """Let a live token pass a primitive."""
+        """Process a live token of a control-flow primitive, a fetch or a Send."""
         outputs: Outputs = inputs
         try:
             if node.rule is _SWITCH:
@@ -319,7 +319,7 @@ class FramesRun:
 
     def _run(self, token: Token) -> None:
         """Run a kernel on this thread, and measure it."""
-        # For kernels that are short or not measured yet, and the long one that this thread keeps.
+        # For kernels that are short or not yet measured, and for a long one that this thread keeps.
         node, iteration, _ = token
         inputs = _inputs(token)
         self._begun(node, inputs)
@@ -333,11 +333,11 @@ class FramesRun:
         self._send_outputs(node, iteration, outputs)
 
     # Calls of functions, and of the graphs of nodes. They are generators in a list, not calls on
-    # Python's stack: a model may call itself deeper than that reaches, and other tokens of the run
-    # go on while a call waits (decision 28).
+    # Python's stack: a model's recursion may exceed that stack, and other tokens of the run proceed
+    # while a call waits (decision 28).
 
     def _call(self, token: Token, steps: Any) -> None:
-        """Begin a call, or go on with a frame that has let other tokens go first."""
+        """Begin a call, or resume a frame that has yielded to other tokens."""
         node, iteration, _ = token
         if steps is None:
             inputs = _inputs(token)
@@ -352,18 +352,18 @@ class FramesRun:
         """Run the next graph of a call, or deliver the outputs of its node."""
         try:
             request = steps.send(results)
-            if request is None:  # a frame that is one node gives way now and then (decision 51)
+            if request is None:  # a frame that is one node yields to other tokens (decision 51)
                 self.calls.append(((node, iteration, False), steps))
                 return
             graph, inputs = request
             call = CallInstance(graph, iteration, node, steps)
-            # Known from here on, so that ``release`` reaches the values of a call that fails.
+            # Recorded before it can fail, so that ``release`` reaches its values.
             self.in_progress.add(call)
             if call.depth > self.limits.max_calls:
                 raise LimitExceeded(
                     f"the call of function {graph.function!r} is nested in more calls than "
                     f"Limits.max_calls = {self.limits.max_calls}: it may call itself without "
-                    "end; raise the limit if the model should nest that deep"
+                    "end; raise the limit if the model needs calls nested that deeply"
                 )
         except StopIteration as end:
             outputs = end.value
@@ -406,7 +406,7 @@ class FramesRun:
         thread, unless it has a call to continue."""
         heavy, self.heavy = self.heavy, []
         pool = self.pool
-        # This thread is about to be busy: let a thread of the pool take parts that wait for it.
+        # This thread will be busy: let a thread of the pool take the parts that wait for a thread.
         if pool is not None:
             self.barrier.help(pool)
         most = self.root.frame_graph.workers
@@ -414,26 +414,26 @@ class FramesRun:
         # Keep one kernel for this thread, which would otherwise be idle, unless it has a call.
         free = min(free, len(heavy) - (not self.calls))
         others, own = heavy[:free], heavy[free:]
-        # Announce all before the first begins, which would otherwise use the threads of all cores.
+        # Announce all before the first begins, which would otherwise use threads on all cores.
         announce(len(others) + 1)
         for token in others:
             if pool is not None and pool.offer(partial(self._run_on_pool, token, _inputs(token))):
-                # Counted after the offer, although the kernel may have ended by now: only this
-                # thread reads the counts, and it processes the end of the kernel later.
+                # The kernel may have ended by now, but only this thread accesses the counts, and it
+                # processes the end of the kernel later.
                 self.in_flight += 1
                 self.on_pool += 1
             else:
                 announce(-1)
                 own.append(token)
         announce(-1)
-        # The rest waits: a thread of the pool may be free before this thread is.
+        # The rest waits, since a thread of the pool may be free before this thread.
         self.heavy = own[1:]
         for token in own[:1]:
             self._run(token)
 
     def _run_on_pool(self, token: Token, inputs: list[RunValue]) -> None:
         """Run a kernel on another thread."""
-        # Inputs are passed, not read here: only the thread of the run may access the iteration.
+        # ``inputs`` is an argument, since only the thread of the run may access the iteration.
         announce(-1)
         node, control = token[0], self.control
         start = perf_counter()
@@ -451,10 +451,10 @@ class FramesRun:
         self.post(self._returned, token, result, error, perf_counter() - start)
 
     def post(self, *job: object) -> None:
-        """Queue a job for the thread of the run; without one, this thread becomes it."""
+        """Queue a job for the thread of the run, which this thread becomes if there is none."""
         with self.lock:
             self.back.append(job)
-            # The thread of the run will see the job, or the run is over and does not need it.
+            # The thread of the run will see the job, or the run is over and ignores it.
             if self.active or (self.resting and not self.barrier.woke(self)):
                 return
             self.active = True
@@ -523,7 +523,7 @@ class FramesRun:
         rendezvous, key = self.barrier.rendezvous, _key(node, iteration)
         assert rendezvous is not None
         remote = rendezvous.is_remote(key)
-        # The receiver is called on the thread that sends: it leaves a job for this part's thread.
+        # The receiver is called on the sending thread, and posts a job to this part's thread.
         try:
             sent = rendezvous.recv(key, partial(self.post, self._received, token, remote))
         except Aborted as error:
@@ -551,16 +551,16 @@ class FramesRun:
     def _fail(
         self, error: BaseException, at: FrameNode | None = None, inputs: RunValues = ()
     ) -> None:
-        """End the run with its first error, which the kernel ``at`` a node may have raised for
-        ``inputs``: no node that is ready runs any more."""
+        """End the run with ``error``, unless it has already failed; no further node runs. ``at``:
+        the node whose kernel raised the error for ``inputs``, if any."""
         if at is not None:
             error = _annotated(at, inputs, error)
         self.failed = True
         self.scheduler.ready.clear()
         self.heavy.clear()
         self.calls.clear()
-        # The run does not end before the kernels on the pool, which read arrays of the caller.
-        # Asynchronous ones are cancelled and not waited for: they may never answer.
+        # The run awaits the kernels on the pool, which read arrays of the caller. Asynchronous
+        # kernels are cancelled and not awaited, since they may never end.
         self.barrier.fail(error)
         while self.pending:
             completion = self.pending.pop()
@@ -569,7 +569,7 @@ class FramesRun:
             if completion.cancel is not None:
                 try:
                     completion.cancel()
-                except Exception:  # the run has its error already
+                except Exception:  # the run already has an error
                     report_thread_exception()
 
     def _fetch(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
@@ -580,14 +580,14 @@ class FramesRun:
                 return  # in another iteration
             name = call.frame_graph.graph.outputs[node.port].name
             raise RunError(
-                f"{name!r} was computed twice: it is inside of a loop. Fetch a value that leaves "
-                "the loop"
+                f"{name!r} was computed twice, because it is inside a loop. Fetch a value that "
+                "leaves the loop"
             )
         call.results[node.port] = value
 
 
 def _key(node: FrameNode, iteration: IterationState) -> tuple[Hashable, ...]:
-    """The rendezvous key of a value that goes from one part to another."""
+    """Return the rendezvous key of a value that one part sends to another."""
     frame = iteration.frame
     return node.key, frame.id or frame.name(), iteration.number
 
@@ -598,15 +598,15 @@ def _inputs(token: Token) -> list[RunValue]:
 
 
 def _record_cost(node: FrameNode, seconds: float) -> None:
-    """Record the seconds of a kernel, and when to measure it again: if it is long or may have
-    loops, at each run. The cost is the lesser of two samples, since a thread may be suspended
-    during one of them."""
+    """Record the seconds of a kernel, and when to measure it again: in each run if it is long or
+    may have loops. The cost is the minimum of two samples, since the system may suspend the thread
+    during one."""
     node.cost, node.latest = min(seconds, node.latest), seconds
     node.unmeasured = 0 if seconds > _LONG_S or node.varies else _SAMPLE_INTERVAL
 
 
 def _call_kernel(node: FrameNode, inputs: RunValues, control: Control) -> Outputs:
-    """The outputs of a kernel."""
+    """Call a node's kernel and return the outputs."""
     assert node.function is not None
     if node.nested:
         outputs: Outputs = node.function(control, *inputs)
@@ -615,14 +615,14 @@ def _call_kernel(node: FrameNode, inputs: RunValues, control: Control) -> Output
 
 
 def _outputs(node: FrameNode, result: RunValue) -> Outputs:
-    """The result of a kernel as a sequence with one array for each output."""
+    """Return the result of a kernel as a sequence with one array for each output."""
     if node.outputs == 1:
         return (array_of(result),)
     return () if result is None else tuple([array_of(output) for output in result])
 
 
 def _annotated(at: FrameNode, inputs: RunValues, error: BaseException) -> PenstockError:
-    """The error of a kernel, with its node, its origin and the types of its inputs."""
+    """Return the error of a kernel, with its node, its origin and the types of its inputs."""
     if at.explain is not None and isinstance(error, Exception):
         return at.explain(error)
     if at.node is not None:

@@ -1,21 +1,22 @@
-"""The scheduler of tokens: the frames of a run, their iterations, and the nodes that become ready.
+"""The token scheduler: the frames of a run, their iterations, and the nodes that become ready.
 
 The outputs of a node are delivered to all of their readers; a node without further pending inputs
 is then ``ready``. This module runs no nodes, and only the thread of a run uses its state.
 
-Every iteration has a list of counts, with one element for each node, and two for a Merge. A node
-other than a Merge counts its non-constant inputs and its control inputs, and adds ``DEATH`` once
-any of them was dead. A Merge counts ``MERGE_DATA`` until the first live data input arrives, and
-``MERGE_CONTROL`` for each control input; its second element is the number of dead data inputs.
+Every iteration has a list of counts, with one element for each node, and two for a Merge. The count
+of a node other than a Merge is the number of its pending non-constant and control inputs, plus
+``DEATH`` once any input was dead. The count of a Merge includes ``MERGE_DATA`` until the first live
+data input arrives, and ``MERGE_CONTROL`` for each pending control input; the second element is the
+number of dead data inputs.
 
 ===================== ================== ====================================== ====================
-arrives               at                 new counts                             then the node
+token                 node               new counts                             effect
 ===================== ================== ====================================== ====================
 live data or control  ordinary node      waits - 1                              runs if 0,
                                                                                 dies if DEATH
 dead data or control  ordinary node      (waits | DEATH) - 1                    dies if DEATH
 live data             Merge, data bit    waits - MERGE_DATA                     runs if 0
-live data             Merge, no data bit unchanged: the first one has won       waits on
+live data             Merge, no data bit unchanged: the first one was taken     none
 dead data             Merge              dead + 1; waits = 0 if it dies         dies if all data are
                                                                                 dead, no control is
                                                                                 left [*]_
@@ -26,7 +27,7 @@ control, dead or live Merge              waits - MERGE_CONTROL; 0 if it dies    
 .. [*] A dead Enter kills the Merge of its loop at once: the back edge would never come.
 
 These transitions are inlined where tokens are delivered, here and in the loop of
-``run.FramesRun``: a call for each token takes a third longer.
+``run.FramesRun``: a call for each token would take a third longer.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ from penstock.executors.frames.frame_graph import (
 )
 from penstock.ir.graph import Value
 
-# Sentinels. They must be compared by identity: values may be arrays, and ``==`` of an array is
+# Sentinels. They must be compared by identity, since values may be arrays, whose ``==`` is
 # elementwise.
 DEAD: Any = type("Dead", (), {"__repr__": lambda self: "DEAD"})()
-"""A dead value: none will arrive."""
+"""A dead value: no value will arrive."""
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """A value that has not arrived yet."""
 
@@ -59,8 +60,8 @@ _ENTER, _EXIT, _NEXT_ITERATION = TokenRule.ENTER, TokenRule.EXIT, TokenRule.NEXT
 _MERGE = TokenRule.MERGE
 
 
-# An iteration has two lists for all nodes of the frame, rather than a record for each node: an
-# iteration begins with two copies, which already contain the constants of the loop (decision 28).
+# An iteration has two lists for all nodes of the frame, rather than a record for each node. It
+# begins with two copies, which already contain the constants of the loop (decision 28).
 
 
 @dataclass(slots=True, eq=False)
@@ -77,18 +78,18 @@ class IterationState:
 
 
 class FrameInstance:
-    """A frame that was entered in iteration ``around`` of another one, or the root of a call.
+    """A frame that was entered in iteration ``around`` of another frame, or the root of a call.
 
-    ``last`` is its newest iteration, ``entering`` the number of tokens yet to enter. A new
-    iteration copies ``inputs`` and ``waits``, which contain the values for all iterations; the
-    tokens in ``begun`` are then ready. ``deferred`` values wait for another iteration to begin,
-    dead ``exits`` for the frame to end.
+    ``last``: the number of the newest iteration; ``entering``: the number of tokens that have yet
+    to enter. A new iteration copies ``inputs`` and ``waits``, which include the values that are
+    for all iterations; the tokens in ``begun`` are then ready. ``deferred`` values wait for another
+    iteration to begin, dead ``exits`` for the frame to end.
     """
 
     def __init__(self, static: StaticFrame, around: IterationState | None) -> None:
         self.static = static
         self.around = around
-        # Shared by all runs, until a constant Enter has a value for this run (``_keep``).
+        # Shared by all runs, until a constant Enter delivers a value of this run (``_keep``).
         self.inputs = static.inputs
         self.waits = static.waits
         self.iterations = {0: IterationState(self, 0, self.inputs.copy(), self.waits.copy())}
@@ -109,8 +110,8 @@ class FrameInstance:
             frame.iterations.clear()
 
     def name(self) -> str:
-        """A name that is unique among the frames of all parts of the run."""
-        # Computed on demand: only a run in several parts needs names, as keys of values.
+        """Return a name that is unique among the frames of a part, and equal in all parts."""
+        # Computed on demand: only a run in several parts needs names, for the keys of values.
         around = self.around
         if not self.id and around is not None:
             self.id = f"{around.frame.name()}/{around.number};{self.static.name}"
@@ -118,9 +119,9 @@ class FrameInstance:
 
 
 class CallInstance(FrameInstance):
-    """The root frame of a running graph: the graph of the run, or one called by ``node`` in
-    iteration ``around``. ``depth`` counts the nested calls of functions, itself included. ``steps``
-    is the call in progress, which continues with the ``results``."""
+    """The root frame of a running graph: the graph of the run, or a graph called by ``node`` in
+    iteration ``around``. ``depth``: the number of nested calls of functions, this one included.
+    ``steps``: the call in progress, which continues with the ``results``."""
 
     def __init__(
         self,
@@ -140,39 +141,39 @@ class CallInstance(FrameInstance):
 
 
 def enclosing_call(frame: FrameInstance) -> CallInstance:
-    """The call that a frame is in, or is."""
+    """Return the call that a frame belongs to, or the frame itself if it is a call."""
     while not isinstance(frame, CallInstance):
         assert frame.around is not None
         frame = frame.around.frame
     return frame
 
 
-# A tuple, the cheapest type to create: each execution of a node needs one.
+# A tuple, which is the cheapest type to create, since each execution of a node needs one.
 Token: TypeAlias = tuple[FrameNode, IterationState, bool]
 """A node without pending inputs, its iteration, and whether it is dead."""
 
 
-# No lock: only the thread of a run calls this (``run.FramesRun``), and jobs of other threads reach
-# it through a queue. The invariant that ends iterations: ``tokens`` counts the nodes of an
-# iteration that are ready or running. A node's successors are counted before its own token is
-# removed, so the count is 0 only when no further node of the iteration can become ready.
+# There is no lock: only the thread of a run uses the scheduler (``run.FramesRun``), and jobs of
+# other threads reach it through a queue. Iterations end by this invariant: ``tokens`` counts the
+# nodes of an iteration that are ready or running. A node's successors are counted before its own
+# token is removed, so the count is 0 only when no further node of the iteration can become ready.
 
 
 class TokenScheduler:
-    """The tokens of one run. ``max_iterations``: how many iterations a frame may have."""
+    """Schedules the tokens of one run. ``max_iterations``: the maximum iterations of a frame."""
 
     def __init__(self, max_iterations: int | None) -> None:
         self.ready: deque[Token] = deque()
         self._max_iterations = max_iterations
 
     def begin(self, call: CallInstance, inputs: RunValues) -> None:
-        """Let a graph begin with its inputs."""
+        """Begin a call of a graph with its inputs."""
         graph, iteration = call.frame_graph, call.iterations[0]
         iteration.tokens = len(graph.roots)
         self.ready.extend([(node, iteration, False) for node in graph.roots])
         for feed, value in zip(graph.feeds, inputs, strict=True):
             self._deliver(feed, iteration, (value,))
-        if not iteration.tokens:  # nothing to run, so that no token will close it
+        if not iteration.tokens:  # nothing is ready, so no token will close the iteration
             self._close(iteration)
 
     def send(self, node: FrameNode, iteration: IterationState, outputs: RunValues) -> None:
@@ -186,7 +187,7 @@ class TokenScheduler:
             self._close(iteration)
 
     def spent(self, reader: FrameNode, iteration: IterationState, left: int) -> None:
-        """Count a token as gone that went to a reader that waits for more, or that now dies."""
+        """Remove a token whose reader still waits for inputs, or dies (``left`` is DEATH)."""
         if left == DEATH:
             before = len(self.ready)
             self._die(reader, iteration)
@@ -196,7 +197,7 @@ class TokenScheduler:
             self._close(iteration)
 
     def bury(self, node: FrameNode, iteration: IterationState) -> None:
-        """As ``send``, for a dead node: its outputs are dead."""
+        """Deliver dead tokens to the readers of a dead node, and remove its token."""
         if node.rule is _ENTER:
             self._enter(node, iteration, DEAD)
         else:
@@ -224,7 +225,7 @@ class TokenScheduler:
                     self._die(reader, iteration)
             for reader, at, index in merges:
                 left = waits[at]
-                # Only the first one that lives counts: later ones find the bit cleared.
+                # Only the first live input is taken: later ones find the bit cleared.
                 if left & 1:  # MERGE_DATA
                     inputs[reader.first : reader.end] = value, index
                     waits[at] = left = left - 1
@@ -235,7 +236,7 @@ class TokenScheduler:
         iteration.tokens += len(ready) - before
 
     def _kill(self, node: FrameNode, iteration: IterationState) -> None:
-        """Let all outputs and control edges of a node be dead."""
+        """Deliver a dead token on all output and control edges of a node."""
         before = len(self.ready)
         for readers, merges in node.edges:
             self._kill_readers(readers, merges, iteration, node.rule is _ENTER)
@@ -256,25 +257,25 @@ class TokenScheduler:
                 self._die(reader, iteration)
         for reader, at, _ in merges:
             waits[at + 1] += 1
-            # The back edge of a loop that is not entered would never come.
+            # The back edge of a loop that is not entered would deliver no token.
             if waits[at] == 1 and (entered or waits[at + 1] == reader.data_inputs):
                 waits[at] = 0
                 ready.append((reader, iteration, True))
 
     def _die(self, node: FrameNode, iteration: IterationState) -> None:
-        """Let a node die that waits for nothing more, with a dead input."""
+        """Process a node that has received all of its inputs, one of them dead."""
         if node.rule is _EXIT:
-            # Kept until the frame ends or another iteration begins: the Exit of a loop is dead in
-            # all iterations but the last, and this may be the last one.
+            # Recorded until the frame ends or another iteration begins: the Exit of a loop is dead
+            # in all iterations but the last, and this may be the last one.
             if iteration.number == iteration.frame.last:
                 iteration.frame.exits.append(node)
         elif node.rule is not _NEXT_ITERATION:
-            # A dead NextIteration brings nothing: a loop that has ended would go on without end,
-            # as dead tokens. This is how all loops of TensorFlow end.
+            # A dead NextIteration delivers nothing, or a loop that has ended would continue
+            # forever with dead tokens. This is how all loops of TensorFlow end.
             self.ready.append((node, iteration, True))
 
     def _signal(self, node: FrameNode, iteration: IterationState, dead: bool) -> None:
-        """Deliver the control edges of a node."""
+        """Deliver a token on the control edges of a node."""
         waits, ready = iteration.waits, self.ready
         for reader in node.controls:
             at = reader.counter
@@ -298,7 +299,7 @@ class TokenScheduler:
     # Between frames and iterations.
 
     def _leave(self, node: FrameNode, iteration: IterationState, value: RunValue) -> None:
-        """Deliver a live value in another iteration or frame."""
+        """Deliver a live value to another iteration or frame."""
         frame = iteration.frame
         if node.rule is _NEXT_ITERATION:
             number = iteration.number
@@ -331,7 +332,7 @@ class TokenScheduler:
             self._arrive(node, reached, value)
         if node.constant:
             self._keep(node, child, value)
-        # If nothing became ready, no token of the frame will come to close it.
+        # If nothing became ready, no token will close the frame.
         first = child.iterations.get(0)
         if first is not None and not first.tokens and not child.entering:
             self._close(first)
@@ -343,11 +344,11 @@ class TokenScheduler:
             self._deliver(node, iteration, (value,))
 
     def _keep(self, node: FrameNode, frame: FrameInstance, value: RunValue) -> None:
-        """Deliver a value in all iterations to come: these begin as copies of one that has it."""
+        """Deliver a value to all future iterations, by storing it in the lists that they copy."""
         if frame.inputs is frame.static.inputs:  # shared with all other runs
             frame.inputs, frame.waits = frame.inputs.copy(), frame.waits.copy()
-        # Nodes that this value makes ready are ready in each new iteration: ``begun`` has them. The
-        # iteration of number -1 only carries the lists.
+        # Nodes that this value makes ready are ready in each new iteration, and go to ``begun``.
+        # The iteration of number -1 only carries the lists.
         ready, self.ready = self.ready, deque()
         self._arrive(node, IterationState(frame, -1, frame.inputs, frame.waits), value)
         frame.begun += self.ready
@@ -361,7 +362,7 @@ class TokenScheduler:
         frame.last = number = number + 1
         iteration = IterationState(frame, number, frame.inputs.copy(), frame.waits.copy())
         frame.iterations[number] = iteration
-        if frame.exits:  # the loop goes on, and its Exits may live yet
+        if frame.exits:  # the loop continues, and its Exits may still be live
             frame.exits.clear()
         if frame.begun:
             iteration.tokens = len(frame.begun)
@@ -372,7 +373,7 @@ class TokenScheduler:
                 self._deliver(node, iteration, (value,))
 
     def _close(self, iteration: IterationState) -> None:
-        """End iterations, from this one on, and frames, in which nothing is left to run."""
+        """End iterations, from this one on, and frames, if they have nothing left to run."""
         while True:
             frame, number = iteration.frame, iteration.number
             iterations = frame.iterations
@@ -381,12 +382,12 @@ class TokenScheduler:
                 next_ is not None
                 and not next_.tokens
                 and not next_.children
-                # Nothing can reach it any more: of the earlier iteration, or by an Enter.
+                # No token can reach it any more, from the previous iteration or by an Enter.
                 and (number - 1 not in iterations if number else not frame.entering)
             ):
                 del iterations[number]
                 number += 1
-                if frame.deferred:  # there is room for another iteration now
+                if frame.deferred:  # the limit now allows another iteration
                     self._advance(frame)
                 next_ = iterations.get(number)
             around = frame.around
@@ -401,21 +402,22 @@ class TokenScheduler:
                 self._kill(node, around)
             if around.tokens:
                 return
-            # The frame may be the last thing that the iteration around it waited for. A loop and no
-            # recursion: frames nest as deep as the model's loops and calls.
+            # The iteration around may have waited only for this frame. A loop, not a recursion,
+            # since frames nest as deeply as the model's loops and calls.
             iteration = around
 
 
 def end_iterations(frame: str, most: int) -> NoReturn:
-    """Raise for a frame that would have more than ``most`` iterations."""
+    """Raise ``LimitExceeded`` for a frame that would have more than ``most`` iterations."""
     raise LimitExceeded(
         f"the frame {frame!r} passed the limit of {most} iterations; raise Limits.max_iterations "
-        "if the model should run that many"
+        "if the model needs more"
     )
 
 
 def switched_to(predicate: RunValue, count: int) -> int:
-    """The one of ``count`` outputs that a Switch chooses."""
+    """Return the index of the output, of ``count``, that a Switch chooses. Raises ``ShapeError``
+    for a predicate that does not have one element."""
     if predicate.size != 1:
         shape = list(predicate.shape)
         raise ShapeError(f"a predicate must have one element, not shape {shape}")
@@ -424,12 +426,12 @@ def switched_to(predicate: RunValue, count: int) -> int:
     return which if 0 <= which < count else count - 1
 
 
-# Outputs that are missing at the end.
+# Outputs that have no value at the end.
 
 
 def missing_output(call: CallInstance, chosen: Mapping[FrameNode, int]) -> DeadTensor | None:
-    """The error of a call that has ended without one of its outputs; None if it has all.
-    ``chosen``: the output that each Switch has chosen last."""
+    """Return the error of a call that has ended without one of its outputs; None if it has all.
+    ``chosen``: the last output that each Switch has chosen."""
     for value, result in zip(call.frame_graph.graph.outputs, call.results, strict=True):
         if result is MISSING or result is DEAD:
             return _dead(value, result is DEAD, chosen)
@@ -437,11 +439,12 @@ def missing_output(call: CallInstance, chosen: Mapping[FrameNode, int]) -> DeadT
 
 
 def _dead(value: Value, dead: bool, chosen: Mapping[FrameNode, int]) -> DeadTensor:
-    """The error of a fetch without a value, with the Switch that has killed it, if one has."""
+    """Return the error of an output without a value. It names the Switch at fault, if any."""
     if not dead:
         return DeadTensor(
-            f"{value.name!r} was never computed: some of its inputs did not come. It may be inside "
-            "of a loop, or need a value that only the first iteration has"
+            f"{value.name!r} was never computed: some of its inputs did not arrive. It may be "
+            "inside a loop, or need a value that only the first iteration has; fetch a value "
+            "that leaves the loop"
         )
     switches = {switch.node: output for switch, output in chosen.items()}
     seen: set[Value] = {value}
