@@ -150,7 +150,7 @@ def test_outputs_without_samples_are_those_of_each() -> None:
     [
         ("g (float[3] x) => (float[3] y) { r = RandomNormalLike (x) y = Add (x, r) }", "draws"),
         ("g (seq(float[3]) x) => (float[?] y) { y = ConcatFromSequence <axis = 0> (x) }", "only tensors"),
-        ("g (float[3] x) => (float[n, 3] y) { s = SequenceConstruct (x, x) y = ConcatFromSequence <axis = 0, new_axis = 1> (s) }", "no tensor"),
+        ("g (float[3] x) => (float[n, 3] y) { s = SequenceConstruct (x, x) y = ConcatFromSequence <axis = 0, new_axis = 1> (s) }", "not tensors"),
     ],
 )  # fmt: skip
 def test_effects_and_sequences_stay(text: str, match: str) -> None:

@@ -112,7 +112,7 @@ def test_loop_with_a_variable_that_never_leaves_stays() -> None:
     g.node("NextIteration", "m", name="again", T=INT)
     g.node("Switch", "m", "f/cond", name="s", T=INT)
     g.node("Exit", "s", name="out", T=INT)
-    assert "no one predicate decides" in reasons(g, ["f/exit", "out"])
+    assert "no single predicate decides" in reasons(g, ["f/exit", "out"])
 
 
 def test_loop_with_a_side_effect_in_its_condition_stays() -> None:
@@ -121,7 +121,7 @@ def test_loop_with_a_side_effect_in_its_condition_stays() -> None:
     g.node("Assert", "f/less", "f/merge", name="assert", T=[INT])
     (node,) = (each for each in g.proto.node if each.name == "f/cond")
     node.input.append("^assert")
-    assert "an effect in the condition" in reasons(g, [out])
+    assert "a side effect in the condition" in reasons(g, [out])
 
 
 def test_loop_with_an_exit_of_no_variable_stays() -> None:
@@ -129,7 +129,7 @@ def test_loop_with_an_exit_of_no_variable_stays() -> None:
     g.loop("x", "most")
     g.node("Neg", "f/switch", name="minus", T=INT)
     g.node("Exit", "minus", name="out", T=INT)
-    assert "is none of its variables" in reasons(g, ["out"])
+    assert "is not a loop variable" in reasons(g, ["out"])
     assert answers(g, ["out"], fed()) == [-3]
 
 
@@ -159,7 +159,7 @@ def test_loop_with_variables_of_different_conditions_stays() -> None:
     g.node("NextIteration", "s:1", name="again", T=INT)
     g.node("Exit", "s", name="other", T=INT)
     g.node("Merge", "switch", "other", name="merged", T=INT, N=2)
-    assert "may live and others be dead" in reasons(g, [out, "merged"])
+    assert "may be live while others are dead" in reasons(g, [out, "merged"])
     assert answers(g, [out, "merged"], fed(p=False)) == [3, 0]
 
 
@@ -210,7 +210,7 @@ def test_inner_loop_of_a_loop_that_stays_is_raised() -> None:
     out = outer(g)
     fetches = [out, "f/value"]
     made, stays = raised(g.bytes(), fetches)
-    assert [each.reason for each in stays] == ["'f/value:0' is fetched from inside of a loop"]
+    assert [each.reason for each in stays] == ["'f/value:0' is fetched from inside a loop"]
     ops = Counter(node.op.name for node in made.nodes)
     assert ops["Loop"] == 1
     assert ops["Merge"] == ops["NextIteration"] == 1
@@ -281,12 +281,12 @@ def test_loop_that_runs_in_both_branches_asks_its_predicate_itself() -> None:
     g = loops()
     g.node("Switch", "most", "p", name="end", T=INT)
     out = g.loop("x", "most", inside=inside)
-    assert "may live and others be dead" in reasons(g, [out])
+    assert "may be live while others are dead" in reasons(g, [out])
     assert answers(g, [out], fed(x=1, most=4)) == [7]
     assert answers(g, [out], fed(x=5, most=4, p=False)) == [5]
 
 
 def test_loop_that_goes_on_in_the_other_branch_is_left_to_frames() -> None:
     g = in_branch("start:1", "end:1", side=0)
-    assert "no one predicate decides" in reasons(g, ["y"])
+    assert "no single predicate decides" in reasons(g, ["y"])
     assert answers(g, ["y"], fed(x=1, most=1)) == [1]

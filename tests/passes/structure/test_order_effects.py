@@ -222,7 +222,7 @@ def test_effects_of_tensorflow_obey_data_and_control_edges(executor, models, poo
             try:
                 session.run({"x": np.int32(x)}, effects.fetches)
             except ps.Unsupported as error:  # not raised
-                assert "it has an effect in a branch" in str(error)
+                assert "it has a side effect in a branch" in str(error)
                 continue
             ran += 1
             for i, label in enumerate(LOG):

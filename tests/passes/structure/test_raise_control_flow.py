@@ -37,7 +37,7 @@ STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "feed_switch_output": ((0, 3), ASKED),
     "loop_dead_limit": ((2,), ASKED),
     "loop_dead_start": ((2,), ASKED),
-    "loop_fetch_inside_error": ((0, 2, 3), "fetched from inside of a loop"),
+    "loop_fetch_inside_error": ((0, 2, 3), "fetched from inside a loop"),
     "loop_nonconstant_enter_late": ((0, 1, 2), "in the first iteration only"),
     "prim_control_edge_from_dead_node": ((0, 1), ASKED),
     "prim_control_edge_from_dead_switch": ((0, 1), ASKED),
@@ -48,7 +48,7 @@ STAYS: Mapping[str, tuple[tuple[int, ...], str]] = {
     "prim_merge_dead_into_merge": ((0,), SIDES),
     "prim_merge_three": ((0, 1), SIDES),
     "prim_switch": (tuple(range(6)), ASKED),
-    "prim_switchn": (tuple(range(9)), "part of no condition or loop"),
+    "prim_switchn": (tuple(range(9)), "belongs to no condition or loop"),
 }
 """The runs of each case that need frames, and the reason: only tokens define dead fetches, dead
 variables and fetches inside of loops; the other graphs are not of tf.cond's form."""
@@ -201,7 +201,7 @@ def test_trace_of_a_raised_loop_counts_every_iteration() -> None:
 def test_fetch_from_inside_of_a_loop_is_left_to_frames() -> None:
     g = loops()
     g.loop("x", "most")
-    assert "is fetched from inside of a loop" in reasons(g, ["f/add"])
+    assert "is fetched from inside a loop" in reasons(g, ["f/add"])
     assert answers(g, ["f/add"], fed(most=1)) == [1]
     session = ps.compile(g.bytes(), executor="auto", backends=["numpy"])
     with pytest.raises(ps.RunError, match="computed twice"):

@@ -4,8 +4,8 @@
 
     z = Sigmoid(Split(x + h @ u)[0] + 1)        rows x, weights u[:, :units], constant 1
 
-A gate is a sum of columns: of rows known before the loop (``loop_rows``), of products of the state
-with constant weights, and of constants. Additions may be in any order, before or after gates are
+A gate is a sum of columns of rows known before the loop (``loop_rows``), of products of the state
+and constant weights, and of constants. Additions may be in any order, before or after the gates are
 split, and a product may compute one gate or several.
 """
 
@@ -24,21 +24,20 @@ from penstock.passes.loops.loop_rows import LoopRows
 from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
-# A term that is added to itself counts twice at each level, so that the terms of n nodes may be
-# 2^n.
+# A sum x + x visits x twice, so the sums of n nodes may have 2^n terms.
 _MOST_TERMS = 32
 
 
 class Columns(NamedTuple):
-    """Some columns of a value [..., units], from ``begin`` on."""
+    """``units`` columns of a value, from ``begin`` on."""
 
     value: Value
     begin: int
 
 
 class GateSum(NamedTuple):
-    """Summands of a gate: columns of rows, weights [units, units] of products with the state,
-    constants [units], and other values."""
+    """The summands of a gate: columns of ``rows``, ``weights`` [units, units] of products of the
+    state, ``constants`` [units], and columns of ``others``, values that are none of these."""
 
     rows: list[Columns]
     weights: list[np.ndarray]
@@ -46,7 +45,7 @@ class GateSum(NamedTuple):
     others: list[Columns]
 
     def plus(self, other: GateSum) -> GateSum:
-        """The sum of both."""
+        """Return the sum of both."""
         return GateSum(
             self.rows + other.rows,
             self.weights + other.weights,
@@ -56,12 +55,12 @@ class GateSum(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is the same product of the state for all states."""
+        """Whether only rows, products of the state and constants are added."""
         return not self.others
 
 
 class CellGates(NamedTuple):
-    """The gates of a cell in ONNX's order; ``inner`` is what a reset gate acts on."""
+    """The gates of a cell, in ONNX's order. ``inner``: the sum that a reset gate multiplies."""
 
     cell: str
     sums: Sequence[GateSum]
@@ -70,7 +69,7 @@ class CellGates(NamedTuple):
 
 
 class CellMatcher:
-    """Matches cells whose ``state`` a loop carries; ``rows`` are those of the loop."""
+    """Matches cells whose ``state`` is loop-carried; ``rows`` are those of the loop."""
 
     def __init__(self, rows: LoopRows, state: Value) -> None:
         self.rows, self.state = rows, state
@@ -78,14 +77,14 @@ class CellMatcher:
         self.batch, self.units = state.type.dims
 
     def cells(self, node: Node) -> Iterator[tuple[CellGates, Value | None, Value | None]]:
-        """The gates of cells of which ``node`` computes the next state; for an LSTM, its cell and
-        the next one as well."""
+        """Yield the gates of the cells whose next state ``node`` computes; for an LSTM, also its
+        cell state and the next one."""
         if node.op is LSTM_CELL:
             gates, cell = node.inputs
             order = node.attrs["order"]
             if gates is not None and node.outputs[0] is not None:
                 i, f, o, n = (self._sum(gates, place * self.units) for place in order)
-                # LstmCell keeps the number that is added to its forget gate as an attribute.
+                # LstmCell has the constant that is added to its forget gate as an attribute.
                 bias = np.full(self.units, node.attrs["forget_bias"], FLOAT32)
                 if i and f and o and n:
                     f.constants.append(bias)
@@ -94,19 +93,18 @@ class CellMatcher:
             sums = [self._sum(x) for x in (parts.input, parts.output, parts.forget, parts.new)]
             if all(sums):
                 yield CellGates("LSTM", sums), parts.cell, parts.following  # type: ignore[arg-type]
-        # A cell that mixes its new state with another value than the old one is no step of a
-        # recurrence.
+        # In a recurrence, a cell blends its new state with its old state, and no other value.
         if node.op in (GRU_CELL, GRU_STATE) and node.inputs[2] is self.state:
-            found = self._gru_of_two(node) if node.op is GRU_CELL else self._gru(node)
-            if found is not None:
-                yield found, None, None
+            gru = self._gru_cell(node) if node.op is GRU_CELL else self._gru_state(node)
+            if gru is not None:
+                yield gru, None, None
         if node.op.full_name in ("Tanh", "Relu", "Sigmoid") and not node.control_inputs:
             sum_ = None if node.inputs[0] is None else self._sum(node.inputs[0])
             if sum_ is not None:
                 yield CellGates("RNN", [sum_], activation=node.op.name), None, None
 
-    def _gru_of_two(self, node: Node) -> CellGates | None:
-        """The gates of a GruCell."""
+    def _gru_cell(self, node: Node) -> CellGates | None:
+        """Return the gates of a GruCell, if they can be decomposed."""
         x, h, _ = node.inputs
         places = [place * self.units for place in node.attrs["order"]]
         if x is None or h is None:
@@ -117,13 +115,13 @@ class CellMatcher:
             for a, b in zip(of_x[:2], of_h, strict=False)
         ]
         new, inner = of_x[2], of_h[2]
-        # ONNX's GRU with linear_before_reset multiplies its reset gate by H R + b alone, without x.
+        # In ONNX's GRU with linear_before_reset, the reset gate multiplies H R + b, without x.
         if None in sums or new is None or inner is None or inner.rows:
             return None
         return CellGates("GRU", [*sums, new], inner)  # type: ignore[list-item]
 
-    def _gru(self, node: Node) -> CellGates | None:
-        """The gates of a GruState."""
+    def _gru_state(self, node: Node) -> CellGates | None:
+        """Return the gates of a GruState, if they can be decomposed."""
         product, update, _, x = (*node.inputs, None)[:4]
         new = None if product is None else self._sum(product)
         if x is not None and new is not None:
@@ -146,13 +144,13 @@ class CellMatcher:
         r = self._reset(left)
         if r is None:
             return None
-        # With linear_before_reset=0 the gate is multiplied before the product, not behind it.
+        # With linear_before_reset=0, the gate multiplies the operand of the product.
         new.weights.append(weights)
         new.constants.extend(bias)
         return CellGates("GRU", [z, r, new])
 
     def _reset(self, value: Value) -> GateSum | None:
-        """The gate that resets the state to ``value``."""
+        """Return the gate of which ``value`` is the product with the state."""
         node = value.producer
         if node is not None and node.op is GRU_GATES:
             return self._gate(value, 1) if node.inputs[1] is self.state else None
@@ -178,15 +176,14 @@ class CellMatcher:
                 else self._sum(x, order[2 + which] * self.units)
             )
             return None if total is None or of_x is None else total.plus(of_x)
-        # Sigmoid may be applied to all gates at once, before they are cut apart, or to each of
-        # them.
+        # Sigmoid may be applied to all gates together, before they are split, or to each of them.
         part = _part_of(value)
         whole = argument(part.value, "Sigmoid")
         return None if whole is None else self._sum(whole, part.begin)
 
     def _sum(self, value: Value, begin: int = 0) -> GateSum | None:
         """Return the summands of the columns of ``value`` from ``begin`` on; None if there are too
-        many or they are no rows of float32."""
+        many, or if ``value`` is not a float32 value with one row for each sample."""
         total = GateSum([], [], [], [])
         left, count = [Columns(value, begin)], 0
         while left:
@@ -199,7 +196,8 @@ class CellMatcher:
         return total
 
     def _terms(self, columns: Columns, total: GateSum) -> list[Columns] | None:
-        """The columns that add up to ``columns``, or none where they were added to ``total``."""
+        """Return the operands whose sum ``columns`` is; empty if ``columns`` was added to
+        ``total``; None if they cannot be decomposed."""
         value, begin = columns
         if value.const is not None:
             row = row_of(value.const, begin, self.units)
@@ -209,7 +207,7 @@ class CellMatcher:
         type_ = value.type
         if not isinstance(type_, TensorType) or not type_.static or type_.dtype != FLOAT32:
             return None
-        # The batch may have axes of length 1 beside it, as Gather of one index leaves them.
+        # There may be axes of length 1 beside the batch axis, as after a Gather of one index.
         if not type_.dims or type_.elements != self.batch * type_.dims[-1]:
             return None
         if (rows := self.rows.of(value)) is not None and not _adds_constant(value):
@@ -217,8 +215,7 @@ class CellMatcher:
             total.rows.append(Columns(self.rows.reshaped(rows, dims), begin))
             return []
         node = value.producer
-        # A value from outside is the same in all iterations, but a Recurrence takes constants
-        # alone.
+        # A value from outside the loop is invariant, but a Recurrence only takes constants.
         if node is None or value not in self.rows.own or node.control_inputs:
             return None
         return self._computed(node, columns, type_.dims, total)
@@ -226,13 +223,12 @@ class CellMatcher:
     def _computed(
         self, node: Node, columns: Columns, dims: tuple[int, ...], total: GateSum
     ) -> list[Columns] | None:
-        """As ``_terms``: the columns that add up to those of a sum, or that an operation has moved
-        there; else what a product adds."""
+        """Return the same as ``_terms``, for the columns that ``node`` computes."""
         value, begin = columns
         name, x, last = node.op.full_name, node.input(0), len(dims) - 1
         if name == "Add":
             parts = [x for x in node.inputs if x is not None]
-            # An operand that Add broadcasts along the columns has none at ``begin``.
+            # An operand that is broadcast along the columns has no column ``begin``.
             wide = all(x.const is not None or _last(x) == dims[-1] for x in parts)
             return [Columns(x, begin) for x in parts] if wide else None
         if name in ("Split", "Slice"):
@@ -246,11 +242,12 @@ class CellMatcher:
         return self._product_terms(node, columns, total)
 
     def _product_terms(self, node: Node, columns: Columns, total: GateSum) -> list[Columns] | None:
-        """As ``_terms``, of a product of the state, or of what is something else."""
+        """Add a product of the state to ``total.weights``, or another value to ``total.others``.
+        Return the columns that a Gemm adds to its product."""
         value, begin = columns
         added: list[Columns] = []
         if node.op.full_name == "Gemm" and self._has_summand(node):
-            # An operand that is broadcast has other columns than the sum, as for Add.
+            # An operand that is broadcast has no column ``begin``, as for Add.
             summand = node.inputs[2]
             if summand is None or _last(summand) != _last(value):
                 return None
@@ -264,18 +261,18 @@ class CellMatcher:
         return added
 
     def _has_summand(self, gemm: Node) -> bool:
-        """Whether a Gemm adds a tensor that is computed."""
+        """Whether a Gemm adds a tensor that is not constant."""
         c = gemm.input(2)
         return c is not None and c.const is None and gemm.attrs.get("beta", 1.0) == 1
 
     def _joined(self, node: Node, begin: int) -> list[Columns] | None:
-        """The operand of a Concat that has all columns from ``begin`` on."""
+        """Return the operand of a Concat that has all ``units`` columns from ``begin`` on."""
         for x in node.inputs:
             width = x.shape[-1] if x is not None and x.shape else None
             if x is None or not isinstance(width, int):
                 return None
             if begin < width:
-                # Columns that lie in two of the operands have no one source.
+                # Columns that span two operands have no single source.
                 return [Columns(x, begin)] if begin + self.units <= width else None
             begin -= width
         return None
@@ -283,7 +280,8 @@ class CellMatcher:
     def _multiplied(
         self, value: Value, begin: int
     ) -> tuple[Value, np.ndarray, list[np.ndarray]] | None:
-        """x, weights and a bias, if there is one, of columns of a product of x [batch, units]."""
+        """Return x, the weights, and the bias if any, of the columns of a product of x [batch,
+        units]; None if ``value`` is not such a product."""
         node = produced_by(value, "MatMul", "Gemm")
         weights = None if node is None else node.const(1)
         if node is None or weights is None or weights.ndim != 2 or weights.dtype != FLOAT32:
@@ -306,19 +304,19 @@ class CellMatcher:
 
 
 def _last(value: Value) -> object:
-    """The last dim."""
+    """Return the last dim."""
     return value.shape[-1] if value.shape else None
 
 
 def _adds_constant(value: Value) -> bool:
-    """Whether a constant is added to ``value``, which the Recurrence does beside the rest."""
+    """Whether ``value`` is a sum with a constant, which a Recurrence can add as its bias."""
     node = produced_by(value, "Add")
     return node is not None and any(x is not None and x.const is not None for x in node.inputs)
 
 
 def row_of(const: np.ndarray, begin: int, width: int) -> np.ndarray | None:
-    """Columns of a constant that is the same for all rows."""
-    # All axes but the last must have length 1, or rows would have different constants.
+    """Return columns [width] of a float32 constant that is the same for all rows; else None."""
+    # All axes except the last must have length 1, or constants would differ between rows.
     if const.dtype != FLOAT32 or (const.ndim and const.size != const.shape[-1]):
         return None
     if const.size == 1:
@@ -328,7 +326,8 @@ def row_of(const: np.ndarray, begin: int, width: int) -> np.ndarray | None:
 
 
 def _part_of(value: Value) -> Columns:
-    """Return the value that ``value`` is a part of along the last axis, or itself; the offset."""
+    """Return the value of which ``value`` is a part along the last axis, or ``value`` itself, and
+    the offset."""
     node = value.producer
     if node is None or node.control_inputs or not value.rank or node.inputs[0] is None:
         return Columns(value, 0)
@@ -341,7 +340,7 @@ def _part_of(value: Value) -> Columns:
         for output in node.outputs:
             if output is value:
                 return Columns(whole, begin)
-            # A Split may leave outputs out, whose widths are then not known.
+            # The width of an omitted output is unknown.
             part = None if output is None else _last(output)
             if not isinstance(part, int):
                 break
@@ -349,6 +348,6 @@ def _part_of(value: Value) -> Columns:
     if node.op.full_name == "Slice":
         first, width = begin_of(node, value.rank), _last(whole)
         if first is not None and isinstance(width, int):
-            # ONNX counts a negative start from the end.
+            # In ONNX, a negative start counts from the end.
             return Columns(whole, first + width if first < 0 else first)
     return Columns(value, 0)

@@ -49,7 +49,8 @@ class CollectRows(Pass):
 def _collect(
     loop: Node, readers: Readers, taken: Counter[str], joined: dict[Node, list[Node]]
 ) -> None:
-    """Collect the rows of ``loop``; replacements of nodes are added to ``joined``."""
+    """Collect the rows of ``loop`` as scan outputs, and add the replacements of nodes to
+    ``joined``."""
     body: Graph = loop.attrs["body"]
     entering, leaving = loop_carried(loop)
     pairs = zip(body.inputs[entering], body.outputs[leaving], strict=True)
@@ -59,7 +60,7 @@ def _collect(
         if before is None or result is None or insert is None or before.producer is None:
             continue
         names = before.producer.op.full_name, insert.op.full_name
-        # With a position, SequenceInsert may insert anywhere, not only at the end.
+        # With a position, SequenceInsert may insert elsewhere than at the end.
         if names != ("SequenceEmpty", "SequenceInsert") or insert.input(2) is not None:
             continue
         row = insert.inputs[1]
@@ -75,7 +76,7 @@ def _collect(
             continue
         dims = trips_of(loop) or 0, *type_.dims
         rows = Value(new_name(f"{row.name}/rows", taken), TensorType(type_.dtype, dims))
-        # Rows come last: in ONNX, a Loop's scan outputs follow the carried values.
+        # Rows come last: a Loop's scan outputs follow the carried values.
         rows.producer = loop
         loop.outputs.append(rows)
         body.outputs.append(row)
@@ -85,7 +86,7 @@ def _collect(
 
 
 def _joined(node: Node, rows: Value) -> list[Node]:
-    """Return the nodes that compute a ConcatFromSequence from rows [trips, ...]."""
+    """Return the nodes that replace a ConcatFromSequence, given rows [trips, ...]."""
     (y,) = node.outputs
     assert y is not None and isinstance(rows.type, TensorType) and rows.dtype is not None
     expansion, (trips, *row) = Expansion(node), rows.type.dims

@@ -7,9 +7,9 @@
             body; i = i + 1             i = max(i, n)
             if not i < n: break
 
-Then iterations compute neither the condition nor, if it is otherwise unread, the counter: DeadCode
-drops unread loop-carried values. If starts and limits of counters are constants, these may have any
-dtype, and the Loop may have a trip limit of its own: its trip count is a constant as well.
+Iterations then compute neither the condition nor, if nothing else reads it, the counter: DeadCode
+drops unread loop-carried values. If the starts and limits of counters are constants, these may have
+any dtype and the Loop may have a trip limit: the trip count is a constant as well.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from penstock.passes.loops.loop_rows import count_of
 _COMPARISONS = frozenset({"Greater", "Less"})
 _MOST_CONDITIONS = 16
 _EXACT = 2**23
-"""the largest start and limit of a counter of any dtype: float32 represents their sum exactly"""
+"""the largest magnitude of start and limit of a counter: float32 represents their sum exactly"""
 _ENDLESS = 2**62
-"""trip limits from this on count as no limit"""
+"""the least trip limit that is treated as no limit"""
 
 
 class CountLoops(Pass):
@@ -69,40 +69,39 @@ class _Counter(NamedTuple):
 
 
 def _counted(node: Node) -> list[Node] | None:
-    """The Loop, behind the node that computes how often it runs, and before those that compute
-    what its counters end with; None if that is not known."""
+    """Return the Loop, preceded by the node that computes its trip count, and followed by nodes
+    that compute the final values of its counters; None if the Loop does not count."""
     limit, guard, *initial = node.inputs
     body: Graph = node.attrs["body"]
-    # TripCount knows counters only; a limit of the Loop's own could end it earlier.
+    # TripCount only takes counters, but a trip limit could end the Loop earlier.
     if limit is not None and not _is_endless(limit):
         return None
     bounds = _bounds(body.outputs[0])
-    found = [counter for bound in bounds if (counter := _counter(node, bound)) is not None]
-    if not bounds or len(found) < len(bounds) or None in initial:
+    counters = [counter for bound in bounds if (counter := _counter(node, bound)) is not None]
+    if not bounds or len(counters) < len(bounds) or None in initial:
         return None
-    # A guard that compares the initial counters the same way is what TripCount computes: zero
-    # trips.
-    checked = guard is not None and _same(_bounds(guard), found)
+    # TripCount makes a guard redundant that compares the initial counters in the same way.
+    checked = guard is not None and _same(_bounds(guard), counters)
     entered = guard is None or (guard.const is not None and bool(guard.const.all()))
-    # Unchecked, the first iteration runs and adds 1 even where the counter is past its limit.
-    if not checked and any(not _may_grow(counter.start) for counter in found):
+    # Without the check, the first iteration runs and adds 1 even if a counter is past its limit.
+    if not checked and any(not _may_grow(counter.start) for counter in counters):
         return None
     least = 0 if checked else 1
-    inputs: list[Value | None] = [value for own in found for value in (own.start, own.limit)]
+    inputs: list[Value | None] = [value for own in counters for value in (own.start, own.limit)]
     trips = Value(f"{body.outputs[0].name}/trips")
     before = node.derived(inputs, [trips], {"least": least}, op=TRIP_COUNT)
     before.origin, trips.type = node.origin, TRIP_COUNT.infer((), {}, ())[0]
     node.inputs[:2] = [trips, None if checked or entered else guard]
-    # The condition that the body gets is true in each iteration, so that it never ends the Loop.
+    # The body passes on its condition input, which is true: the condition never ends the Loop.
     body.outputs[0] = body.inputs[1]
-    # Of several counters, the limit of one ends the others at numbers between. A guard may keep the
-    # counter at its start.
-    ends = _ends(node, found[0], least) if len(found) == 1 and (checked or entered) else []
+    # The final values of several counters are unknown, since the limit of one ends them all. With
+    # another guard, the counter may keep its start.
+    ends = _ends(node, counters[0], least) if len(counters) == 1 and (checked or entered) else []
     return [before, node, *ends]
 
 
 def _count_constant(node: Node) -> bool:
-    """Give a Loop the number of its iterations in place of its condition, if that is a constant."""
+    """Replace the condition of a Loop by its trip count, if that is a constant."""
     body: Graph = node.attrs["body"]
     trips = _constant_trips(node)
     if trips is None:
@@ -124,14 +123,14 @@ def _constant_trips(node: Node) -> int | None:
     conditions = _bounds(body.outputs[0], "iuf")
     for bound in conditions:
         count, end = count_of(node, bound.counter), bound.limit.const
-        # A counter that falls stays below its limit until it wraps around.
+        # A decreasing counter stays below its limit until it wraps around.
         if count is None or count.sign < 0 or end is None or abs(count.start) > _EXACT:
             return None
-        # The negation refuses NaN as well.
+        # Negated, so that NaN is refused as well.
         if not abs(float(end.item())) <= _EXACT:
             return None
-        # An iteration computes the condition of its own counter at its end: one more runs than
-        # conditions hold.
+        # Each iteration computes the condition for the next, so there is one more iteration than
+        # there are true conditions.
         ends.append(max(math.ceil(float(end.item()) - count.start), 0) + 1)
     return min(ends) if conditions else None
 
@@ -142,13 +141,13 @@ def _is_endless(limit: Value) -> bool:
 
 
 def _bounds(condition: Value, kinds: str = "iu") -> list[_Bound]:
-    """The bounds of numbers of these kinds that a condition of one element consists of; empty if it
-    is something else."""
+    """Return the bounds whose conjunction a condition is, on numbers of these kinds; empty if the
+    condition has another form."""
     bounds: list[_Bound] = []
     left, seen = [condition], {condition}
     while left:
         node = left.pop().producer
-        # A condition that is And of itself, again and again, must not be walked through each time.
+        # Nested Ands may read the same condition many times, which is visited once.
         if node is None or node.control_inputs or len(seen) > _MOST_CONDITIONS:
             return []
         operands = [value for value in node.inputs if value is not None]
@@ -166,12 +165,12 @@ def _bounds(condition: Value, kinds: str = "iu") -> list[_Bound]:
 
 
 def _is_number(value: Value, kinds: str = "iu") -> bool:
-    """Whether a value is one number of these kinds."""
+    """Whether a value has one element, of a dtype of these kinds."""
     return is_static(value.type, kinds) and value.type.elements == 1
 
 
 def _counter(node: Node, bound: _Bound) -> _Counter | None:
-    """The counter of a bound that holds at the end of an iteration."""
+    """Return the counter of a bound that is computed at the end of an iteration, or None."""
     body: Graph = node.attrs["body"]
     inside, updated = body.inputs[2:], body.outputs[1 : len(node.inputs) - 1]
     add = bound.counter.producer
@@ -183,7 +182,7 @@ def _counter(node: Node, bound: _Bound) -> _Counter | None:
             continue
         place = inside.index(value)
         start, limit = node.inputs[2 + place], bound.limit
-        # Converters carry the limit through the loop unchanged.
+        # Converters write limits as loop-carried values that do not change.
         if limit in inside and updated[inside.index(limit)] is limit:
             limit = node.inputs[2 + inside.index(limit)] or limit
         outside = limit not in body.inputs and limit.producer not in body.nodes
@@ -193,21 +192,21 @@ def _counter(node: Node, bound: _Bound) -> _Counter | None:
 
 
 def _same(bounds: list[_Bound], counters: list[_Counter]) -> bool:
-    """Whether a condition is that of the loop, of what its counters start with."""
+    """Whether ``bounds`` compare the starts of ``counters`` with their limits."""
     return bool(bounds) and {(b.counter, b.limit) for b in bounds} == {
         (c.start, c.limit) for c in counters
     }
 
 
 def _may_grow(start: Value) -> bool:
-    """Whether 1 can be added to where a counter starts, which its limit may be below."""
+    """Whether a counter's start is known and incrementing it does not overflow."""
     const = start.const
     return const is not None and const.item() < np.iinfo(const.dtype).max
 
 
 def _ends(node: Node, counter: _Counter, least: int) -> list[Node]:
-    """Compute a counter's final value: its limit if it started below it, or else where it started,
-    after ``least`` iterations."""
+    """Return the node that computes a counter's final value: the maximum of its limit and of its
+    value after ``least`` iterations."""
     end, start = node.outputs[counter.place], counter.start
     if end is None:
         return []

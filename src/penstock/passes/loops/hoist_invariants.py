@@ -6,10 +6,10 @@
         next = x @ w.T              y = loop(x):
         return next, w                  return x @ v
 
-Converters of TensorFlow's loops carry the weights of a layer in this way. As captures they are
-constants again, which kernels and other passes can prepare. A node of the body whose inputs are all
-invariant moves before the loop. That must not make a run fail: if the loop may run zero times, only
-nodes that cannot fail on any inputs are moved; their cost is at most that of one iteration.
+Converters of TensorFlow's loops make the weights of a layer loop-carried values. As captures they
+are constants again, which kernels and other passes can prepare. A node of the body whose inputs are
+all invariant moves before the loop. This must not make a run fail: if the loop may run zero times,
+only nodes that cannot fail on any inputs move; they cost at most one iteration.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _LOOPS = frozenset({Role.LOOP, Role.SCAN})
 
 
 class HoistInvariants(Pass):
-    """Let loops read unchanged loop-carried values from outside, and compute invariant nodes before
-    them; not in graphs with frames, where the result of a loop may be dead though its input is
-    live, as may be values that its body reads."""
+    """Let loops capture unchanged loop-carried values, and compute invariant nodes before them.
+    Graphs with frames are skipped: there, a loop's result, or a value that its body reads, may be
+    dead although its input is live."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
             return False
         substitution = Substitution()
         graphs = graph.graphs()
-        # Outer loops come first, so that what an inner one begins with is replaced already.
+        # Outer loops come first, so that the initial values of inner loops are already replaced.
         for inner in graphs:
             for node in with_checkpoints(inner.nodes):
                 if node.op.role in _LOOPS:
                     _read_outside(node, substitution)
         substitution.apply_throughout(graph)
-        # Inner loops come first, so that a node can leave several of them.
+        # Inner loops come first, so that a node can leave several loops.
         taken, moved = names_of(graph), False
         for inner in graphs[::-1]:
             nodes: list[Node] = []
@@ -62,8 +62,8 @@ class HoistInvariants(Pass):
 
 
 def _read_outside(node: Node, substitution: Substitution) -> None:
-    """Replace values that the loop ``node`` carries unchanged by their initial values; unless a run
-    may refuse its trip count or condition, which must have one element."""
+    """Replace values that the loop ``node`` carries unchanged by their initial values. Skips loops
+    whose trip count or condition may be invalid in a run, since it must have one element."""
     limits = node.inputs[:2] if node.op.role is Role.LOOP else ()
     types = [value.type for value in limits if value is not None]
     if not all(isinstance(t, TensorType) and t.static and t.elements == 1 for t in types):
@@ -84,7 +84,7 @@ def _read_outside(node: Node, substitution: Substitution) -> None:
 
 
 def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
-    """Take the nodes that can be computed before ``loop`` out of its body."""
+    """Remove the nodes from a loop's body that can be computed before it, and return them."""
     body: Graph = loop.attrs["body"]
     inside: set[object] = {*body.inputs}
     for node in body.nodes:
@@ -92,19 +92,18 @@ def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
     at_least_once = _runs(loop)
     leaving: list[Node] = []
     for node in with_checkpoints(body.nodes):
-        # To find the reads of nested graphs takes a walk through them: check the owner's inputs
-        # first.
+        # Check the node's inputs first, since the reads of nested graphs take a walk to find.
         if not inside.isdisjoint(node.inputs) or not _may_move(node, body):
             continue
         if inside.isdisjoint(all_reads(node)) and (at_least_once or _cannot_fail(node)):
             leaving.append(node)
-            # Nodes that depend on the loop through this node alone may follow it.
+            # Nodes that depend on the loop only by this node may follow it.
             inside.difference_update(node.outputs)
     if leaving:
         moved = set(leaving)
         body.nodes = [node for node in body.nodes if node not in moved]
         for node in body.nodes:
-            # A node before the loop has run when the body begins.
+            # A node before the loop has always run when the body begins.
             node.control_inputs = [before for before in node.control_inputs if before not in moved]
         for node in leaving:
             _rename(node, taken)
@@ -112,7 +111,7 @@ def _leave(loop: Node, taken: Counter[str]) -> list[Node]:
 
 
 def _rename(node: Node, taken: Counter[str]) -> None:
-    """Give what ``node`` computes names that no other value has: other bodies may have the same."""
+    """Make the names of a node's outputs unique, since those of other bodies may be equal."""
     for value in node.outputs:
         if value is not None and taken[value.name] > 1:
             taken[value.name] -= 1
@@ -124,13 +123,13 @@ def _runs(loop: Node) -> bool:
     if loop.op.role is Role.SCAN:
         layout = ScanLayout(loop)
         scans = zip(loop.inputs[layout.states :], layout.input_axes, strict=True)
-        # All scan inputs have the same length: one that is known is enough.
+        # All scan inputs have the same length, so one known length suffices.
         lengths = [x.shape[axis] for x, axis in scans if x is not None and x.shape]
         return any(isinstance(length, int) and length > 0 for length in lengths)
     limit, guard = loop.inputs[:2]
     if guard is not None and (guard.const is None or not guard.const.all()):
         return False
-    # Without a limit only the condition ends a Loop, and that which it begins with is true.
+    # Without a limit, only the condition ends a Loop, and its initial value is true.
     if limit is None:
         return True
     if limit.const is not None:
@@ -140,17 +139,17 @@ def _runs(loop: Node) -> bool:
 
 
 def _may_move(node: Node, body: Graph) -> bool:
-    """Whether a node may be run once instead of several times, if it computes the same."""
-    # Targets must run in each iteration, though nothing reads them.
+    """Whether a node with invariant inputs may run once instead of in each iteration."""
+    # Targets must run in each iteration, even if nothing reads them.
     if not node.op.pure or node.control_inputs or node in body.targets:
         return False
     if not all(isinstance(value.type, TensorType) for value in node.outputs if value is not None):
-        return False  # lists may be changed where they are
+        return False  # lists may be modified in place
     return all(inner.op.pure for inner in node.inner)
 
 
 def _cannot_fail(node: Node) -> bool:
-    """Whether a node computes something from whatever its inputs hold."""
+    """Whether a node computes a result for any contents of its inputs."""
     op, tensors = node.op, _tensors(node)
     if op.domain or node.graphs or not tensors or "may fail" in op.traits:
         return False
@@ -168,7 +167,7 @@ def _cannot_fail(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> Sequence[TensorType]:
-    """The types of what a node reads and computes; none if some are not tensors of numbers."""
+    """Return the types of a node's inputs and outputs; none if one is not a numeric tensor."""
     types = [value.type for value in (*node.inputs, *node.outputs) if value is not None]
     tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
     numeric = all(type_.dtype is not None and type_.dtype != STRING for type_ in tensors)

@@ -1,4 +1,4 @@
-"""Hoisting of products: inputs that loops read in slices are multiplied before the loop.
+"""Hoisting of products: tensors that a loop reads in slices are multiplied before the loop.
 
 ::
 
@@ -7,11 +7,11 @@
         h = Tanh(MatMul(x, w) + MatMul(h, u))           h = Tanh(Gather(p, i) + MatMul(h, u))
 
 Exporters write loops of recurrent cells in this form: ``x`` is a slice that Gather takes of a
-tensor from outside, at any index, or an input of a Scan. A product of many rows reads the weights
-once, and not in each iteration. A constant bias of a Gemm, or of an Add behind the product, is
-hoisted as well; other addends of a Gemm stay in the loop, and
-``MatMul(Concat(x, h), w)`` is divided to free the part of ``x``. Not if a Loop may end long
-before it has read all slices, nor if the products would take more than 128 MiB.
+tensor from outside the loop, at any index, or a scan input. A product of many rows reads the
+weights once, not in each iteration. A constant bias of a Gemm, or of an Add after the product, is
+hoisted as well; other addends of a Gemm stay in the loop, and ``MatMul(Concat(x, h), w)`` is split
+to hoist the part of ``x``. The pass skips Loops that may end long before they have read all slices,
+and products of more than 128 MiB.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from penstock.passes.loops.loop_rows import MOST_BYTES, trips_of
 from penstock.passes.rewrite import names_of, new_name, swapped
 
 _FEWEST_SLICES, _LEAST_READ = 2, 0.5
-"""slices from which on there is something to gain, and the part of them that a Loop must read"""
+"""the least number of slices that pays off, and the least fraction of them that a Loop must read"""
 _REAL = (FLOAT32, np.dtype(np.float64))
 
 
 class HoistProducts(Pass):
-    """Move such products in front of Loops and Scans."""
+    """Move such products before Loops and Scans."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
@@ -65,8 +65,8 @@ class HoistProducts(Pass):
 
 @dataclass(frozen=True, eq=False)
 class _Slice:
-    """A value of a body that is a slice of ``source`` along ``axis``: what a Gather takes, or the
-    scan input of number ``scan``."""
+    """A value of a body that is a slice of ``source`` along ``axis``: the output of ``gather``, or
+    if this is None the scan input of index ``scan``."""
 
     source: Value
     axis: int
@@ -76,7 +76,8 @@ class _Slice:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """``x @ weights + bias``, to which a Gemm may add ``other``, which has as many elements."""
+    """``x @ weights + bias + other``, where ``other`` is an addend of a Gemm with as many elements
+    as the product."""
 
     x: Value
     weights: np.ndarray
@@ -85,8 +86,8 @@ class _Product:
 
 
 class _Hoister:
-    """Rewrites the body of one loop; ``before`` are the nodes to be put in front of it. The names
-    of values that are ``taken`` are those of all graphs: a body's may be another's, too."""
+    """Rewrites the body of one loop. ``before``: the nodes to insert before the loop. ``taken``:
+    the names of the values of all graphs, since nodes move between graphs."""
 
     def __init__(self, loop: Node, readers: Readers, taken: Counter[str]) -> None:
         self.loop, self.readers, self.taken = loop, readers, taken
@@ -99,19 +100,19 @@ class _Hoister:
         self.nodes: list[Node] = []
 
     def hoist(self) -> bool:
-        """Hoist what can be; return whether anything was."""
+        """Hoist products out of the loop. Return whether the loop has changed."""
         changed = False
         for node in with_checkpoints(list(self.body.nodes)):
             changed |= self._visit(node)
         self.body.nodes = self.nodes
         if changed and self.loop.op.role is Role.SCAN:
-            # A Loop captures what it reads slices of; a Scan alone has it as an input that may be
-            # left unread.
+            # A Loop captures the tensor that it slices; a Scan has it as an input, which may now be
+            # unread.
             self._drop_unread()
         return changed
 
     def _drop_unread(self) -> None:
-        """Drop scan inputs that nothing reads any more."""
+        """Drop unread scan inputs."""
         loop, layout = self.loop, ScanLayout(self.loop)
         read = readers_of(self.body)
         kept = [x in read for x in self.body.inputs[layout.states :]]
@@ -135,21 +136,22 @@ class _Hoister:
         if product.other is None:
             self._compute(product, y, node)
             return True
-        # The summand of a Gemm may differ in each iteration, so it is added there.
+        # The addend of a Gemm may differ between iterations, so it is added in the loop.
         result = self._value(y, "product", y.type)
         self._compute(replace(product, other=None), result, node)
         self.nodes.append(node.derived([result, product.other], [y], {}, op=standard("Add")))
         return True
 
     def _gains(self, x: Value) -> bool:
-        """Whether some of ``x`` is a slice, or a view of one."""
+        """Whether ``x`` is a slice, a view of one, or a Concat with one."""
         whole = self._slice(x) is not None or self._view(x) is not None
         return whole or self._parts(x) is not None
 
     # Biases.
 
     def _biased(self, node: Node) -> tuple[_Slice, Value] | None:
-        """A slice of products in front of the loop, and the constant row that ``node`` adds."""
+        """Return the slice of hoisted products to which ``node`` adds a constant row, and that row;
+        None for other nodes."""
         if node.op.full_name != "Add" or node.control_inputs:
             return None
         for x, bias in swapped(node):
@@ -157,7 +159,7 @@ class _Hoister:
                 continue
             (y,), slice_ = node.outputs, self._slice(x)
             added = slice_ is not None and slice_.source.producer in self.before
-            # Another reader needs the product without the bias: it would be hoisted twice.
+            # For a reader of the product without bias, the product would be hoisted twice.
             if slice_ is None or not added or y is None or len(self.readers.get(x, ())) > 1:
                 continue
             row = bias.const.size == bias.const.shape[-1:][0] if bias.const.ndim else False
@@ -166,7 +168,7 @@ class _Hoister:
         return None
 
     def _add_before(self, node: Node, slice_: _Slice, bias: Value) -> None:
-        """Add ``bias`` to all slices at once."""
+        """Add ``bias`` to the products of all slices before the loop."""
         (y,) = node.outputs
         assert y is not None and bias.const is not None
         sums = self._value(y, "every", slice_.source.type)
@@ -191,7 +193,7 @@ class _Hoister:
         if len(dims) < 2:
             return None
         axis = normalize_axis(node.attrs.get("axis", 0), len(dims))
-        # A product sums along the last axis: slices along it are no rows of a product.
+        # A product sums along the last axis, so slices along it are not rows of a product.
         if axis == len(dims) - 1 or not _is_real(x) or dims[axis] < _FEWEST_SLICES:
             return None
         if node.inputs[1] not in self.own:  # the same slice in all iterations
@@ -214,7 +216,7 @@ class _Hoister:
         return _Slice(source, axis, None, scan)
 
     def _view(self, x: Value) -> Value | None:
-        """A slice whose dims but the last are others in ``x``."""
+        """Return the slice of which ``x`` is a reshape that keeps the last dim, or None."""
         node = x.producer
         if node is None or x not in self.own or "reshapes" not in node.op.traits:
             return None
@@ -228,7 +230,7 @@ class _Hoister:
         return before if alike and before.shape and self._slice(before) is not None else None
 
     def _parts(self, x: Value) -> Sequence[Value] | None:
-        """The parts of a Concat of which one is such a slice."""
+        """Return the operands of a Concat along the last axis, if one of them is a slice."""
         node = x.producer
         if (
             node is None
@@ -237,7 +239,7 @@ class _Hoister:
             or node.control_inputs
         ):
             return None
-        # Joined for another reader anyway, the parts would be multiplied in addition.
+        # For another reader the parts would be joined anyway, and nothing would be saved.
         if len(self.readers.get(x, ())) != 1 or x.rank is None or not 1 < len(node.inputs) <= 4:
             return None
         if normalize_axis(node.attrs["axis"], x.rank) != x.rank - 1:
@@ -249,7 +251,7 @@ class _Hoister:
     # Rewriting.
 
     def _compute(self, product: _Product, y: Value, beside: Node) -> None:
-        """Compute ``product`` as ``y``, in front of the loop as far as can be."""
+        """Compute ``product`` as ``y``, before the loop as far as possible."""
         slice_, view = self._slice(product.x), self._view(product.x)
         parts = self._parts(product.x)
         if slice_ is not None and self._has_room(product, slice_):
@@ -262,7 +264,7 @@ class _Hoister:
             self._emit(product, product.x, y, beside, self.nodes)
 
     def _emit(self, product: _Product, x: Value, y: Value, beside: Node, nodes: list[Node]) -> None:
-        """Add the nodes of the product of ``x`` to ``nodes``."""
+        """Append the nodes of the product of ``x`` to ``nodes``."""
         weights = _constant(product.weights, y, "weights")
         if product.bias is None:
             nodes.append(beside.derived([x, weights], [y], {}, op=standard("MatMul")))
@@ -273,16 +275,16 @@ class _Hoister:
         nodes.append(beside.derived([total, bias], [y], {}, op=standard("Add")))
 
     def _value(self, beside: Value, name: str, type_: Type) -> Value:
-        """A new value, of a name that no other has."""
+        """Return a new value with a unique name."""
         return Value(new_name(f"{beside.name}/{name}", self.taken), type_)
 
     def _has_room(self, product: _Product, slice_: _Slice) -> bool:
-        """Whether the products of all slices are not too large."""
+        """Whether the products of all slices take at most ``MOST_BYTES``."""
         dims, weights = _dims(slice_.source), product.weights
         return math.prod(dims[:-1]) * weights.shape[1] * weights.itemsize <= MOST_BYTES
 
     def _hoist(self, product: _Product, slice_: _Slice, y: Value, beside: Node) -> None:
-        """Take ``y`` from the product of all slices."""
+        """Multiply all slices before the loop, and let ``y`` be a slice of the product."""
         source = slice_.source
         dims = (*_dims(source)[:-1], product.weights.shape[1])
         every = self._value(y, "every", TensorType(source.dtype, dims))
@@ -290,7 +292,7 @@ class _Hoister:
         self._take(slice_, every, y)
 
     def _take(self, slice_: _Slice, every: Value, y: Value) -> None:
-        """Let ``y`` be a slice of ``every`` as ``slice_`` is of its source."""
+        """Let ``y`` be the slice of ``every`` that ``slice_`` is of its source."""
         gather = slice_.gather
         if gather is not None:
             attrs = {"axis": slice_.axis}
@@ -302,12 +304,12 @@ class _Hoister:
         loop.attrs["scan_input_directions"] = [*layout.input_backward, backward]
         loop.attrs["num_scan_inputs"] += 1
         loop.inputs.append(every)
-        # The slice of the products is a scan input now, which no node of the body computes.
+        # The slice of the products is now a scan input, which no node of the body computes.
         y.producer = None
         self.body.inputs.append(y)
 
     def _view_product(self, product: _Product, before: Value, y: Value, beside: Node) -> None:
-        """View the product of what ``before`` has."""
+        """Compute ``y`` as a reshape of the product of ``before``."""
         dims = _dims(y)
         result = self._value(y, "viewed", TensorType(y.dtype, (*_dims(before)[:-1], dims[-1])))
         self._compute(replace(product, x=before), result, beside)
@@ -317,12 +319,13 @@ class _Hoister:
     def _add_products(
         self, product: _Product, parts: Sequence[Value], y: Value, beside: Node
     ) -> None:
-        """Add up the products of the parts of a Concat, each with its rows of the weights."""
+        """Compute ``y`` as the sum of the products of a Concat's parts, each with its rows of the
+        weights."""
         begin, bias, total = 0, product.bias, None
         for number, part in enumerate(parts):
             end = begin + _dims(part)[-1]
             result = self._value(y, f"part{number}", y.type)
-            # The bias goes with the first part, so that it is added once.
+            # The bias is added once, to the product of the first part.
             self._compute(_Product(part, product.weights[begin:end], bias), result, beside)
             begin, bias = end, None
             if total is not None:
@@ -340,7 +343,7 @@ def _is_real(value: Value) -> bool:
 
 
 def _product_of(node: Node) -> _Product | None:
-    """A product of rows by constant weights."""
+    """Return the product of rows and constant weights that ``node`` computes, or None."""
     if node.op.full_name not in ("MatMul", "Gemm") or node.control_inputs:
         return None
     x, weights, bias, (y,) = node.inputs[0], node.const(1), node.const(2), node.outputs

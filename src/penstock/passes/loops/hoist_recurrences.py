@@ -7,13 +7,12 @@
         h = GruCell(x, h @ u, h)                    y = Gather(ys, i)
         y = h                                       y
 
-A cell is recognized if all that its gates add up is known before the loop but for products of its
-state by constant weights: rows (``loop_rows``), constants, and parts of these, whose gates may come
-from one product or several. What the loop carries for the cell leaves it, so that the states are
-rows for all that reads them: for another cell that stands upon this one, too. A step may be masked,
-by Where or by sums of products, and all that reads a state before its mask must be masked alike;
-what a loop carries that starts and is masked as the state does is the state. What a loop collects
-and is a row of its iterations is computed before it; a loop of which nothing is left is dead code.
+A cell is recognized if its gates are sums of rows (``loop_rows``), constants, and products of its
+state and constant weights, which may be one product or several. The loop then carries the cell's
+state no longer: all readers read the states as rows, among them the next layer's cell. A step may
+be masked, by Where or by sums of products; all readers of the unmasked state must then have the
+same mask. A loop-carried value with the initial value and the mask of the state equals the state.
+Scan outputs that are rows are computed before the loop; a loop without further use is dead code.
 """
 
 from __future__ import annotations
@@ -37,20 +36,20 @@ from penstock.passes.loops.cell_gates import CellGates, CellMatcher, Columns, ro
 from penstock.passes.loops.loop_rows import LoopRows, trips_of
 from penstock.passes.rewrite import Substitution, argument, names_of, produced_by, swapped
 
-# A loop of one iteration has no state that its own step has computed.
+# In a loop of one iteration, no step reads a state that another step has computed.
 _FEWEST_TRIPS = 2
 
 
 class HoistRecurrences(Pass):
-    """Move the cells of Loops and Scans in front of them, and what is computed for each row."""
+    """Move the cells of Loops and Scans before them, and scan outputs that are rows."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        # Values of a graph with frames may be dead, which a Recurrence cannot pass on.
+        # Values of a graph with frames may be dead, which a Recurrence cannot represent.
         if context.framed:
             return False
         taken, substitution, changed = names_of(graph), Substitution(), False
-        # Graphs are listed before any is changed. A loop within a loop is hoisted into the body of
-        # the outer one, where its Recurrence runs once for each of the outer iterations.
+        # Graphs are listed before any is changed. The cell of an inner loop moves to the body of
+        # the outer loop, where its Recurrence runs once for each outer iteration.
         for outer in graph.graphs():
             nodes: list[Node] = []
             for node in with_checkpoints(outer.nodes):
@@ -62,24 +61,24 @@ class HoistRecurrences(Pass):
                 nodes.append(node)
             outer.nodes = nodes
         if changed:
-            # Once, at the end: each application goes through the whole graph. Until then, what
-            # compares results of loops asks the substitution first.
+            # Applied once, at the end, since it visits the whole graph. Until then, comparisons of
+            # the results of loops look them up in the substitution.
             substitution.apply_throughout(graph)
-            # Nodes of the cells are dead now, and loops of which nothing is left: later passes
-            # would place and fuse them.
+            # The nodes of the cells, and loops without further use, are dead now; later passes
+            # would still place and fuse them.
             prune(graph)
         return changed
 
 
 class _Mask(NamedTuple):
-    """Steps that change the state: ``rows`` for all of them, by the value ``of`` each step."""
+    """A mask of the steps that change the state: its value ``of`` a step, and ``rows`` of all."""
 
     of: Value
     rows: Value
 
 
 class _Hoister:
-    """Rewrites one loop; ``before`` are the nodes to be put in front of it."""
+    """Rewrites one loop. ``before``: the nodes to insert before the loop."""
 
     def __init__(self, loop: Node, taken: Counter[str], substitution: Substitution) -> None:
         self.loop, self.taken, self.substitution = loop, taken, substitution
@@ -87,19 +86,19 @@ class _Hoister:
         self.before: list[Node] = []
 
     def hoist(self) -> bool:
-        """Hoist what can be; return whether anything was."""
+        """Hoist cells and rows out of the loop. Return whether the loop has changed."""
         trips = trips_of(self.loop)
         if trips is None or trips < _FEWEST_TRIPS:
             return False
-        # One by one: the states of a cell that has left are rows, by which the cell that stands
-        # upon it is recognized in the next round.
+        # One by one: the states of a hoisted cell are rows, which are needed to recognize the next
+        # layer's cell.
         changed = False
         while self._hoist_one(trips):
             changed = True
         return self._hoist_rows(trips) or changed
 
     def _rows(self, trips: int) -> LoopRows:
-        # New for each attempt: it remembers which values are rows, and the body has changed since.
+        # New for each attempt: it caches which values are rows, and the body has changed since.
         return LoopRows(self.loop, trips, self.taken)
 
     def _hoist_one(self, trips: int) -> bool:
@@ -110,13 +109,13 @@ class _Hoister:
             if _is_matrix(state) and _is_matrix(after) and state is not after:
                 cell = _CarriedCell(self.loop, rows, state, after)
                 if cell.hoist(self.substitution):
-                    # Only now: an attempt that fails may have emitted nodes that nothing reads.
+                    # Added only on success: a failed attempt may have emitted unused nodes.
                     self.before += rows.nodes
                     return True
         return False
 
     def _hoist_rows(self, trips: int) -> bool:
-        """Compute before the loop the outputs that it collects, where they follow from rows."""
+        """Compute the loop's scan outputs before it, as far as they are rows."""
         rows, changed = self._rows(trips), False
         first = len(self.body.inputs[loop_carried(self.loop)[0]])
         begin = loop_carried(self.loop)[1].stop
@@ -124,7 +123,7 @@ class _Hoister:
         for i, value in enumerate(self.body.outputs[begin:]):
             result = self.loop.outputs[first + i] if first + i < len(self.loop.outputs) else None
             plain = layout is None or not (layout.output_axes[i] or layout.output_backward[i])
-            # Rows are stacked along axis 0, first to last, as a Scan collects by default.
+            # Rows are stacked along axis 0 in the order of iterations, as in a Scan by default.
             if result is None or not plain or self.substitution.of(result) is not result:
                 continue
             if (known := rows.of(value)) is not None and known.const is None:
@@ -135,22 +134,21 @@ class _Hoister:
         return changed
 
 
-# Why a node of its own, and not ONNX's LSTM or GRU (decision 65): these have no masks beside
-# lengths, no order of gates, and multiply the inputs themselves. Here the products of the inputs of
-# all steps are one large product of any backend, in front of the recurrence, whatever spelled them
-# out.
+# Why a Recurrence, and not ONNX's LSTM or GRU (decision 65): these have a fixed order of gates and
+# no masks other than lengths, and multiply the inputs themselves. Here the products of the inputs
+# of all steps are one large product before the recurrence, on any backend, however the exporter
+# wrote it.
 #
-# Why gates are taken apart into sums, and no pattern of nodes is matched: exporters write a cell
+# Why gates are decomposed into sums, instead of matching a pattern of nodes: exporters write a cell
 # with one product or several, with gates in any order, split before or after they are added. All of
-# these are the same sums (``cell_gates``), so that one definition of a cell recognizes them.
+# these are the same sums (``cell_gates``), so one definition of a cell recognizes them.
 #
-# The loop stays in place and reads the states as rows; nothing has to be recognized but the cell.
-# If nothing of the loop is left, it is dead code, which another pass removes anyway.
+# The loop stays in place and reads the states as rows, so only the cell has to be recognized.
+# If nothing else of the loop is used, it is dead code, which another pass removes anyway.
 
 
 class _CarriedCell:
-    """The ``state`` of a cell, which a loop carries; ``after`` is its value at the end of an
-    iteration."""
+    """A cell whose ``state`` is loop-carried; ``after`` is the state at the end of an iteration."""
 
     def __init__(self, loop: Node, rows: LoopRows, state: Value, after: Value) -> None:
         self.loop, self.rows, self.state, self.after = loop, rows, state, after
@@ -161,20 +159,20 @@ class _CarriedCell:
         assert isinstance(state.type, TensorType)
         self.batch, self.units = state.type.dims
 
-    # Recognizing.
+    # Recognition.
 
     def hoist(self, substitution: Substitution) -> bool:
-        """Compute all steps before the loop; return whether the cell was recognized."""
+        """Compute all steps before the loop. Return whether the cell was recognized."""
         new, mask = self._unmasked()
         node = new.producer
-        # Computed outside: the state does not follow from the one before.
+        # A state computed outside the loop does not depend on the previous state.
         if node is None or node not in self.body.nodes:
             return False
         for gates, cell, following in CellMatcher(self.rows, self.state).cells(node):
             carried = self._carried_cell(cell, following, mask) if cell is not None else None
             if gates.cell == "LSTM" and carried is None:
                 continue
-            # All checks before the first change: a graph that is half rewritten has no way back.
+            # All checks precede the first change, since a partial rewrite cannot be undone.
             states = [self._place(self.state), *self._alike(new, mask)]
             if not self._is_free(new, mask, states, carried):
                 continue
@@ -199,19 +197,19 @@ class _CarriedCell:
             substitution[result] = last
 
     def _unmasked(self) -> tuple[Value, _Mask | None]:
-        """The next state before it is masked, and the mask."""
-        # A mask keeps the old state in some steps. A selection between other values is part of the
-        # cell, or makes it none.
+        """Return the next state before it is masked, and the mask if any."""
+        # A mask keeps the old state in some steps. A selection between other values is no mask, but
+        # part of the cell.
         for new, old, mask in self._selections(self.after):
             if old is self.state:
                 return new, mask
         return self.after, None
 
     def _selections(self, value: Value) -> Iterator[tuple[Value, Value, _Mask]]:
-        """a, b and a mask, if ``value`` is Where(mask, a, b), or mask * a + (1 - mask) * b with a
-        mask of 0 and 1."""
-        # The forms differ for what is not finite: 0 * inf is NaN, where Where has the finite
-        # value. The recurrence has both, so that its states are those of the loop (decision
+        """Yield a, b and the mask, if ``value`` is Where(mask, a, b), or mask * a + (1 - mask) * b
+        with a mask of 0 and 1."""
+        # The forms differ for values that are not finite: 0 * inf is NaN, while Where returns the
+        # finite value. A Recurrence has both forms, so its states equal those of the loop (decision
         # 65).
         node = value.producer
         if node is None or node.control_inputs or node not in self.body.nodes:
@@ -233,19 +231,19 @@ class _CarriedCell:
                         yield a, b, mask
 
     def _mask(self, value: Value | None) -> _Mask | None:
-        """The mask that has an element for each row of the batch."""
+        """Return the mask of a value with one element for each row of the batch; else None."""
         if value is None or not isinstance(value.type, TensorType) or not value.type.static:
             return None
-        # Kernels keep or replace whole rows of the state, so that a mask has no dim of units.
+        # Kernels keep or replace whole rows of the state, so a mask has no units dim.
         if value.type.dims != (self.batch, 1) or value.type.dtype not in (BOOL, FLOAT32):
             return None
         rows = self.rows.of(value)
         return None if rows is None else _Mask(value, rows)
 
-    # Other values that the loop carries.
+    # Other loop-carried values.
 
     def _carried_cell(self, cell: Value, following: Value | None, mask: _Mask | None) -> int | None:
-        """The place of the cell among what the loop carries, if it becomes ``following``."""
+        """Return the index of the loop-carried ``cell``, if its next value is ``following``."""
         if cell not in self.inside or following is None:
             return None
         place = self._place(cell)
@@ -258,9 +256,9 @@ class _CarriedCell:
         return None
 
     def _alike(self, new: Value, mask: _Mask | None) -> list[int]:
-        """Indices of carried values that always equal the state."""
-        # TensorFlow's loops carry the last output beside the state, masked in the same way. Left
-        # behind, it would be a reader of the old state, which keeps the cell in the loop.
+        """Return the indices of loop-carried values that always equal the state."""
+        # TensorFlow's loops carry the last output in addition to the state, with the same mask.
+        # Left in the loop, it would read the old state, and so keep the cell in the loop.
         alike: list[int] = []
         begin = self.initial[self._place(self.state)]
         places = zip(self.inside, self.updated, self.initial, strict=True)
@@ -281,12 +279,11 @@ class _CarriedCell:
     def _is_free(
         self, new: Value, mask: _Mask | None, states: Sequence[int], cell: int | None
     ) -> bool:
-        """Whether nothing but the cell itself reads what the loop carries for it: whatever else
-        reads a state can be given rows. ``states`` are the places of states, ``cell`` is that of
-        the cell of an LSTM."""
-        # A search back from all that must stay: outputs of the loop and targets. What reads the new
-        # state can be given a row of it; the old state is no row of any tensor, so that its reader
-        # keeps the cell in the loop.
+        """Whether only the cell itself reads its loop-carried values, since other readers can use
+        rows. ``states``: the indices of states; ``cell``: the index of an LSTM's cell state."""
+        # A search back from the outputs of the loop and the targets, which must stay. A reader of
+        # the new state can read a row instead. The old state is not a row of any tensor, so a
+        # reader of it keeps the cell in the loop.
         _, leaving = loop_carried(self.loop)
         known = {self.updated[i] for i in states}
         if mask is None:
@@ -308,13 +305,13 @@ class _CarriedCell:
                 continue
             seen.add(node)
             waiting += node.control_inputs
-            # Rows hold the masked state. A reader that is masked alike cannot tell the difference.
+            # Rows hold the masked state, which makes no difference to readers with the same mask.
             masked = mask is not None and self._is_masked(node, new, mask)
             left += [value for value in all_reads(node) if not (masked and value is new)]
         return True
 
     def _is_masked(self, node: Node, new: Value, mask: _Mask) -> bool:
-        """Whether ``node`` reads ``new`` only where the state is ``new``."""
+        """Whether ``node`` reads ``new`` only in steps where ``mask`` selects it."""
         if node.op.full_name == "Where":
             condition, a, b = node.inputs
             if condition is mask.of:
@@ -329,21 +326,22 @@ class _CarriedCell:
     def _recurrence(
         self, gates: CellGates, mask: _Mask | None, carried: int | None
     ) -> tuple[Value | None, Value | None, Value | None]:
-        """The states of all steps, the last state and the last cell, before the loop."""
+        """Write a Recurrence before the loop. Return the states of all steps, the last state and
+        the last cell state; all are None if the Recurrence cannot compute the cell."""
         sums, inner, units, rows = gates.sums, gates.inner, self.units, self.rows
-        # A gate without rows would need a tensor of zeros for all steps.
+        # For a gate without rows, the node would need a tensor of zeros for all steps.
         if any(not sum_.is_known for sum_ in sums) or not all(sum_.rows for sum_ in sums):
             return None, None, None
         if inner is not None and (not inner.is_known or sums[2].weights):
             return None, None, None
         of_state = [*sums[:2], inner] if inner is not None else sums
         matrices = [_total(sum_.weights, (units, units)) for sum_ in of_state]
-        # Without weights of the state, steps have no product: the node would gain nothing.
+        # Without weights of the state, steps have no product and the node saves nothing.
         if not any(sum_.weights for sum_ in of_state):
             return None, None, None
         weights = np.concatenate([matrix.T for matrix in matrices])[None]
         biases = [_total(sum_.constants, (units,)) for sum_ in sums]
-        # Constants are added to the bias once, before the run, rather than to all rows.
+        # Constants are added to the bias at compile time, instead of to all rows in a run.
         products, places, added = self._products([sum_.rows for sum_ in sums])
         biases = [bias + own for bias, own in zip(biases, added, strict=True)]
         of_h = [np.zeros(units, FLOAT32) for _ in sums]
@@ -376,12 +374,12 @@ class _CarriedCell:
     def _products(
         self, gates: Sequence[Sequence[Columns]]
     ) -> tuple[Value, tuple[int, ...], Sequence[np.ndarray | float]]:
-        """A tensor [trips, batch, gates * units] of the summands of all gates, the place of each
-        gate in it, and the constants that are to be added as well."""
+        """Return a tensor [trips, batch, gates * units] of the sums of all gates, the place of each
+        gate in it, and the constants to be added."""
         units, rows = self.units, self.rows
-        # Best is one tensor that has all gates side by side, in whatever order: the node reads it
-        # in place. Next, tensors that are products of the same x, which become one product. Else
-        # the gates are added up and put together, a copy of all rows.
+        # The best case is one tensor with all gates side by side, in any order, which the node
+        # reads in place. Next, tensors that are products of the same x, which become one product.
+        # Otherwise, the gates are added and concatenated, which copies all rows.
         single = [gate[0] for gate in gates if len(gate) == 1]
         tensors = list(dict.fromkeys([columns.value for columns in single]))
         widths = [tensor.type.dims[-1] for tensor in tensors]  # type: ignore[union-attr]
@@ -405,7 +403,7 @@ class _CarriedCell:
         return product, places, added
 
     def _added(self, columns: Sequence[Columns]) -> Value:
-        """The sum of ``columns``, [trips, batch, units]."""
+        """Return the sum of ``columns``, [trips, batch, units]."""
         rows, dims = self.rows, (self.rows.trips, self.batch, self.units)
         total: Value | None = None
         for value, begin in columns:
@@ -419,8 +417,9 @@ class _CarriedCell:
         return total
 
     def _replace(self, new: Value, mask: _Mask | None, y: Value, states: Sequence[int]) -> None:
-        """Let the nodes of the body read the states at the places ``states`` as rows of ``y``."""
-        # A substitution of its own, for the body: that of the pass speaks of results of loops.
+        """Let the nodes of the body read the new state, and the loop-carried values ``states``, as
+        rows of ``y``."""
+        # A substitution for the body only: that of the pass replaces results of loops.
         row, own = self._row_of(y), Substitution()
         for value in {new if mask is None else self.after, *[self.updated[i] for i in states]}:
             own[value] = row
@@ -430,22 +429,22 @@ class _CarriedCell:
         own.apply_throughout(self.body)
 
     def _release(self, places: Sequence[int]) -> None:
-        """Carry what is at ``places`` unchanged, so that it is dropped."""
-        # Not removed here: other passes drop what a loop carries unchanged, with its ports.
+        """Let the loop carry the values at ``places`` unchanged."""
+        # Another pass removes unchanged loop-carried values, with their inputs and outputs.
         start = loop_carried(self.loop)[1].start
         for place in places:
             self.body.outputs[start + place] = self.inside[place]
 
     def _row_of(self, y: Value) -> Value:
-        """A row of ``y``, in the body."""
+        """Return the row of ``y`` of each iteration, as a value of the body."""
         loop, rows = self.loop, self.rows
         row = rows.value("row", (self.batch, self.units), FLOAT32)
         if loop.op.role is Role.LOOP:
             inputs = [y, self.body.inputs[0]]
             gather = loop.derived(inputs, [row], {"axis": 0}, op=standard("Gather"), name=row.name)
-            self.body.nodes.insert(0, gather)  # before all that may read the row
+            self.body.nodes.insert(0, gather)  # before all nodes that may read the row
             return row
-        # A Scan hands rows out by itself: another scanned input, which is the last of them.
+        # In a Scan, the row is a new scan input, which is the last one.
         layout = ScanLayout(loop)
         loop.attrs["scan_input_axes"] = [*layout.input_axes, 0]
         loop.attrs["scan_input_directions"] = [*layout.input_backward, 0]
@@ -456,8 +455,8 @@ class _CarriedCell:
 
 
 def _joined_product(tensors: Sequence[Value]) -> tuple[Value, np.ndarray, np.ndarray] | None:
-    """x, weights and a bias with which one product has ``tensors`` side by side, each of which is
-    a product of x."""
+    """Return x, weights and a bias of one product that has ``tensors`` side by side, if each of
+    these is a product of x; else None."""
     xs: set[Value] = set()
     matrices: list[np.ndarray] = []
     biases: list[np.ndarray] = []
@@ -497,7 +496,7 @@ def _total(arrays: Sequence[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
 
 
 def _are_complements(share: Value | None, rest: Value | None) -> bool:
-    """Whether one value is 1 where the other is 0: conditions that are cast to numbers."""
+    """Whether one value is 1 where the other is 0, as casts of a condition and its negation."""
     a, b = argument(share, "Cast"), argument(rest, "Cast")
     if a is None or b is None or a.dtype != BOOL or b.dtype != BOOL:
         return False

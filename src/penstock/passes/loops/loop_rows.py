@@ -1,4 +1,4 @@
-"""Vectorization of a loop: computes rows of all its iterations at once before the loop.
+"""Vectorization of a loop: computes the rows of all of its iterations before the loop.
 
 ::
 
@@ -6,9 +6,9 @@
         x = Gather(xs, first + i)
         y = x * 2
 
-A row is a slice of an outside tensor that an iteration reads, by a Gather whose index counts up or
-down or as an input of a Scan, or an elementwise function of rows, the number of the iteration
-and values from outside. The rows of a Loop are known if its trip count is.
+A row is either a slice of a tensor from outside the loop, which an iteration reads by a Gather
+whose index counts up or down, or as a scan input; or an elementwise function of rows, the iteration
+number and values from outside. The rows of a Loop are only known if its trip count is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.ops.onnx.control_flow import ScanLayout, loop_carried
 from penstock.passes.rewrite import Expansion, dims_and_dtype, new_name, swapped
 
 MOST_BYTES = 1 << 27
-"""of what is computed before a loop in place of a row in each iteration"""
+"""the maximum size of a tensor of rows that is computed before a loop"""
 _KINDS = "biuf"
 _COUNTING = tuple([np.dtype(t) for t in (np.int32, np.int64, np.float32, np.float64)])
 
@@ -38,7 +38,7 @@ def trips_of(loop: Node) -> int | None:
     """Return the trip count of a Loop or Scan, if it is known and no condition ends it."""
     if loop.op.role is Role.SCAN:
         layout = ScanLayout(loop)
-        # ONNX demands the same length of all scan inputs: any known one will do.
+        # In ONNX, all scan inputs have the same length, so one known length suffices.
         for x, axis in zip(loop.inputs[layout.states :], layout.input_axes, strict=True):
             length = x.shape[axis] if x is not None and x.shape else None
             if isinstance(length, int):
@@ -49,7 +49,7 @@ def trips_of(loop: Node) -> int | None:
     body: Graph = loop.attrs["body"]
     limit, entered = loop.inputs[:2]
     proceed = body.outputs[0]
-    # A body that hands on the condition it got never ends the loop.
+    # A body that passes on its condition never ends the loop.
     always = proceed is body.inputs[1] or (proceed.const is not None and bool(proceed.const.all()))
     begins = entered is None or (entered.const is not None and bool(entered.const.all()))
     if limit is None or limit.const is None or limit.const.size != 1 or not always or not begins:
@@ -58,15 +58,15 @@ def trips_of(loop: Node) -> int | None:
 
 
 class Count(NamedTuple):
-    """A number that iteration i has as ``sign * i + start``."""
+    """A number whose value in iteration i is ``sign * i + start``."""
 
     sign: int
     start: int
 
 
 def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
-    """Return the count that ``value``, one whole number in the body of a Loop, follows; of float32
-    only while it is at most 2^24."""
+    """Return the count that ``value``, a value of one element in the body of a Loop, follows; None
+    if it does not count. For float32, the count is exact up to 2^24."""
     body: Graph = loop.attrs["body"]
     if value is None or loop.op.role is not Role.LOOP or not _is_number(value) or not depth:
         return None
@@ -88,7 +88,7 @@ def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
             return None
         if node.op.full_name == "Add":
             return Count(count.sign, count.start + number)
-        # Sub is not commutative: a constant less the counter counts downwards.
+        # Sub is not commutative: a constant minus the counter counts down.
         if x is node.inputs[0]:
             return Count(count.sign, count.start - number)
         return Count(-count.sign, number - count.start)
@@ -96,7 +96,7 @@ def count_of(loop: Node, value: Value | None, depth: int = 8) -> Count | None:
 
 
 def _carried_count(loop: Node, value: Value) -> Count | None:
-    """Return the count of a loop-carried value to which each iteration adds 1, or subtracts it."""
+    """Return the count of a loop-carried value that each iteration changes by 1 or -1, or None."""
     body: Graph = loop.attrs["body"]
     entering, leaving = loop_carried(loop)
     carried = body.inputs[entering]
@@ -110,14 +110,14 @@ def _carried_count(loop: Node, value: Value) -> Count | None:
     for x, step in swapped(node) if node.op.full_name in ("Add", "Sub") else ():
         sign = 1 if node.op.full_name == "Add" else -1
         by = _whole(step)
-        # ``step - value`` changes its sign in each iteration and does not count.
+        # ``step - value`` changes its sign in each iteration, and does not count.
         if x is value and (sign > 0 or x is node.inputs[0]) and by in (1, -1):
             return Count(sign * by, start)
     return None
 
 
 def _whole(value: Value | None) -> int | None:
-    """The number of a constant of one element, if it is a whole number."""
+    """Return the number of a constant of one element, if it is an integer."""
     const = None if value is None else value.const
     if const is None or const.size != 1 or const.dtype not in _COUNTING:
         return None
@@ -131,8 +131,8 @@ def _is_number(value: Value) -> bool:
 
 
 class LoopRows(Expansion):
-    """The rows of a loop that runs ``trips`` times. ``nodes`` compute them, to be put in front of
-    the loop if any is used; ``taken`` are the names that values have."""
+    """The rows of a loop that runs ``trips`` times. ``nodes`` compute the rows; they belong before
+    the loop if any row is used. ``taken``: the names of all values."""
 
     def __init__(self, loop: Node, trips: int, taken: Counter[str]) -> None:
         super().__init__(loop)
@@ -145,29 +145,29 @@ class LoopRows(Expansion):
         self._slices: dict[tuple[Value, int, Count], Value | None] = {}
 
     def of(self, value: Value) -> Value | None:
-        """A tensor [trips, ...] with ``value`` of every iteration; None if it is not known before
-        the loop, or is the same in all."""
+        """Return a tensor [trips, ...] with the ``value`` of each iteration; None if it cannot be
+        computed before the loop, or is invariant."""
         if value not in self.own or value.const is not None or not is_static(value.type, _KINDS):
             return None
         if value not in self._rows:
-            self._rows[value] = None  # until it is known
-            self._rows[value] = self._made(value)
+            self._rows[value] = None  # ends cycles while the rows are computed
+            self._rows[value] = self._computed(value)
         return self._rows[value]
 
     def set(self, value: Value, rows: Value) -> None:
-        """Let ``rows`` be those of ``value``."""
+        """Use ``rows`` as the rows of ``value``."""
         self._rows[value] = rows
 
     def value(self, name: str, dims: Sequence[int], dtype: np.dtype) -> Value:
-        """A new value with a name that no other has."""
+        """Return a new value with a unique name."""
         own = new_name(f"{self.loop.name}/{name.lower()}", self.taken)
         return Value(own, TensorType(dtype, tuple(dims)))
 
     def constant(self, array: Any) -> Value:
-        """A new constant."""
+        """Return a new constant with a unique name."""
         return Value(new_name(f"{self.loop.name}/constant", self.taken), const=array)
 
-    def _made(self, value: Value) -> Value | None:
+    def _computed(self, value: Value) -> Value | None:
         dims, dtype = dims_and_dtype(value)
         if (count := count_of(self.loop, value)) is not None:
             numbers = count.sign * np.arange(self.trips) + count.start
@@ -175,13 +175,13 @@ class LoopRows(Expansion):
         if value in self.body.inputs:
             return self._scanned(value)
         node = value.producer
-        # A node with control inputs must run at its own time in each iteration.
+        # A node with control inputs must run in each iteration, after these.
         if node is None or node.control_inputs or len(node.outputs) != 1:
             return None
         if node.op.full_name == "Gather":
             return self._gathered(node, dims)
         if "reshapes" in node.op.traits and node.inputs[0] is not None:
-            # A target shape that the body computes may differ from iteration to iteration.
+            # A target shape that the body computes may differ between iterations.
             if any(x in self.own for x in node.inputs[1:] if x is not None):
                 return None
             rows = self.of(node.inputs[0])
@@ -216,13 +216,14 @@ class LoopRows(Expansion):
         return None if rows is None else self.reshaped(rows, (self.trips, *dims))
 
     def _slice(self, source: Value | None, axis: int, count: Count) -> Value | None:
-        """Return what all iterations read of ``source`` along ``axis``, as the first axis."""
+        """Return the slices of ``source`` along ``axis`` that all iterations read, stacked along
+        the first axis."""
         if source is None or not is_static(source.type, _KINDS):
             return None
         dims, dtype = dims_and_dtype(source)
         axis = normalize_axis(axis, len(dims))
-        # An index out of range must fail in its own iteration, and a negative one counts from the
-        # end, which a slice over all iterations cannot follow.
+        # An index out of range must fail in its own iteration. A negative index counts from the
+        # end, which one slice for all iterations cannot represent.
         ends = sorted((count.start, count.start + count.sign * (self.trips - 1)))
         if ends[0] < 0 or ends[1] >= dims[axis]:
             return None
@@ -241,7 +242,7 @@ class LoopRows(Expansion):
         if count == Count(1, 0) and dims[0] == self.trips:
             return source
         end = count.start + count.sign * self.trips
-        # Slice would count an end of -1 from the end; any end below -dim stands before the first
+        # In Slice, an end of -1 counts from the end, while an end below -dim lies before the first
         # element.
         bounds = count.start, end if end >= 0 else -dims[0] - 1, 0, count.sign
         numbers = [self.constant(np.array([number], np.int64)) for number in bounds]
@@ -250,16 +251,15 @@ class LoopRows(Expansion):
     def _elementwise(self, node: Node, dims: tuple[int, ...], dtype: np.dtype) -> Value | None:
         operands: list[Value | None] = []
         large = self.trips * math.prod(dims) * dtype.itemsize > MOST_BYTES
-        # A node that reads nothing of the body is the same in all iterations (see HoistInvariants).
+        # A node that reads no value of the body is invariant (see HoistInvariants).
         if large or self.own.isdisjoint(node.inputs):
             return None
-        # Bounds are numbers: they have no axis of trips.
+        # The bounds of Clip are scalars, and cannot have a trips axis.
         if node.op.full_name == "Clip" and not self.own.isdisjoint(node.inputs[1:]):
             return None
         for x in node.inputs:
             if x is None or x not in self.own:
-                # The axis of trips stands in front, where an operand of higher rank has an axis of
-                # its own.
+                # The trips axis comes first, where an operand of higher rank has another axis.
                 if x is not None and (x.rank is None or x.rank > len(dims)):
                     return None
                 operands.append(x)
@@ -268,8 +268,8 @@ class LoopRows(Expansion):
             if rows is None:
                 return None
             own, _ = dims_and_dtype(x)
-            # Broadcasting aligns the last axes: without ones behind it, the axis of trips would
-            # meet another.
+            # Broadcasting aligns the last axes: without ones after it, the trips axis would be
+            # aligned with another axis.
             aligned = (self.trips, *[1] * (len(dims) - len(own)), *own)
             operands.append(self.reshaped(rows, aligned))
         result = self.value(node.op.name, (self.trips, *dims), dtype)

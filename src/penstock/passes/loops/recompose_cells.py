@@ -1,4 +1,4 @@
-"""The cells of recurrent layers that are spelled out, as LstmCell, GruCell, or two nodes of a GRU.
+"""Fusion of the nodes of a recurrent cell into LstmCell, GruCell, or GruGates and GruState.
 
 ::
 
@@ -13,15 +13,14 @@
     n = Tanh(nx + (Sigmoid(rx + rh) * h) W)                 z, a = GruGates(h V, h, x)
     h' = (1 - z) * n + z * h                                h' = GruState(a W, z, h, x)
 
-Exporters of TensorFlow, Keras and torch write loops of such steps: as separate nodes they read
-and write several times as much as one node. Gates may be in any order, and operands of sums and
-products too; the gates may come from a Split, or from a Slice for each; a number may be added to
-the forget gate; h' of a GRU may be n + z * (h - n). Other readers of the values between are no
-obstacle.
+Exporters of TensorFlow, Keras and torch write loops of such steps, whose separate nodes read and
+write several times as much as one node. The gates, and the operands of sums and products, may be in
+any order; the gates may come from one Split, or from a Slice for each; a constant may be added to
+the forget gate; h' of a GRU may be n + z * (h - n). Other nodes may read the intermediate values.
 
-A GRU that resets its state before the product has more forms: its sums may be divided before or
-after Sigmoid, or each gate may have products of its own. So GruState represents every blend of a
-tanh, and GruGates the gates before one that are parts of the same tensors.
+A GRU that resets its state before the product has more forms: its sums may be split before or after
+Sigmoid, or each gate may have products of its own. Therefore GruState represents any blend of a
+state and a tanh, and GruGates represents the gates before it that are parts of the same tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _Blend = tuple[Value | None, Value | None, Value | None]
 
 
 class RecomposeCells(Pass):
-    """Replace the nodes that compute the next state, and cell, by one."""
+    """Replace the nodes that compute the next state, and cell state, by one or two nodes."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         if context.framed:
@@ -54,10 +53,10 @@ class RecomposeCells(Pass):
             blends: list[Node] = []
             own = set(inner.nodes)
             for node in with_checkpoints(inner.nodes):
-                # An LstmCell takes the place of the node of the next cell, which other nodes may
-                # read before that of the next state, and computes both.
-                if node.op.full_name == "Mul" and (found := _lstm(node)) is not None:
-                    first, cell = found
+                # An LstmCell replaces the node of the next cell state, since other nodes may read
+                # this before the next state is computed.
+                if node.op.full_name == "Mul" and (lstm := _lstm(node)) is not None:
+                    first, cell = lstm
                     if first not in cells and first in own:
                         cells[first] = cell
                         ends.add(node)
@@ -80,23 +79,23 @@ class RecomposeCells(Pass):
 
 
 def _lstm(node: Node) -> tuple[Node, Node] | None:
-    """The sum that is the next cell, and an LstmCell in its place, if ``node`` computes the state
-    from it."""
-    for found in lstm_cells(node):
+    """Return the node of the next cell state and an LstmCell that replaces it, if ``node`` computes
+    the next state of an LSTM; else None."""
+    for parts in lstm_cells(node):
         # TensorFlow's cells add forget_bias to this gate, by default 1.
-        f, bias = _without_number(found.forget)
-        gates, order = _split((found.input, f, found.output, found.new), 4)
-        total = found.following.producer
+        f, bias = _without_number(parts.forget)
+        gates, order = _split((parts.input, f, parts.output, parts.new), 4)
+        total = parts.following.producer
         if gates is None or total is None:
             continue
         attrs = {"order": order, "forget_bias": bias}
-        outputs = [node.outputs[0], found.following]
-        return total, total.derived([gates, found.cell], outputs, attrs, op=LSTM_CELL)
+        outputs = [node.outputs[0], parts.following]
+        return total, total.derived([gates, parts.cell], outputs, attrs, op=LSTM_CELL)
     return None
 
 
 class LstmParts(NamedTuple):
-    """The arguments of the gates of an LSTM, its cell state, and the next one."""
+    """The arguments of the activations of an LSTM, its cell state, and the next cell state."""
 
     input: Value
     forget: Value
@@ -107,7 +106,7 @@ class LstmParts(NamedTuple):
 
 
 def lstm_cells(node: Node) -> Iterator[LstmParts]:
-    """The cells of which ``node`` computes the state, by the roles that its operands may have."""
+    """Yield the LSTM cells whose next state ``node`` computes, for each assignment of operands."""
     for output, new in swapped(node, "Mul"):
         o = argument(output, "Sigmoid")
         following = None if o is None else argument(new, "Tanh")
@@ -121,7 +120,7 @@ def lstm_cells(node: Node) -> Iterator[LstmParts]:
 
 
 def _gru(node: Node, blends: Sequence[_Blend]) -> Node | None:
-    """A GruCell in the place of ``node``, if one of its ``blends`` is the next state of one."""
+    """Return a GruCell that replaces ``node``, if one of its ``blends`` is a GRU's next state."""
     for new, update, state in blends:
         for of_x, product in swapped(produced_by(argument(new, "Tanh"), "Add")):
             for reset, of_h in swapped(produced_by(product, "Mul")):
@@ -130,7 +129,7 @@ def _gru(node: Node, blends: Sequence[_Blend]) -> Node | None:
                     for rx, rh in swapped(sums[1]):
                         x, order = _split((zx, rx, of_x), 3)
                         h, same = _split((zh, rh, of_h), 3)
-                        # GruCell has one order of gates for both of its inputs.
+                        # GruCell has the same order of gates in both inputs.
                         if x is None or h is None or order != same:
                             continue
                         if _alike([state, zx, zh, node.outputs[0]]):
@@ -140,7 +139,7 @@ def _gru(node: Node, blends: Sequence[_Blend]) -> Node | None:
 
 
 def _gru_state(node: Node, blends: Sequence[_Blend]) -> Node | None:
-    """A GruState in the place of ``node``, if one of its ``blends`` is of a state and a tanh."""
+    """Return a GruState that replaces ``node``, if one of its ``blends`` has a tanh; else None."""
     for new, update, state in blends:
         total = argument(new, "Tanh")
         if total is None or not _alike([total, update, state, node.outputs[0]]):
@@ -157,12 +156,13 @@ def _gru_state(node: Node, blends: Sequence[_Blend]) -> Node | None:
 def _gates_of(
     blends: Sequence[Node], graph: Graph, cells: Mapping[Node, Node], taken: Counter[str]
 ) -> dict[Node, Node]:
-    """A GruGates for each product of a reset gate by the state of one of ``blends``, which then
-    reads its update; nodes of ``graph`` before the blends. ``cells`` has what becomes of nodes."""
+    """Return a GruGates for each product of a reset gate and the state of one of ``blends``. The
+    product must precede the blend, whose update gate the GruGates computes as well. ``cells`` maps
+    nodes to their replacements."""
     by_state: dict[Value | None, list[Node]] = {}
     for blend in blends:
         by_state.setdefault(blend.inputs[2], []).append(blend)
-    # The blends are new nodes: their places are those of the nodes that they replace.
+    # The blends are new nodes, with the places of the nodes that they replace.
     ahead = {id(cell): node for node, cell in cells.items()}
     places = {node: i for i, node in enumerate(graph.nodes)}
     gates: dict[Node, Node] = {}
@@ -170,14 +170,14 @@ def _gates_of(
         for reset, state in swapped(node, "Mul"):
             for blend in by_state.get(state, ()) if node not in gates else ():
                 update, inputs, order = blend.inputs[1], *_gate_parts(blend.inputs[1], reset)
-                # A GruGates stands in the place of the product, and the blend that reads its update
-                # must come later.
+                # A GruGates replaces the product, so the blend that reads its update gate must come
+                # later.
                 if not inputs or update is None or places[node] > places[ahead[id(blend)]]:
                     continue
                 if not _alike([update, reset, state, node.outputs[0]]):
                     continue
-                # Other nodes may read the old update, so its Sigmoid stays until pruning shows that
-                # none does.
+                # Other nodes may read the old update gate, whose Sigmoid stays until pruning finds
+                # it dead.
                 own = Value(new_name(f"{update.name}/gate", taken), update.type)
                 arrays, attrs = [inputs[0], state, *inputs[1:]], {"order": order}
                 gates[node] = node.derived(arrays, [own, *node.outputs], attrs, op=GRU_GATES)
@@ -188,8 +188,8 @@ def _gates_of(
 
 
 def _gate_parts(update: Value | None, reset: Value | None) -> tuple[list[Value], tuple[int, ...]]:
-    """The tensors whose parts, added up, are what both gates are sigmoids of, one or two, and the
-    places of both gates in each; none if there are no such."""
+    """Return the one or two tensors whose parts, added, are the arguments of both gates' sigmoids,
+    and the places of both gates in each; no tensors if the gates have another form."""
     before = argument(update, "Sigmoid"), argument(reset, "Sigmoid")
     for zx, zh in swapped(produced_by(before[0], "Add")):
         for rx, rh in swapped(produced_by(before[1], "Add")):
@@ -205,7 +205,7 @@ def _gate_parts(update: Value | None, reset: Value | None) -> tuple[list[Value],
 
 
 def _blends(node: Node) -> Iterator[_Blend]:
-    """a, z and b, if ``node`` computes (1 - z) * a + z * b, or a + z * (b - a)."""
+    """Yield a, z and b, if ``node`` computes (1 - z) * a + z * b, or a + z * (b - a)."""
     for left, right in swapped(node, "Add"):
         for z, b in swapped(produced_by(right, "Mul")):
             for rest, a in swapped(produced_by(left, "Mul")):
@@ -217,7 +217,7 @@ def _blends(node: Node) -> Iterator[_Blend]:
 
 
 def _complement(value: Value) -> Value | None:
-    """x, if ``value`` is 1 - x, or 1 + (-x)."""
+    """Return x, if ``value`` is 1 - x, or 1 + (-x); else None."""
     difference = produced_by(value, "Sub")
     if difference is not None and number_of(difference.inputs[0]) == 1:
         return difference.inputs[1]
@@ -228,7 +228,7 @@ def _complement(value: Value) -> Value | None:
 
 
 def _without_number(value: Value | None) -> tuple[Value | None, float]:
-    """x and a number, if ``value`` is their sum; else itself and 0."""
+    """Return x and a constant, if ``value`` is their sum; else ``value`` and 0."""
     for added, x in swapped(produced_by(value, "Add")):
         if (bias := number_of(added)) is not None:
             return x, bias
@@ -236,8 +236,9 @@ def _without_number(value: Value | None) -> tuple[Value | None, float]:
 
 
 def _split(parts: Sequence[Value | None], count: int = 0) -> tuple[Value | None, tuple[int, ...]]:
-    """Return the float32 value that ``parts`` divide equally along the last axis, and their places.
-    They come from one Split, or from a Slice each. ``count``: the number of parts; 0 for any."""
+    """Return the float32 value of which ``parts`` are equal parts along the last axis, and their
+    places; None if there is no such value. Each part is an output of one Split, or of a Slice.
+    ``count``: the number of equal parts; 0 for any."""
     count = count or _count(parts[0])
     places = [_place(part, count) for part in parts]
     whole = {x for x, _ in places}
@@ -249,7 +250,8 @@ def _split(parts: Sequence[Value | None], count: int = 0) -> tuple[Value | None,
 
 
 def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
-    """Return the value of whose ``count`` equal last-axis parts ``part`` is one, and its place."""
+    """Return the value of which ``part`` is one of ``count`` equal parts along the last axis, and
+    its place; None if there is no such value."""
     node = None if part is None else part.producer
     if part is None or node is None or node.control_inputs or not part.rank:
         return None, 0
@@ -259,7 +261,7 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
         if not width or node.inputs[0] is None or _width_of(node.inputs[0]) != count * width:
             return None, 0
         assert begin is not None
-        # ONNX counts a negative start from the end.
+        # In ONNX, a negative start counts from the end.
         begin += count * width if begin < 0 else 0
         return (None, 0) if begin < 0 or begin % width else (node.inputs[0], begin // width)
     split = node.op.full_name == "Split" and len(node.outputs) == count and _alike(node.outputs)
@@ -269,7 +271,7 @@ def _place(part: Value | None, count: int) -> tuple[Value | None, int]:
 
 
 def _count(part: Value | None) -> int:
-    """Return into how many parts of this width a Split or Slice divides its input; 1 if unknown."""
+    """Return how many parts of this width a Split's or Slice's input has; 1 if unknown."""
     node = None if part is None else part.producer
     if part is None or node is None or node.op.full_name not in ("Split", "Slice"):
         return 1
@@ -278,42 +280,42 @@ def _count(part: Value | None) -> int:
 
 
 def begin_of(node: Node, rank: int) -> int | None:
-    """Where a Slice of neighbours along the last axis begins, if that is constant and it takes all
-    there is along other axes."""
+    """Return the start of a Slice with step 1 along the last axis, if the start is constant and the
+    Slice takes all elements along other axes; else None."""
     numbers = [node.const(i) for i in (1, 3, 4)]
     begins, axes, steps = ([] if n is None else n.reshape(-1).tolist() for n in numbers)
-    # ONNX: without axes, starts are those of the first axes.
+    # In ONNX, starts without axes refer to the first axes.
     if node.input(3) is None:
         axes = list(range(len(begins)))
     x, (y,) = node.inputs[0], node.outputs
-    # Steps that are not constant are an empty set here and refused like others than 1.
+    # Steps that are not constant are an empty set here, and refused like steps other than 1.
     if len(axes) != len(begins) or (node.input(4) is not None and set(steps) != {1}):
         return None
     if x is None or y is None or x.shape is None or y.shape is None:
         return None
     axes = [axis % rank for axis in axes]
     others = [axis for axis in axes if axis != rank - 1]
-    # Two unknown dims compare as equal, though they need not be.
+    # Unknown dims (None) compare as equal although they may differ.
     if any(x.shape[axis] is None or x.shape[axis] != y.shape[axis] for axis in others):
         return None
     return int(begins[axes.index(rank - 1)]) if rank - 1 in axes else None
 
 
 def _width_of(value: Value) -> int:
-    """The last dim; 0 if it is not known."""
+    """Return the last dim; 0 if unknown."""
     width = value.shape[-1] if value.shape else None
     return width if isinstance(width, int) else 0
 
 
 def _alike(values: Sequence[Value | None]) -> bool:
-    """Whether all are of float32 and of one shape, with a last dim that is known."""
+    """Whether all values are float32 and have the same shape, with a known last dim."""
     if None in values:
         return False
     types = [value.type for value in values if value is not None]
     first = types[0]
     if not isinstance(first, TensorType) or first.dtype != FLOAT32 or not first.shape:
         return False
-    # Unknown dims (None) compare as equal without being known to be; named ones are equal.
+    # Unknown dims (None) compare as equal although they may differ; dims of one name are equal.
     known = None not in first.shape and isinstance(first.shape[-1], int)
     return known and False not in [
         isinstance(t, TensorType) and t.dtype == FLOAT32 and t.shape == first.shape for t in types

@@ -57,8 +57,8 @@ def _relative(probe: Probe, bias: np.ndarray, window: int) -> tuple[np.ndarray, 
 
 
 def _table(numbers: np.ndarray, errors: np.ndarray, is_window: bool) -> np.ndarray | None:
-    """Numbers [heads, n + 1] for those [heads, distances] of a row: the fewest behind which they
-    grow evenly, which in a window they need not. None if they do nowhere."""
+    """Return numbers [heads, n + 1] for the biases [heads, distances] of a row, with the least n
+    from which on they grow linearly. None if they do not, unless all lie within a window."""
     count, most = numbers.shape[1], errors.max(1)
     half, distances = count // 2, np.arange(count)
     # Least-squares line through the farther half, whose numbers have independent rounding errors.

@@ -40,9 +40,9 @@ class JoinCaches(Pass):
 
 
 class _Half(NamedTuple):
-    """Keys, or values, of the ``past`` with ``new`` ones behind them, along an ``axis`` of what
-    ``concat`` joins; its axes in the order ``perm`` are those of ``whole``, and those of that in
-    the order ``back`` are its own."""
+    """Keys, or values, of the ``past`` followed by ``new`` ones, along an ``axis`` of the operands
+    of ``concat``. ``perm`` permutes the axes of these to those of ``whole``; ``back`` is the
+    inverse."""
 
     past: Value
     new: Value

@@ -38,7 +38,7 @@ def add_samples(source: Graph, shared: Collection[str] = ()) -> Graph:
     graph = clone(source)
     run_passes((*STRUCTURE, PASSES["fold_constants"]), graph, PassContext())
     if is_framed(graph) or graph.targets:
-        raise RowsStay("the graph has loops of frames, or effects")
+        raise RowsStay("the graph has TensorFlow frames, or side effects")
     sort(graph)
     infer_types(graph)
     inputs = [value for value in graph.inputs if value.name not in shared]
@@ -111,7 +111,7 @@ class _Adding:
             return [node]
         # Draws of random numbers per sample would differ from those of separate runs.
         if node.control_inputs or not all(inner.op.pure for inner in (node, *node.inner)):
-            raise RowsStay(f"{node.label} has effects, or draws numbers")
+            raise RowsStay(f"{node.label} has side effects, or draws random numbers")
         if node.op.full_name in ("Shape", "Size"):
             return self._of_one_shape(node)
         flags = [v is not None and v in self.sampled for v in node.inputs]
@@ -227,7 +227,7 @@ class _Adding:
         """Return a Scan of a node over samples: ``own`` are its inputs with samples."""
         results = [value for value in node.outputs if value is not None]
         if any(not isinstance(value.type, TensorType) for value in (*own, *results)):
-            raise RowsStay(f"{node.label} reads or makes what is no tensor")
+            raise RowsStay(f"{node.label} has inputs or outputs that are not tensors")
         for output in results:
             output.producer = node
         inside = [Value(f"{value.name}/one", value.type) for value in own]

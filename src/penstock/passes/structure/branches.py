@@ -88,9 +88,9 @@ class Branches:
                 reasons: dict[Role | None, str] = {
                     Role.MERGE: "its inputs are not the two sides of one condition",
                     Role.ENTER: f"frame {node.attrs.get('frame_name')!r} stays",
-                    Role.CALL: "it calls a function that calls itself",
+                    Role.CALL: "it calls a recursive function",
                 }
-                other = "this operation is part of no condition or loop"
+                other = "this operation belongs to no condition or loop"
                 raise UnraisedError(node, reasons.get(node.op.role, other))
 
     def source(self, value: Value) -> Value:
@@ -246,7 +246,9 @@ class _BlockBuilder:
             if node in self.place:
                 places[self.place[node]] = None
             elif node in self.followers:
-                raise UnraisedError(node, "it has an effect in a branch, and others wait for it")
+                raise UnraisedError(
+                    node, "it has a side effect in a branch, and nodes outside wait for it"
+                )
             else:
                 self.block.waits[node] = None
         return list(places)
@@ -256,7 +258,7 @@ class _BlockBuilder:
         for predicate, _ in self.deadness.conditions[node] - self.condition:
             if isinstance(predicate, Value) and self.deadness.of(predicate) <= self.condition:
                 return predicate
-        raise UnraisedError(node, "it has to run in a branch of no condition")
+        raise UnraisedError(node, "it must run in a branch that no condition decides")
 
     # Ifs.
 

@@ -65,7 +65,7 @@ class FrameLoop:
         self.predicate, self.side = self._predicate()
         for node in self.exits:
             if self.deadness.conditions[node] != {(self.predicate, 1 - self.side)}:
-                raise UnraisedError(node, "it does not leave the loop when that ends")
+                raise UnraisedError(node, "it does not exit the loop exactly when the loop ends")
 
     def _variables(self) -> dict[Node, LoopVariable]:
         enters, next_iterations = set(self.frame.enters), set(self.next_iterations)
@@ -96,16 +96,18 @@ class FrameLoop:
         once = {n for n in self.frame.enters if not n.attrs.get("is_constant", False)}
         for variable in self.variables.values():
             if variable.enter not in once:
-                raise UnraisedError(variable.enter, "it is constant, and begins a loop variable")
+                raise UnraisedError(variable.enter, "it is constant, and starts a loop variable")
         next_iterations = set(self.next_iterations)
         for node in with_checkpoints(self.nodes):
             if node in self.variables:
                 continue
             sources = [None if v is None else v.producer for v in node.inputs]
             if not once.isdisjoint((*sources, *node.control_inputs)):
-                raise UnraisedError(node, "it needs a value that lives in the first iteration only")
+                raise UnraisedError(
+                    node, "it needs a value that is live in the first iteration only"
+                )
             if not next_iterations.isdisjoint((*sources, *node.control_inputs)):
-                raise UnraisedError(node, "it needs a value of the iteration before")
+                raise UnraisedError(node, "it needs a value of the previous iteration")
 
     def _predicate(self) -> tuple[Value, int]:
         """Return the predicate that decides whether the loop continues, and its value if it
@@ -115,12 +117,12 @@ class FrameLoop:
         for node in self.next_iterations:
             if len(first) != 1 or conditions[node] != first:
                 raise UnraisedError(
-                    node, "no one predicate decides for the whole loop whether it continues"
+                    node, "no single predicate decides whether the whole loop continues"
                 )
         ((predicate, side),) = first
         if not isinstance(predicate, Value):
             raise UnraisedError(
-                self.next_iterations[0], "its loop does not continue by a predicate"
+                self.next_iterations[0], "no predicate decides whether its loop continues"
             )
         return predicate, side
 
@@ -157,7 +159,7 @@ class FrameLoop:
                 raise UnraisedError(node, "a node reads whether this is its first iteration")
         for node in self.exits:
             if node.inputs[0] is None or source(node.inputs[0]) not in variables:
-                raise UnraisedError(node, "the value that leaves the loop is none of its variables")
+                raise UnraisedError(node, "the value that leaves the loop is not a loop variable")
 
     def raised(self, targets: Collection[Node]) -> list[Node]:
         """Return the nodes that replace the frame in its parent frame, a Loop first. The frame's
@@ -182,9 +184,9 @@ class FrameLoop:
                 # the number of iterations.
                 always.append(node)
                 if self.deadness.has_side_effects(node):
-                    raise UnraisedError(node, "it has an effect in the condition of a loop")
+                    raise UnraisedError(node, "it has a side effect in the condition of a loop")
             elif condition.must_run(node):
-                raise UnraisedError(node, "it has to run when its loop ends")
+                raise UnraisedError(node, "it must run when its loop ends")
         before = condition.block(ALWAYS, always, [self.predicate])
         if before.waits:
             raise UnraisedError(next(iter(before.waits)), "the condition of its loop waits for it")

@@ -242,7 +242,7 @@ class _Raising:
         for loop in self.loops[frame]:
             deciding = frozenset[Choice]().union(*(deadness.conditions[n] for n in loop.deciding))
             if not all(deadness.conditions[enter] <= deciding for enter in loop.frame.enters):
-                self.retract(loop, "some values that enter {!r} may live and others be dead")
+                self.retract(loop, "some values that enter {!r} may be live while others are dead")
 
     def retract(self, loop: _Loop, reason: str) -> None:
         self.retracted[loop.frame.name] = Unraised(loop.merge, reason.format(loop.frame.name))
@@ -251,14 +251,14 @@ class _Raising:
         inside = {node for node in nodes if node.op.role is not Role.EXIT} | set(frame.enters)
         for value in self.graph.outputs:
             if (node := value.producer) is not None and node in inside:
-                raise UnraisedError(node, f"{value.name!r} is fetched from inside of a loop")
+                raise UnraisedError(node, f"{value.name!r} is fetched from inside a loop")
 
     def check_overlap(self, nodes: Sequence[Node], iterations: bool) -> None:
         """Raise ``UnraisedError`` if other nodes, or ``iterations``, may run concurrently with
         ``nodes``."""
         node = self.policy.must_stay(nodes, iterations)
         if node is not None:
-            raise UnraisedError(node, "others may run at the same time")
+            raise UnraisedError(node, "other nodes may run at the same time")
 
     def sorted(self, frame: Frame) -> list[Node] | None:
         """Return the nodes that run in a frame, sorted; None as for ``ordered``."""

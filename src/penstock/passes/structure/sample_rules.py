@@ -1,4 +1,4 @@
-"""Rules for operations on several samples at once, which lie along an additional first axis.
+"""Batching rules: how operations compute several samples, along an additional first axis.
 
 ::
 
@@ -7,8 +7,8 @@
     Conv(x [1, 4, 8], w)             Reshape(Conv(Reshape(x', [n * 1, 4, 8]), w), [n, 1, ...])
     Gather(table, i)                 Gather(table, i')
 
-A rule writes the nodes that replace one with samples on some inputs, ``x'``. If it raises
-``NoRule``, the node is run for one sample after the other.
+A rule writes the nodes that replace a node some of whose inputs, ``x'``, have samples. If it raises
+``NoRule``, the node runs for one sample after the other.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 
 
-class NoRule(Exception):  # noqa: N818 - no error: samples are computed one by one
-    """Why a node cannot be computed for several samples at once."""
+class NoRule(Exception):  # noqa: N818 - not an error: samples are computed one by one
+    """A node cannot be computed for several samples together; the message states the reason."""
 
 
 class SampledNode:
-    """The rewriting of ``node``, with its inputs ``given``: those that are ``sampled`` have samples
-    along their first axis. ``count`` is their number, a tensor [1]; ``nodes`` are those that are
-    written, the names of whose values have ``numbers``."""
+    """Builder of the ``nodes`` that replace ``node``. ``given``: its inputs after rewriting, of
+    which those that are ``sampled`` have a first axis of samples. ``count``: the number of samples,
+    an int64 tensor [1]. ``numbers``: make the names of values unique."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class SampledNode:
         self._numbers = numbers
         self.nodes: list[Node] = []
 
-    # Properties of the node without samples.
+    # Properties of the node for one sample.
 
     def rank(self, i: int) -> int:
-        """The rank of an input for one sample."""
+        """Return the rank of an input for one sample. Raises ``NoRule`` if it is unknown."""
         value = self.node.inputs[i]
         shape = None if value is None else value.shape
         if shape is None:
@@ -57,77 +57,78 @@ class SampledNode:
         return len(shape)
 
     def numbers(self, i: int, attribute: str = "") -> list[int] | None:
-        """The contents of an input, or of an attribute in its place; None if both are left out."""
+        """Return the elements of an attribute, by default of a constant input; None if both are
+        omitted. Raises ``NoRule`` if the input is not constant."""
         if attribute and self.node.attrs.get(attribute) is not None:
             return [int(n) for n in np.atleast_1d(self.node.attrs[attribute])]
         if self.node.input(i) is None:
             return None
         const = self.node.const(i)
         if const is None:
-            raise NoRule("has axes that a run gives")
+            raise NoRule("has axes that are not constant")
         return [int(n) for n in const.reshape(-1)]
 
     def want_alone(self, *places: int) -> None:
         """Raise ``NoRule`` unless only the inputs at these places have samples."""
         if any(own for i, own in enumerate(self.sampled) if i not in places):
-            raise NoRule("has samples in other inputs")
+            raise NoRule("has samples on other inputs")
 
     # Nodes to write.
 
     def add(
         self, op: str | Op, inputs: Sequence[Value | None], attrs: Attrs | None = None
     ) -> Value:
-        """The first output of a new node."""
+        """Add a node and return its first output."""
         return self.several(op, inputs, attrs, 1)[0]
 
     def several(
         self, op: str | Op, inputs: Sequence[Value | None], attrs: Attrs | None, count: int
     ) -> list[Value]:
-        """The outputs of a new node."""
+        """Add a node and return its ``count`` outputs."""
         name = f"{self.node.label}/samples{next(self._numbers)}"
         outputs = [Value(f"{name}.{i}") for i in range(count)]
-        found = standard(op) if isinstance(op, str) else op
-        self.nodes.append(self.node.derived(inputs, outputs, attrs or {}, op=found))
+        op = standard(op) if isinstance(op, str) else op
+        self.nodes.append(self.node.derived(inputs, outputs, attrs or {}, op=op))
         return outputs
 
     def same(self, inputs: Sequence[Value | None], **attrs: object) -> list[Value]:
-        """The outputs of the node itself for other inputs, with some other attributes."""
+        """Add a copy of the node with these inputs and changed attributes; return its outputs."""
         node = self.node
         return self.several(node.op, inputs, {**node.attrs, **attrs}, len(node.outputs))
 
     @staticmethod
     def ints(numbers: Sequence[int]) -> Value:
-        """A constant of int64."""
+        """Return an int64 constant [n]."""
         return Value("numbers", const=np.array(numbers, np.int64))
 
     def reshaped(self, x: Value, *dims: Value) -> Value:
-        """A tensor in other dims, which are given in parts."""
+        """Return a tensor reshaped to the concatenation of ``dims``."""
         whole = dims[0] if len(dims) == 1 else self.add("Concat", dims, {"axis": 0})
         return self.add("Reshape", [x, whole])
 
     def dims(self, x: Value, start: int = 0, end: int | None = None) -> Value:
-        """Some dims of a tensor."""
+        """Return the dims of a tensor from ``start`` to ``end``, as a tensor."""
         return self.add("Shape", [x], {"start": start} | ({} if end is None else {"end": end}))
 
     def inserted(self, x: Value, axes: Sequence[int]) -> Value:
-        """A tensor with axes of one element inserted."""
+        """Return a tensor with axes of length 1 inserted."""
         return self.add("Unsqueeze", [x, self.ints(axes)]) if axes else x
 
     def aligned(self, i: int, rank: int) -> Value:
-        """An input of which one sample has this rank, by axes in front."""
+        """Return an input whose samples have this rank, by inserting axes before theirs."""
         x = self.given[i]
         assert x is not None
         missing = rank - self.rank(i)
         return self.inserted(x, range(1, 1 + missing)) if self.sampled[i] and missing > 0 else x
 
     def spread(self, i: int) -> Value:
-        """An input with samples, equal ones if it had none."""
+        """Return an input with a samples axis, along which it is repeated if it had none."""
         x = self.given[i]
         assert x is not None
         return x if self.sampled[i] else self.repeated(x)
 
     def repeated(self, x: Value) -> Value:
-        """A tensor for each sample."""
+        """Return a tensor repeated along a new samples axis."""
         dims = self.add("Concat", [self.count, self.dims(x)], {"axis": 0})
         return self.add("Expand", [x, dims])
 
@@ -137,7 +138,8 @@ _RULES: dict[str, Rule] = {}
 
 
 def sampled_outputs(sampled: SampledNode) -> Sequence[Value]:
-    """The outputs of a node, all of which have samples. Raises ``NoRule``."""
+    """Return the outputs of the replacement of a node, all with a samples axis. Raises ``NoRule``
+    if there is no rule for the node."""
     op = sampled.node.op
     name = op.full_name
     rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
@@ -149,7 +151,7 @@ def sampled_outputs(sampled: SampledNode) -> Sequence[Value]:
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register how operations are computed for samples."""
+    """Register the decorated function as the rule of these operations."""
 
     def registered(rule: Rule) -> Rule:
         _RULES.update(dict.fromkeys(names, rule))
@@ -159,7 +161,7 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def _behind(axis: int) -> int:
-    """An axis of one sample among those with samples."""
+    """Return the index of an axis of one sample in a tensor with samples."""
     return axis + 1 if axis >= 0 else axis
 
 
@@ -171,7 +173,7 @@ def _of_elementwise(s: SampledNode) -> Sequence[Value]:
 
 @_rule("Clip", "Dropout", "Trilu", "CastLike")
 def _of_scalars(s: SampledNode) -> Sequence[Value]:
-    """Operations on one tensor, with numbers for all samples."""
+    """Operations on one tensor, with parameters that all samples share."""
     s.want_alone(0)
     return s.same(s.given)
 
@@ -226,13 +228,13 @@ def _of_gather(s: SampledNode) -> Sequence[Value]:
     axis += rank if axis < 0 else 0
     if not s.sampled[1]:
         return s.same(s.given, axis=axis + 1)
-    # Samples stand where the numbers do, and are moved to the front.
+    # The indices put the samples axis at ``axis``; it is moved to the front.
     if not s.sampled[0]:
         y = s.same(s.given, axis=axis)
         perm = [axis, *range(axis), *range(axis + 1, rank + s.rank(1))]
         return y if axis == 0 else [s.add("Transpose", y, {"perm": perm})]
     if axis:
-        raise NoRule("picks by numbers of each sample along an inner axis")
+        raise NoRule("gathers by indices of each sample along an inner axis")
     picked = s.inserted(s.spread(1), [-1])
     return [s.add("GatherND", [s.spread(0), picked], {"batch_dims": 1})]
 
@@ -270,7 +272,7 @@ def _of_single_axes(s: SampledNode) -> Sequence[Value]:
     if axes is None:
         type_ = None if x is None else x.type
         if not isinstance(type_, TensorType) or not type_.static:
-            raise NoRule("drops axes that only a run knows")
+            raise NoRule("drops axes that depend on the shape of a run")
         axes = [i for i, n in enumerate(type_.dims) if n == 1]
     return [s.add(s.node.op.name, [s.given[0], s.ints([_behind(n) for n in axes])])]
 
@@ -296,7 +298,7 @@ def _of_expand(s: SampledNode) -> Sequence[Value]:
     target = s.node.inputs[1]
     length = None if target is None or not target.shape else target.shape[0]
     if not isinstance(length, int):
-        raise NoRule("expands to a rank that is not known")
+        raise NoRule("expands to an unknown rank")
     rank = max(length, s.rank(0))
     ones = s.ints([1] * (1 + rank - length))
     dims = s.add("Concat", [ones, s.given[1]], {"axis": 0})
@@ -316,7 +318,7 @@ def _of_slice(s: SampledNode) -> Sequence[Value]:
     if axes is None:
         length = None if starts is None or not starts.shape else starts.shape[0]
         if not isinstance(length, int):
-            raise NoRule("cuts axes that only a run knows")
+            raise NoRule("slices axes that are unknown before the run")
         axes = [*range(length)]
     dtype = np.int64 if starts is None or starts.dtype is None else starts.dtype
     behind = Value("axes", const=np.array([_behind(n) for n in axes], dtype))
@@ -328,7 +330,7 @@ def _of_pad(s: SampledNode) -> Sequence[Value]:
     s.want_alone(0)
     pads, axes = s.numbers(1), s.numbers(3)
     if pads is None:
-        raise NoRule("has no pads")
+        raise NoRule("has no pads input")
     half = len(pads) // 2
     axes = [*range(half)] if axes is None else axes
     behind = s.ints([_behind(n) for n in axes])
@@ -340,7 +342,7 @@ def _of_pad(s: SampledNode) -> Sequence[Value]:
 def _of_codes(s: SampledNode) -> Sequence[Value]:
     s.want_alone(0)
     if s.rank(1) > 1 or s.node.attrs.get("block_size"):
-        raise NoRule("has scales of blocks")
+        raise NoRule("has block-wise scales")
     return (
         s.same(s.given, axis=_behind(s.node.attrs.get("axis", 1))) if s.rank(1) else s.same(s.given)
     )
@@ -350,7 +352,7 @@ def _of_codes(s: SampledNode) -> Sequence[Value]:
 
 
 def _product(s: SampledNode, a: Value, b: Value, ranks: tuple[int, int]) -> Value:
-    """The product of matrices, of which some have samples; ``ranks`` are those of one sample."""
+    """Return the product of matrices, with or without samples; ``ranks``: those of one sample."""
     rank = max(ranks)
     operands = [
         s.inserted(x, range(1, 1 + rank - own)) if on else x
@@ -365,7 +367,7 @@ def _of_product(s: SampledNode) -> Sequence[Value]:
     assert a is not None
     assert b is not None
     vectors = [n == 1 for n in ranks]
-    # A vector is a matrix of one row or column, which is dropped again.
+    # A vector becomes a matrix of one row or column, whose axis is dropped from the product.
     if vectors[0]:
         a = s.inserted(a, [-2])
     if vectors[1]:
@@ -417,7 +419,7 @@ def _of_einsum(s: SampledNode) -> Sequence[Value]:
     return s.same(s.given, equation=f"{','.join(own)}->{free[0]}{result}")
 
 
-# Operations with a batch axis: it takes all samples together.
+# Operations with a batch axis, with which the samples axis is merged.
 
 
 @_rule(
@@ -428,9 +430,9 @@ def _of_einsum(s: SampledNode) -> Sequence[Value]:
 def _of_batch(s: SampledNode) -> Sequence[Value]:
     s.want_alone(0)
     if s.node.attrs.get("training_mode") or len(s.node.outputs) > 1:
-        raise NoRule("has statistics, or places, of the whole batch")
+        raise NoRule("computes statistics, or indices, of the whole batch")
     x = s.spread(0)
-    # Batches of all samples one behind another, and apart again.
+    # Merge the axes of samples and of the batch, and split them again.
     (y,) = s.same([s.reshaped(x, s.ints([-1]), s.dims(x, 2)), *s.given[1:]])
     return [s.reshaped(y, s.dims(x, 0, 2), s.dims(y, 1))]
 
@@ -439,7 +441,7 @@ def _of_batch(s: SampledNode) -> Sequence[Value]:
 def _of_recurrence(s: SampledNode) -> Sequence[Value]:
     s.want_alone(0, 5, 6)
     if s.node.attrs.get("layout") or s.node.input(4) is not None:
-        raise NoRule("has lengths, or batches in front")
+        raise NoRule("has sequence lengths, or the batch as its first axis")
     x = s.spread(0)
     batch = s.dims(x, 2, 3)
     inputs = [*s.given]
@@ -451,7 +453,7 @@ def _of_recurrence(s: SampledNode) -> Sequence[Value]:
             inputs[i] = s.reshaped(turned, steps, s.ints([-1]), s.dims(turned, 3))
     results = []
     for place, y in enumerate(s.same(inputs)):
-        lead = 1 if place else 2  # directions, behind the steps of the first output
+        lead = 1 if place else 2  # axes before the batch: directions; in Y, steps and directions
         whole = s.reshaped(y, s.dims(y, 0, lead), s.count, batch, s.dims(y, lead + 1))
         perm = [lead, *range(lead), lead + 1, lead + 2]
         results.append(s.add("Transpose", [whole], {"perm": perm}))
