@@ -171,8 +171,8 @@ except ps.PenstockError as error:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("127.0.0.1:{port}", "no Ray answers at '127.0.0.1:"),
-        ("nowhere.invalid:6379", "no Ray answers at 'nowhere.invalid:6379'"),
+        ("127.0.0.1:{port}", "no Ray cluster answers at '127.0.0.1:"),
+        ("nowhere.invalid:6379", "no Ray cluster answers at 'nowhere.invalid:6379'"),
         ("ray://127.0.0.1:{port}", "host:port"),
         ("nothing", "host:port"),
     ],
@@ -198,7 +198,9 @@ def test_address_of_another_ray_than_the_one_in_use_is_refused(ray_started):
     own = ray.get_runtime_context().gcs_address
     with ps.Cluster(1, address=own) as cluster:
         cluster.start()
-    with pytest.raises(ps.PenstockError, match=r"uses the Ray at .* already"):
+    with pytest.raises(
+        ps.PenstockError, match=r"already uses the Ray cluster at .*, and cannot use another"
+    ):
         ps.Cluster(1, address="127.0.0.1:1").start()
 
 

@@ -47,5 +47,7 @@ def test_worker_without_an_answer_is_an_error() -> None:
         def send(self, message: object) -> None:
             """Lose it."""
 
-    with pytest.raises(ps.PenstockError, match="a worker gives no answer"):
+    with pytest.raises(
+        ps.PenstockError, match="cannot be measured: a worker has not answered within 0.0 s"
+    ):
         LinkTimer(None, None).cost(Silent, 0.0)

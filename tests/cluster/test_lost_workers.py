@@ -102,7 +102,7 @@ def test_lost_variables_are_declared_once(ray_started):
         process = cluster.processes[0]
         kill(cluster, 0)
         lost(cluster, process)
-        with pytest.raises(ps.WorkerLost, match="variables 'v' have the values again"):
+        with pytest.raises(ps.WorkerLost, match="variables 'v' are reset to their initial values"):
             session.run(fetches=["read:0"], timeout=SOON)
         session.run(targets=["init"], fetches=[], timeout=SOON)
         assert session.run(fetches=["read:0"], timeout=SOON)["read:0"] == 1

@@ -56,9 +56,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class _Registered:
-    """A graph: the contents of its part for each worker, as a reference of Ray, their digests and
-    bytes, and what workers need to compile it. ``variables``: the names of those that each worker
-    has; ``backends``: of those that steps run on, as workers have said."""
+    """A registered graph. By worker: the ``contents`` of its part, as an object reference of Ray,
+    with digest and size in bytes; the part, the numbers of its variables' ``stores``, and the names
+    of its ``variables``. ``options``: encoded ``PartOptions``. ``backends``: those in use."""
 
     contents: Mapping[int, Any]
     digests: Mapping[int, bytes]
@@ -70,45 +70,45 @@ class _Registered:
     backends: set[str] = field(default_factory=set)
 
 
-# Ray starts processes, finds machines and reports which have died; values between parts go by its
-# channels alone. Its references and compiled graphs were measured and rejected: a hop of 600 KB
-# takes 4.4 and 0.6 ms instead of 0.23, and a compiled graph has neither loops nor dead values.
-# Decision 58 has all figures.
+# Ray starts processes, finds machines and reports dead processes; values between parts only go
+# through its channels. Its object references and compiled graphs were measured and rejected: a hop
+# of 600 KB takes 4.4 ms and 0.6 ms instead of 0.23 ms, and a compiled graph supports neither loops
+# nor dead values. Decision 58 has all figures.
 #
 # A graph is registered once, under a handle, and runs send only the handle and their feeds. So the
-# driver must know what each worker has: it registers again what a worker had that died, and lets
-# workers forget what no session needs.
+# driver must know the parts of each worker: it registers the parts of a dead worker again with the
+# replacement, and lets workers forget parts that no session needs.
 #
-# Two locks. ``_lock`` orders the tables, and is held for moments, but while workers start or are
-# timed. ``Wholeness.changed`` is the condition that the workers are whole: calls of workers wait
-# for it, and the thread that watches them (``Members``) replaces lost ones meanwhile, which takes
-# seconds. With one lock nothing could be compiled or forgotten for as long.
+# There are two locks. ``_lock`` guards the tables, and is held briefly, except while workers start
+# or links are measured. ``Wholeness.changed`` is the condition that no worker is lost: calls of
+# workers wait for it while the watching thread (``Members``) replaces lost workers, which takes
+# seconds. With a single lock, nothing could be compiled or forgotten during that time.
 
 
 class Cluster:
     """Workers that run the graphs of sessions together: ``penstock.compile(model, cluster=...)``.
 
-    Workers are processes, actors of Ray (``pip install penstock-runtime[ray]``), which start when
+    Workers are processes, Ray actors (``pip install penstock-runtime[ray]``), which start when
     the first graph is compiled. Any number of sessions may share a cluster. ``close``, or the end
     of the process, ends the workers. A node runs on the worker that it names
-    (``/job:worker/task:1``), or that ``place=`` names for it; costs decide where the others run.
+    (``/job:worker/task:1``), or that ``place=`` names for it; the cost model places other nodes.
 
     A run whose worker dies raises ``WorkerLost``. A new worker replaces it, with the variables at
     their initial values.
 
     Args:
         workers: The number of workers.
-        threads: Threads of each worker.
+        threads: The number of threads of each worker.
         retries: How often a run is repeated after a worker has died, if its graph has no variables.
         worker_timeout: Seconds without an answer after which a worker counts as dead.
         objective: What placements minimize: "throughput", the time per run when many run at the
             same time as a pipeline; or "latency", the time of a single run.
-        bandwidth: Bytes per second between workers; by default measured when the cluster starts.
-        latency: Seconds of a message between workers; by default measured, too.
-        cores: The cores that all workers share, on one machine: placements then use no more
-            workers at a time. By default each worker has cores of its own, which is right for
-            kernels that wait for devices.
-        profile: A file with the seconds of nodes (``Profile.save``); by default the table of costs.
+        bandwidth: Bytes per second between workers; measured by default.
+        latency: Seconds that a message takes between workers; measured by default.
+        cores: The number of cores that all workers share, on one machine: placements then use at
+            most that many workers at the same time. By default each worker has its own cores, which
+            is also right for kernels that wait for devices.
+        profile: A file with the seconds of nodes (``Profile.save``); by default the cost table.
         address: The address of a Ray cluster, as ``host:port``, or "auto" for one on this machine.
             By default the cluster that this process uses, the one in ``RAY_ADDRESS``, or else a new
             one on this machine.
@@ -143,7 +143,7 @@ class Cluster:
         self.devices = worker_devices(workers)
         self.costs = None if profile is None else ProfileCosts.read(profile)
         self.sent_graph_bytes = 0
-        """bytes of graphs that workers have been sent"""
+        """bytes of graphs that were sent to workers"""
         self._address = address
         self._link_timer = LinkTimer(bandwidth, latency)
         self._lock = threading.RLock()
@@ -151,20 +151,20 @@ class Cluster:
         self._members: Members | None = None
         self._handles = count()
         self._graphs: dict[int, _Registered] = {}
-        # Finalizers add to these, on any thread and under any lock: appending takes none.
+        # Finalizers append to it, on any thread and under any lock: ``append`` needs no lock.
         self._forgotten: deque[int] = deque()
-        self._contents: dict[bytes, Any] = {}  # references of Ray, by digest
+        self._contents: dict[bytes, Any] = {}  # object references of Ray, by digest
         self._variables = VariableHomes()
         self._runs: Any = None
         renewed(self)
 
-    # Starting and ending.
+    # Start and end.
 
     def start(self) -> None:
-        """Start the workers, unless they have been started. Raises ``PenstockError`` if Ray is not
-        installed, or has no room for them."""
-        # Under the lock to the end: a second session that is compiled meanwhile waits for the
-        # workers.
+        """Start the workers, unless they are running. Raises ``PenstockError`` if Ray is not
+        installed, or has too few CPUs for them."""
+        # The lock is held to the end, so that a second session that is compiled meanwhile waits for
+        # the workers.
         with self._lock:
             if self._wholeness.ended is not None:
                 raise PenstockError(self._wholeness.ended)
@@ -179,18 +179,18 @@ class Cluster:
                     f"a cluster needs Ray ({error}): pip install penstock-runtime[ray]"
                 ) from error
             start_ray(self._address, self.workers * self.threads)
-            # Each needs the other: answers may come as soon as there are members.
+            # Runs and members refer to each other: answers may arrive as soon as there are members.
             runs = Runs()
             events = MemberEvents(self._take, self._lost, self._look, self._end)
             self._members = runs.members = Members(
                 self.devices, self.threads, self.worker_timeout, events
             )
             self._runs = runs
-            # Workers that end by themselves remove what Ray has in /dev/shm (decision 58).
+            # Workers that exit normally remove Ray's files in /dev/shm (decision 58).
             atexit.register(self.close)
 
     def close(self) -> None:
-        """End the workers; runs in flight raise ``WorkerLost``. Ray keeps running."""
+        """End the workers. Runs in flight raise ``WorkerLost``. Ray keeps running."""
         self._end("the cluster is closed")
 
     def _end(self, reason: str) -> None:
@@ -200,17 +200,17 @@ class Cluster:
             if is_first:
                 whole.ended = reason
             members, runs = self._members, self._runs
-        # Without the lock: members wait for their workers, and runs call users' code.
+        # Without the lock: members wait for their workers, and runs call user code.
         if is_first and members is not None:
-            with whole.changed:  # calls that wait for a lost worker fail now
+            with whole.changed:  # lets calls that wait for a lost worker fail
                 whole.changed.notify_all()
             atexit.unregister(self.close)
             members.close()
             runs.end_all(WorkerLost(reason))
 
     def forked(self) -> None:
-        """In a forked child, which has no connection to the workers: refuse everything."""
-        # A thread of the parent, which the child has not, may have held either.
+        """Refuse all calls in a forked child, which has no connection to the workers."""
+        # New locks: a thread of the parent, which the child lacks, may have held the old ones.
         self._lock = threading.RLock()
         ended, self._wholeness = self._wholeness.ended, Wholeness()
         if self._members is not None:
@@ -230,11 +230,11 @@ class Cluster:
 
     @property
     def processes(self) -> list[int]:
-        """The numbers of the workers' processes."""
+        """The process ids of the workers."""
         return [] if self._members is None else [m.process for m in self._members.members]
 
     def each_worker(self) -> list[OneWorker]:
-        """Each worker as a cluster of its own, for replicas."""
+        """Return each worker as a separate cluster, for replicas."""
         from penstock.cluster.one_worker import OneWorker
 
         return [OneWorker(self, i) for i in range(self.workers)]
@@ -244,7 +244,8 @@ class Cluster:
     def executor(
         self, parts: Sequence[GraphPart], graph: Graph, context: CompileContext
     ) -> ClusterExecutor:
-        """Register the parts of a graph with the workers whose devices they name."""
+        """Register the parts of a graph with the workers whose devices they name, and return the
+        executor of the graph. Raises ``WorkerLost``, and errors of compilation."""
         from penstock.cluster.executor import ClusterExecutor, RemoteGraph
 
         self.start()
@@ -252,13 +253,13 @@ class Cluster:
         self._forget()
         handle = next(self._handles)
         workers = [self.devices.index(part.device) for part in parts]
-        # Links outlive graphs: a pair of workers that has one already keeps it.
+        # Links outlive graphs: a pair of workers that already has one keeps it.
         self._wholeness.steady(partial(self._members.connect, self._pairs(parts)))
         fresh: list[tuple[Store, str]] = []
         by_worker = dict(zip(workers, parts, strict=True))
         try:
             registered = self._encoded(by_worker, context, fresh)
-            # Noted before the workers get it: one that dies in between gets its parts again.
+            # Recorded before it is sent, so that the replacement of a worker that dies gets it.
             with self._lock:
                 self._graphs[handle] = registered
             for worker in workers:
@@ -266,19 +267,19 @@ class Cluster:
             for store, name in fresh:
                 self._send_variable(store, name)
         except BaseException:
-            # Otherwise the next graph, with other places, would be refused its variables.
+            # Otherwise, a later graph with another placement could not have these variables.
             with self._lock:
                 self._variables.unsettle(fresh)
             self._forgotten.append(handle)
             raise
         remote = list(registered.parts.values())
-        # A run that has changed variables must not do so again.
+        # A run that has changed variables must not be repeated.
         stateful = any(registered.stores.values())
         retries, loss = (0, self.undeclared_loss) if stateful else (self.retries, None)
         whole = RemoteGraph(handle, remote, _table(graph), _source(parts), registered.backends)
         observe = partial(self._observe, handle, workers)
         executor = ClusterExecutor(self._runs, whole, retries, loss, self.threads, observe)
-        # Garbage is collected in threads that hold locks, or wait for nothing but Ray.
+        # Finalizers only append, since they may run in a thread that holds a lock or waits for Ray.
         weakref.finalize(executor, self._forgotten.append, handle)
         return executor
 
@@ -288,8 +289,8 @@ class Cluster:
         context: CompileContext,
         fresh: list[tuple[Store, str]],
     ) -> _Registered:
-        """The parts of a graph for their workers. ``fresh`` gets the variables that no worker had
-        before."""
+        """Return the encoded parts of a graph. Variables that no worker had before are appended to
+        ``fresh``."""
         import numpy as np
         import ray
 
@@ -301,7 +302,7 @@ class Cluster:
         numbers: dict[int, list[int]] = {}
         variables: dict[int, list[str]] = {}
         for worker, part in parts.items():
-            # Not under the lock: it copies all weights of the part.
+            # Without the lock, since it copies all weights of the part.
             content, stores = encode_part(part, context.functions)
             with self._lock:
                 numbers[worker] = [self._variables.number(store) for store in stores]
@@ -312,9 +313,9 @@ class Cluster:
                     if self._variables.settle(variable, worker, self.devices):
                         fresh.append((store, name))
             digests[worker] = blake2b(content, digest_size=16).digest()
-            with self._lock:  # replicas on several workers have the same content
+            with self._lock:  # replicas on several workers have equal contents
                 stored = self._contents.get(digests[worker])
-                # In Ray's store, which workers map: those of one machine share the weights.
+                # Workers map Ray's object store, so workers on the same machine share the weights.
                 if stored is None:
                     stored = ray.put(np.frombuffer(content, np.uint8))
                     self._contents[digests[worker]] = stored
@@ -328,8 +329,8 @@ class Cluster:
     def _register(
         self, handle: int, registered: _Registered, worker: int, timeout: float | None
     ) -> None:
-        """Let a worker compile its part of a graph. ``timeout`` is in seconds; None where another
-        thread watches for workers that hang."""
+        """Let a worker compile its part of a graph. ``timeout`` is in seconds; None if another
+        thread detects workers that hang."""
         assert self._members is not None
         actor = self._members.members[worker].actor
         content, stores = registered.contents[worker], registered.stores[worker]
@@ -338,16 +339,17 @@ class Cluster:
         try:
             registered.backends.update(self._members.result(call, timeout))
         except (Cancelled, DeadlineExceeded, KeyboardInterrupt):
-            # The worker is to give up the part, once it has it.
-            # Ray cannot take back a call that has begun.
+            # The worker must forget the part once it has compiled it, since Ray cannot cancel a
+            # call that has begun.
             call.future().add_done_callback(lambda _: self._forgotten.append(handle))
             raise
         self.sent_graph_bytes += registered.nbytes[worker]
 
     def _pairs(self, parts: Sequence[GraphPart]) -> dict[tuple[int, int], int]:
-        """The pairs of workers that exchange values, with the bytes of the largest one."""
-        # The buffer of a link is made for the largest value that is known: for a larger one Ray
-        # must allocate another.
+        """Return the pairs of workers that exchange values, each with the bytes of the largest
+        value of static shape."""
+        # The buffer of a link is allocated for that value: for a larger one, Ray must allocate
+        # another buffer.
         pairs: dict[tuple[int, int], int] = {}
         for part in parts:
             for node in part.graph.nodes:
@@ -362,8 +364,8 @@ class Cluster:
         return pairs
 
     def _forget(self) -> None:
-        """Give up the graphs and the variables that no session needs any more."""
-        # As many as there are now: finalizers may append while this takes them.
+        """Drop the graphs and the variables that no session needs any more."""
+        # The current number of entries: finalizers may append meanwhile.
         handles = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
         gone = self._variables.forgotten
         stores = [gone.popleft() for _ in range(len(gone))]
@@ -373,31 +375,31 @@ class Cluster:
             self._variables.forget(stores)
             for handle in handles:
                 self._graphs.pop(handle, None)
-            # Replicas on several workers have the same contents: another graph may still need
-            # them.
+            # Replicas on several workers have equal contents, so another graph may still need the
+            # contents of a dropped graph.
             kept = {d for other in self._graphs.values() for d in other.digests.values()}
             for digest in self._contents.keys() - kept:
                 del self._contents[digest]
-        # Not waited for: a worker that has died has forgotten everything anyway.
+        # Not awaited: a dead worker has forgotten everything anyway.
         if self._members is not None and self._wholeness.ended is None:
             for member in self._members.members:
                 member.actor.forget.remote(handles, stores)
 
     def _look(self) -> None:
-        """End doubtful runs and forget graphs; called now and then by the thread that watches."""
+        """End runs in doubt, and forget graphs. The watching thread calls this regularly."""
         self._runs.end_doubtful()
         self._forget()
 
     # Variables.
 
     def variables(self, model: Model, own: dict[Store, Store], limits: Limits) -> ClusterVariables:
-        """The variables of a session, whose stores are its ``own``, by those of the model."""
+        """Return the variables of a session. ``own`` maps the model's stores to the session's."""
         from penstock.cluster.variables import ClusterVariables
 
         return ClusterVariables(self, model, own, limits)
 
     def _send_variable(self, store: Store, name: str) -> None:
-        """Give a worker the value that a variable was set to before the worker had it."""
+        """Send the value of a variable to its new worker, unless it is the initial value."""
         value = store.variable(name, TensorType()).value
         home = self.home(store, name)
         if home is not None and value is not store.model.initial.get(name):
@@ -405,7 +407,8 @@ class Cluster:
 
     @contextmanager
     def _observe(self, handle: int, workers: Sequence[int]) -> Iterator[list[StepRow]]:
-        """Let workers measure the steps of a graph in this block; the list has them behind it."""
+        """Let workers measure the steps of a graph within the context. The yielded list contains
+        the measured steps afterwards."""
         rows: list[StepRow] = []
         for worker in workers:
             self._ask(worker, "observe", handle)
@@ -417,22 +420,23 @@ class Cluster:
                 rows += [replace(row, worker=self.devices[worker]) for row in own]
 
     def home(self, store: Store, name: str) -> tuple[int, int] | None:
-        """The worker that has a variable, and the number of its store there; None if no graph that
-        names it is registered."""
+        """Return the worker that has a variable, and the number of its store there; None if no
+        registered graph names the variable."""
         with self._lock:
             return self._variables.find(store, name)
 
     def variable(self, worker: int, store: int, name: str) -> np.ndarray | None:
-        """A copy of the value of a variable."""
+        """Return a copy of a variable's value, None if it has none. Raises ``WorkerLost``."""
         value: np.ndarray | None = self._ask(worker, "variable", store, name)
         return value
 
     def set_variable(self, worker: int, store: int, name: str, value: np.ndarray | None) -> None:
-        """Replace the value of a variable."""
+        """Replace the value of a variable; None for no value. Raises ``WorkerLost``."""
         self._ask(worker, "set_variable", store, name, value)
 
     def _ask(self, worker: int, method: str, *arguments: RunValue) -> RunValue:
-        """The answer of a worker, which has all of its parts then, also after it was lost."""
+        """Call a method of a worker and return the result. If the worker is lost, the call is
+        repeated on its replacement."""
 
         def call() -> Any:
             assert self._members is not None
@@ -450,15 +454,15 @@ class Cluster:
             self._runs.take(worker, message)
 
     def _lost(self, lost: dict[int, str]) -> None:
-        """Replace workers that have died, and others that die meanwhile; on the thread that
-        watches."""
+        """Replace workers that have died, and others that die meanwhile. Called on the watching
+        thread."""
         assert self._members is not None
         self._forget()  # unused graphs are not registered again
         with self._wholeness.changed:
             self._wholeness.is_whole = False
         gone: str | None = None
         for _ in range(MOST_REPLACEMENTS):
-            # Runs that begin from now on wait for the new worker.
+            # Runs that begin from now on wait for the replacements.
             for worker, reason in lost.items():
                 self._note_loss(worker, reason)
                 self._runs.hold(worker, partial(self._told, worker, reason))
@@ -471,8 +475,8 @@ class Cluster:
                     return
                 gone = f"workers {sorted(lost)} are lost and cannot be replaced: {error}"
                 lost = {**dict.fromkeys(lost, gone), **self._members.dead()}
-        # Whole in any case: without a new worker, calls are to fail now, rather than after a
-        # minute.
+        # Set in any case: without a replacement, calls must fail now instead of after a minute.
+        # New runs then raise ``gone``.
         self._wholeness.replaced()
         self._runs.resume(gone)
 
@@ -480,7 +484,7 @@ class Cluster:
         return f"worker {worker} ({self.devices[worker]}) is lost: {reason}. It ran {part.nodes}"
 
     def _replace(self, lost: Collection[int]) -> None:
-        """Start workers anew, and register their parts with them."""
+        """Start replacements of lost workers, and register the parts with them."""
         assert self._members is not None
         self._members.replace(lost)
         with self._lock:
@@ -491,13 +495,13 @@ class Cluster:
                     self._register(handle, registered, worker, START_S)
                 except WorkerLost:
                     raise
-                except Exception:  # no worker can compile it, as its session is being told
+                except Exception:  # no worker can compile it, and its session raises the error
                     report_thread_exception()
 
     def _note_loss(self, worker: int, reason: str) -> None:
-        """Note which variables a lost worker had: the next run that needs them raises."""
-        # They are not restored from a checkpoint here: the variables of other workers are newer,
-        # and only the caller knows which runs must be repeated (decision 58).
+        """Record the loss of a worker's variables, which the next run that needs them raises."""
+        # Variables are not restored from a checkpoint here: those of other workers are newer, and
+        # only the caller knows which runs must be repeated (decision 58).
         with self._lock:
             for registered in self._graphs.values():
                 names = registered.variables.get(worker)
@@ -505,14 +509,14 @@ class Cluster:
                     listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
                     loss = WorkerLost(
                         f"worker {worker} ({self.devices[worker]}) was lost: {reason}. Its "
-                        f"variables {listed} have the values again that they began with, if any; "
-                        "restore a checkpoint (session.variables.restore) or run what assigns "
+                        f"variables {listed} are reset to their initial values, if any; restore a "
+                        "checkpoint (session.variables.restore), or run the nodes that assign "
                         "them, then repeat this run"
                     )
                     self._variables.losses.update(dict.fromkeys(registered.stores[worker], loss))
 
     def undeclared_loss(self, handle: int) -> WorkerLost | None:
-        """The loss of variables of a graph that no run has been told of."""
+        """Return a loss of variables of a graph that no run has raised yet, or None."""
         known = self._variables.losses
         if not known:
             return None
@@ -525,8 +529,8 @@ class Cluster:
 
     @property
     def link_cost(self) -> LinkCost:
-        """The time that a message between two workers takes, as given, or as measured now."""
-        # Measured when a placement first asks: clusters whose graphs name all workers never do.
+        """The latency and the bandwidth between two workers, as given or as measured."""
+        # Measured when a placement first needs it: graphs that name all workers never do.
         with self._lock:
             return self._link_timer.cost(self._first_link, self.worker_timeout)
 
@@ -537,7 +541,7 @@ class Cluster:
 
 
 def _table(graph: Graph) -> StepTable:
-    """The ports of a graph; its steps are those of workers, which plan them."""
+    """Return a table with the inputs and outputs of a graph, without steps, which workers plan."""
     values = [*dict.fromkeys([*graph.inputs, *graph.outputs])]
     slots = [Slot(value.name, value.type, SlotKind.DYNAMIC) for value in values]
     place = {value: i for i, value in enumerate(values)}
@@ -547,7 +551,7 @@ def _table(graph: Graph) -> StepTable:
 
 
 def _source(parts: Sequence[GraphPart]) -> str:
-    """The nodes of each part."""
+    """Return the nodes of each part, as text."""
     lines = []
     for part in parts:
         lines += [f"# {part.device}", *map(repr, part.graph.nodes)]

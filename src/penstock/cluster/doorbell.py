@@ -1,12 +1,11 @@
-"""Doorbells: how the writer of a link tells the reader that there is a message.
+"""Doorbells: sockets by which the writer of a link notifies the reader of a message.
 
-Ray waits for a channel in a loop that keeps a core busy. That is right for a compiled graph, which
-is run again and again, but not for workers that wait for requests on a machine of few cores. So a
-reader waits for a byte on a socket, which the writer sends behind each message, and then reads
-without waiting; the same way it tells the writer what it has taken. A writer on the same machine
-uses a local socket of Linux, which takes half of the time of one of TCP. It is one of packets: of
-several threads that wait for one of these, Linux wakes one, where it wakes all that wait for a
-stream.
+Ray waits for a channel in a loop that keeps a core busy. This suits a compiled graph, which runs
+continuously, but not workers that wait for requests on a machine with few cores. So a reader waits
+for a byte on a socket, which the writer sends after each message, and then reads without waiting;
+it acknowledges the message in the same way. A writer on the same machine uses a Unix domain socket
+on Linux, which takes half of the time of TCP. Its type is SOCK_SEQPACKET: of several threads that
+wait for it, Linux wakes one, while it would wake all that wait for a stream socket.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LINK = struct.Struct("<q")
 
 
 class BellAddress(NamedTuple):
-    """The address of a doorbell, the secret that writers show, and its name on its own machine."""
+    """The address of a doorbell, the secret that writers send, and the name of its local socket."""
 
     host: str
     port: int
@@ -37,14 +36,14 @@ class BellAddress(NamedTuple):
 
 
 class Doorbell:
-    """The socket on which one process waits for connections of its writers. Links are numbered, so
-    that the connection of a writer that has died meanwhile is not taken for that of the next."""
+    """The sockets on which a process accepts connections of its writers. Links are numbered, so
+    that the connection of a dead writer is not mistaken for that of its replacement."""
 
     def __init__(self, host: str) -> None:
         self._servers = [socket.create_server((host, 0))]
         port, name = self._servers[0].getsockname()[1], b""
         if sys.platform == "linux":
-            name = b"\0penstock-" + secrets.token_hex(_TOKEN_BYTES).encode()  # of no file
+            name = b"\0penstock-" + secrets.token_hex(_TOKEN_BYTES).encode()  # abstract: no file
             self._servers.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             self._servers[1].bind(name)
             self._servers[1].listen()
@@ -55,17 +54,17 @@ class Doorbell:
         self._lock = threading.Lock()
 
     def accept(self, link: int) -> socket.socket:
-        """The connection of a link, whose writer has connected or will do so now. Raises
-        ``OSError`` if it does not."""
+        """Return the connection of a link, whose writer has connected or is about to. Raises
+        ``OSError`` if it does not connect within ``CONNECT_S``."""
         with self._lock:
             while link not in self._early:
                 connection, _ = self._ready().accept()
-                # A stranger that connects and sends nothing must not keep the writers from being
-                # heard.
+                # A timeout, since a foreign process that connects and sends nothing must not block
+                # the writers.
                 connection.settimeout(CONNECT_S)
                 with suppress(OSError, struct.error):
                     shown = connection.recv(_TOKEN_BYTES + _LINK.size, socket.MSG_WAITALL)
-                    # In a time that does not tell how much of a guess is right.
+                    # Compared in constant time, which reveals nothing about the secret.
                     if hmac.compare_digest(shown[:_TOKEN_BYTES], self.address.token):
                         (number,) = _LINK.unpack(shown[_TOKEN_BYTES:])
                         connection.settimeout(None)
@@ -75,7 +74,7 @@ class Doorbell:
             return self._early.pop(link)
 
     def _ready(self) -> socket.socket:
-        """The socket that somebody wants to connect to."""
+        """Return a socket with a pending connection. Raises ``TimeoutError``."""
         with selectors.DefaultSelector() as selector:
             for server in self._servers:
                 selector.register(server, selectors.EVENT_READ, server)
@@ -90,26 +89,26 @@ class Doorbell:
 
 
 def connect(address: BellAddress, link: int) -> socket.socket:
-    """The connection of a link to the doorbell of its reader. Raises ``OSError``."""
+    """Return a new connection of a link to its reader's doorbell. Raises ``OSError``."""
     connection = _connect_here(address.name)
     if connection is None:
         connection = socket.create_connection(address[:2], timeout=CONNECT_S)
         connection.settimeout(None)
-        # A ring is one byte, which TCP would hold back for more.
+        # TCP would delay a ring, which is a single byte, to combine it with more data.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(address.token + _LINK.pack(link))
     return connection
 
 
 def _connect_here(name: bytes) -> socket.socket | None:
-    """A connection to the doorbell with a name on this machine; None if there is none."""
+    """Connect to the local socket of a doorbell; return None if it is not on this machine."""
     if not name or sys.platform != "linux":
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(CONNECT_S)
     try:
         connection.connect(name)
-    except OSError:  # it is on another machine
+    except OSError:  # on another machine
         connection.close()
         return None
     connection.settimeout(None)
@@ -117,7 +116,7 @@ def _connect_here(name: bytes) -> socket.socket | None:
 
 
 def rang(connection: socket.socket) -> bool:
-    """Wait for the next ring; False if the other end is gone."""
+    """Wait for the next ring. Return False if the other end is closed."""
     try:
         return bool(connection.recv(1))
     except OSError:

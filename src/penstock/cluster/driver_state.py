@@ -1,5 +1,4 @@
-"""State of a cluster's driver: which workers are alive, which of them holds which variable, and the
-costs of links."""
+"""State of a cluster's driver: lost workers, the workers of variables, and the costs of links."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_REPLACEMENTS = 5
-"""Times that workers are replaced in a row while others die."""
+"""The maximum number of consecutive replacements during which further workers die."""
 
 
 class Wholeness:
-    """Whether all workers of a cluster are there: lost ones are being replaced otherwise, which
-    calls of workers wait for. ``ended`` says why there are none any more."""
+    """Whether no worker of a cluster is lost. Calls of workers wait while lost ones are replaced.
+    ``ended``: the reason why the cluster has ended, or None."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -38,17 +37,17 @@ class Wholeness:
         self.ended: str | None = None
 
     def replaced(self) -> None:
-        """Lost workers have been replaced, or cannot be."""
+        """Let waiting calls continue: lost workers have been replaced, or cannot be."""
         with self.changed:
             self.is_whole = True
             self.replacements += 1
             self.changed.notify_all()
 
     def steady(self, call: Callable[[], T]) -> T:
-        """The result of a call of workers, which is repeated if one dies meanwhile and is replaced.
-        Raises ``WorkerLost``."""
-        # Only for calls that may be made twice: to register, connect, read or set. Runs have
-        # ``retries`` of their own.
+        """Return the result of ``call``, a call of workers, which is repeated if a worker dies
+        meanwhile and is replaced. Raises ``WorkerLost``."""
+        # Only for idempotent calls: to register, connect, read or set. Runs are repeated by
+        # ``retries``.
         attempts = MOST_REPLACEMENTS
         while True:
             with self.changed:
@@ -57,21 +56,21 @@ class Wholeness:
                 before = self.replacements
             if self.ended is not None:
                 raise PenstockError(self.ended)
-            # Without the lock: the thread that watches needs it to replace a worker meanwhile.
+            # Without the lock, which the watching thread needs to replace a worker meanwhile.
             try:
                 return call()
             except WorkerLost:
                 attempts -= 1
-                # The error may come long before Ray tells the thread that watches.
+                # The error may be raised long before Ray notifies the watching thread.
                 with self.changed:
                     is_replaced = self._await_change(partial(self._is_newer, before))
                 if not attempts or not is_replaced:
                     raise
 
     def _await_change(self, condition: Callable[[], bool]) -> bool:
-        """Whether a condition holds after a while, ``changed`` being held meanwhile. Raises what
-        the work of this thread must stop with."""
-        # In short waits: Python handles signals, and compiling its deadline, between them.
+        """Wait up to ``START_S`` for a condition; return whether it holds. The caller must hold
+        ``changed``. Raises the error that this thread's work was stopped with, if any."""
+        # In short waits, between which Python handles signals, and compilation its deadline.
         until = monotonic() + START_S
         while not self.changed.wait_for(condition, WAKE_S):
             checkpoint()
@@ -90,21 +89,21 @@ class Wholeness:
 
 
 class VariableHomes:
-    """The workers of variables, by the numbers of their stores and their names, and the ``losses``
-    of stores that no run has been told of. All methods are called under the cluster's lock."""
+    """The worker of each variable, by the number of its store and its name. ``losses``: losses of
+    stores that no run has raised yet. Callers must hold the cluster's lock."""
 
     def __init__(self) -> None:
-        # Weak, so that variables go with their session, here and then on the workers.
+        # Weak, so that variables are dropped with their session, here and then on the workers.
         self._numbers: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
         self._next = count()
         self.homes: dict[tuple[int, str], int] = {}
         self.losses: dict[int, WorkerLost] = {}
-        # Finalizers add to it, on any thread and under any lock: appending takes none.
+        # Finalizers append to it, on any thread and under any lock: ``append`` needs no lock.
         self.forgotten: deque[int] = deque()
 
     def number(self, store: Store) -> int:
-        """The number of a session's store, which no other store has had."""
-        # Counted, since ``id`` may be that of a store that is gone, whose values workers still
+        """Return the number of a session's store, which no other store has ever had."""
+        # A counter, since ``id`` may be that of a deleted store, whose values workers may still
         # have.
         number = self._numbers.get(store)
         if number is None:
@@ -113,48 +112,49 @@ class VariableHomes:
         return number
 
     def settle(self, variable: tuple[int, str], worker: int, devices: Sequence[str]) -> bool:
-        """Note the worker that has a variable; whether none had it before."""
-        # Workers have no memory in common, and to keep two copies equal would take a message for
-        # each assignment.
+        """Record the worker of a variable. Return whether it had none before. Raises
+        ``InvalidModel`` if another worker has it."""
+        # Workers share no memory, and keeping two copies equal would take a message for each
+        # assignment.
         is_new = variable not in self.homes
         home = self.homes.setdefault(variable, worker)
         if home != worker:
             raise InvalidModel(
                 f"variable {variable[1]!r} is used on {devices[home]} and on {devices[worker]}, "
-                "which have no memory in common; give all nodes that name it one device"
+                "which share no memory; assign all nodes that name it to one device"
             )
         return is_new
 
     def unsettle(self, fresh: Sequence[tuple[Store, str]]) -> None:
-        """Forget the workers of the variables of a graph that none has."""
+        """Forget the workers of variables, whose graph was not registered."""
         for store, name in fresh:
             self.homes.pop((self._numbers[store], name), None)
 
     def forget(self, stores: Collection[int]) -> None:
-        """Forget the variables of stores, by their numbers."""
+        """Forget the variables of the stores with these numbers."""
         for variable in [v for v in self.homes if v[0] in stores]:
             del self.homes[variable]
         for number in stores:
             self.losses.pop(number, None)
 
     def find(self, store: Store, name: str) -> tuple[int, int] | None:
-        """The worker that has a variable, and the number of its store there; None if none has."""
+        """Return the worker that has a variable, and the number of its store; None if none has."""
         number = self._numbers.get(store)
         worker = None if number is None else self.homes.get((number, name))
         return None if number is None or worker is None else (worker, number)
 
 
-# The latency and the bandwidth of the links of a cluster, measured by messages to a worker.
+# The latency and the bandwidth of links, measured by messages to a worker and back.
 
 
-# Bytes of the messages, one that takes the latency alone and one that takes the bandwidth, and how
-# often each is sent.
+# Bytes of the two messages, and how often each is sent: the time of the small one is the latency,
+# to which the large one adds the time that depends on the bandwidth.
 _PROBES = (8, 1 << 20)
 _PROBE_ROUNDS = 8
 
 
 class LinkTimer:
-    """The cost of links, as given or as measured by messages to a worker and back."""
+    """The cost of links, as given or as measured."""
 
     def __init__(self, bandwidth: float | None, latency: float | None) -> None:
         self._given = bandwidth, latency
@@ -162,11 +162,12 @@ class LinkTimer:
         self._echo: dict[int, threading.Event] = {}
 
     def take_echo(self, number: int) -> None:
-        """A message has come back."""
+        """Record that a message has come back."""
         self._echo[number].set()
 
     def cost(self, link: Callable[[], Link], timeout: float) -> LinkCost:
-        """The cost, which is measured over a ``link`` unless it is known."""
+        """Return the cost, as given or as measured on the first call, over the link that ``link``
+        returns. Raises ``PenstockError`` if a message takes more than ``timeout`` seconds."""
         from penstock.tuning.worker_placement import LinkCost
 
         if self._cost is None:
@@ -179,7 +180,7 @@ class LinkTimer:
         return self._cost
 
     def _measure(self, link: Link, timeout: float) -> LinkCost:
-        """Time messages to a worker and back, which are two links."""
+        """Measure messages to a worker and back, over two links."""
         import numpy as np
 
         from penstock.tuning.worker_placement import LinkCost
@@ -193,11 +194,14 @@ class LinkTimer:
                 start = monotonic()
                 link.send(("echo", i, payload))
                 if not event.wait(timeout):
-                    raise PenstockError("a worker gives no answer")
+                    raise PenstockError(
+                        f"the cluster's links cannot be measured: a worker has not answered within "
+                        f"{timeout} s; give bandwidth= and latency=, or a longer worker_timeout="
+                    )
                 times.append((monotonic() - start) / 2)
-            # The least: other work on the machine only adds to the time.
+            # The minimum, since other load of the machine only adds to the time.
             seconds.append(min(times))
         small, large = seconds
-        # The small message takes the latency alone, which is a part of the large one's time.
+        # The time of the small message is the latency, which is a part of the large one's time.
         per_byte = max(large - small, 1e-9) / (_PROBES[1] - _PROBES[0])
         return LinkCost(1 / per_byte, small)

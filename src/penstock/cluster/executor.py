@@ -1,5 +1,5 @@
-"""The executor of a graph whose parts are on the workers of a cluster: it sends feeds and a handle,
-and gets outputs; values that the parts exchange do not pass through here."""
+"""The executor of a graph on a cluster: sends feeds with the graph's handle to workers, and
+receives outputs. Values that parts exchange do not pass through this process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from penstock.host.threads import pool
 from penstock.observers.profile import Profile, StepRow
 from penstock.plan.plan import StepTable
 
-# Bytes that a part takes in this process, about.
+# Estimated bytes of a part in this process.
 _PART_BYTES = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteGraph:
     """A graph whose ``parts`` are registered with workers under its ``handle``. ``table`` has its
-    ports, but no steps: workers plan their own. ``source``: its nodes, as text; ``backends``: the
-    names of those that steps run on."""
+    inputs and outputs, but no steps, which workers plan. ``source``: its nodes, as text;
+    ``backends``: the names of the backends that steps run on."""
 
     handle: int
     parts: Sequence[RemotePart]
@@ -40,9 +40,9 @@ class RemoteGraph:
 
 
 class ClusterExecutor:
-    """Runs a graph on workers. ``retries``: how often a run is tried again. ``loss``, of a graph
-    with variables: the loss of some that no run was told of. ``threads``: of a worker.
-    ``observe``: lets workers measure their steps."""
+    """Runs a graph on workers. ``retries``: how often a run is repeated. ``loss``: returns a loss
+    of variables to raise, for a graph with variables. ``threads``: the threads of a worker.
+    ``observe``: a context within which workers measure their steps."""
 
     name = "cluster"
     hands_over = False
@@ -77,17 +77,17 @@ class ClusterExecutor:
 
     def observed(self) -> Executor:
         reason = (
-            "steps run on the workers of a cluster, which tell nobody of them: neither observers "
-            "nor PENSTOCK_TRACE see them; session.profile() lets workers measure their steps, and "
-            "runs of a session that is compiled without cluster= can be observed"
+            "steps run on the workers of a cluster, which report no events: neither observers nor "
+            "PENSTOCK_TRACE see them; use session.profile(), for which workers measure their "
+            "steps, or observe runs of a session that is compiled without cluster="
         )
         raise Unsupported.of([("observers", reason, "run")])
 
     def profile(self, inputs: RunValues, runs: int) -> Profile:
-        """Where the time of ``runs`` runs goes, by the steps of all workers."""
+        """Return a profile of ``runs`` runs: the times of the steps of all workers."""
         from penstock.cluster.profile import ClusterProfile
 
-        self._seconds(inputs, 1)  # to warm up
+        self._seconds(inputs, 1)  # warm up
         alone = self._seconds(inputs, runs)
         with self._observe():
             self._seconds(inputs, 1)
@@ -96,7 +96,7 @@ class ClusterExecutor:
         return ClusterProfile(rows, runs, sum(observed), alone)
 
     def _seconds(self, inputs: RunValues, runs: int) -> list[float]:
-        """The seconds of each of ``runs`` runs."""
+        """Return the seconds of each of ``runs`` runs."""
         seconds = []
         for _ in range(runs):
             with compile_run() as control:
@@ -106,7 +106,7 @@ class ClusterExecutor:
         return seconds
 
     def trim(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: this process has no arenas of the graph."""
 
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
         ended = threading.Lock()
@@ -128,13 +128,13 @@ class ClusterExecutor:
             try:
                 raise error
             finally:
-                del error, run  # the traceback holds this frame
+                del error, run  # the traceback refers to this frame
         assert outputs is not None
         return outputs
 
     def run_async(self, inputs: RunValues, control: Control, done: Done) -> None:
-        # Callbacks of a finished run may be slow or wait for another run: keep them off the thread
-        # that takes a worker's messages.
+        # Callbacks of a finished run may be slow or wait for another run, so they are not called on
+        # the thread that receives a worker's messages.
         self._begin(inputs, control, lambda *result: pool().submit(partial(done, *result)))
 
     def _begin(self, inputs: RunValues, control: Control, done: Done) -> ClusterRun:

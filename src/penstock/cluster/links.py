@@ -1,11 +1,11 @@
-"""One-way links between the processes of a cluster, each in memory that both ends share.
+"""One-way links between the processes of a cluster, through shared memory.
 
-A link is a channel of Ray, as its compiled graphs have them: a message is written into a buffer
-that the reader maps, or that Ray copies to the reader's machine; the next one waits until the
-reader has taken it. Messages are pickled here: Ray would pack them three times, and unpack them
-three times, which takes longer than copying a megabyte. A message for which the buffer is too small
-goes by a new channel, which the old one brings. A thread that takes messages hands them on, or lets
-another thread read meanwhile, so that no writer waits for a computation::
+A link is a Ray channel, as in Ray's compiled graphs: a message is written into a buffer that the
+reader maps, or that Ray copies to the reader's machine; the next message waits until the reader has
+taken it. Messages are pickled here: Ray would pack and unpack them three times, which takes longer
+than to copy a megabyte. If the buffer is too small for a message, the channel transfers a new,
+larger channel first. A reading thread passes messages on, or lets another thread read meanwhile, so
+that no writer waits for a computation::
 
     driver ──> worker 0 ──> worker 1 ──> driver      (and any other pair that exchanges values)
 """
@@ -34,76 +34,75 @@ from penstock.host.threads import Workers, report_thread_exception
 Message = tuple[Any, ...]
 Failed = Callable[[Exception], object]
 
-_ray: Any = _raylet  # compiled, with the names of a few of its classes alone
+_ray: Any = _raylet  # a compiled module, whose stubs have only a few of its classes
 
 SMALL_BYTES = 64 << 10
-"""Bytes of the buffer of a link at least; it grows with the messages."""
+"""The minimum bytes of the buffer of a link, which grows with the messages."""
 _HEAD_BYTES = 16 << 10
-# Bytes of an array from which on it is not pickled with the rest of a message.
+# Least bytes of an array that is sent out of band, not in the pickle of a message.
 _BESIDE_BYTES = 1 << 10
-# Mark that Ray stores beside a message, which tells it from objects of Ray's own.
+# Metadata that Ray stores with a message, which distinguishes it from Ray's own objects.
 _MARK = b"penstock"
-# Answers that are read at once.
+# Maximum number of acknowledgements that are read in one call.
 _MOST_ANSWERS = 64
-# A new channel has room for messages that are larger by this factor.
+# A new channel has a buffer that is larger than the message by this factor.
 _ROOM = 1.25
 
 
 def report_failure(_: Exception) -> None:
-    """Report the current exception, of a message whose sender does not wait for it."""
+    """Report the current exception, for a message whose sender does not wait for the result."""
     report_thread_exception()
 
 
 def ray_identity() -> tuple[str, str]:
-    """The identity of this process to the Ray that it uses; another one after each start of Ray. A
-    Ray that is started anew has another node, and gives its jobs the same numbers."""
+    """Return the identity of this process in its Ray cluster, which changes with each start of Ray:
+    a new start has the same job numbers, but another node."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_job_id()
 
 
 def has_ray(identity: tuple[str, str]) -> bool:
-    """Whether the Ray to which this process has an identity is there: asked for anything after it
-    was shut down, Ray would start another one."""
+    """Whether the Ray cluster in which this process has this identity still runs. Checked before
+    other calls, since Ray would start another cluster on a call after a shutdown."""
     return ray.is_initialized() and ray_identity() == identity
 
 
 class LinkClosed(ConnectionError):  # noqa: N818
-    """The other end of a link is gone."""
+    """The other end of a link is closed."""
 
 
 class Link:
-    """The end of a link that is written to, by any thread. ``bell`` is a connection to the doorbell
-    of the reader.
+    """The writing end of a link, for any thread. ``bell`` is a connection to the reader's doorbell.
 
-    Ray waits for the reader without an end, since its waits that do end keep a core busy: only
-    ``close`` lets a writer go whose reader hangs. A thread that must not wait so long calls
-    ``post``, which leaves that to a thread of the link.
+    A write waits for the reader without a timeout, since Ray's waits with one keep a core busy:
+    only ``close`` releases a writer whose reader hangs. A thread that must not wait calls ``post``,
+    which leaves the wait to a thread of the link.
     """
 
     def __init__(self, reader: Reader, nbytes: int, bell: socket.socket) -> None:
         self._reader = reader
         self._ray = ray_identity()
         self.channel = self._channel(nbytes)
-        self._outgrown: list[Channel] = []  # which the reader may not have left yet
+        self._outgrown: list[Channel] = []  # the reader may still read from them
         self._bell = bell
         self._lock = threading.Lock()
         self._closed = False
-        self._written = self._taken = 0  # messages
+        self._written = self._taken = 0  # numbers of messages
         self._poster: Workers | None = None
         self._posting = threading.Lock()
-        self._posted = 0  # what it has not written yet
+        self._posted = 0  # messages that the poster has not written yet
 
     def send(self, message: Message) -> None:
-        """Write a message, once the reader has taken the one before. Raises ``LinkClosed``, and
-        what pickling raises for a value that is no data."""
+        """Write a message, once the reader has taken the previous one. Raises ``LinkClosed``, and
+        pickling errors for values that are not data."""
         packed = _packed(message)
         with self._lock:
             self._write(packed)
 
     def post(self, message: Message, failed: Failed = report_failure) -> None:
-        """Write a message now if the reader has taken those before, else soon. A link that is
-        closed drops it. ``failed`` is called if Ray cannot write it, with the reason. Raises what
-        pickling raises for a value that is no data."""
+        """Write a message now if the reader has taken all previous ones, else later on a thread of
+        the link. A closed link drops the message. ``failed`` is called with the error if Ray cannot
+        write the message. Raises pickling errors for values that are not data."""
         packed = _packed(message)
         if self._lock.acquire(blocking=False):
             try:
@@ -137,19 +136,19 @@ class Link:
             failed(error)
 
     def _is_taken(self) -> bool:
-        """Whether the reader has taken all messages: it answers each with a byte."""
+        """Whether the reader has taken all messages, each of which it acknowledges by a byte."""
         with suppress(OSError):
             while self._taken < self._written:
                 answers = self._bell.recv(_MOST_ANSWERS, socket.MSG_DONTWAIT)
-                if not answers:  # the reader is gone
+                if not answers:  # the reader has closed the connection
                     return False
                 self._taken += len(answers)
         return self._taken == self._written
 
     def _channel(self, nbytes: int) -> Channel:
-        """A channel to the reader for messages of up to ``nbytes``."""
+        """Return a new channel to the reader, for messages of up to ``nbytes``."""
         channel = Channel(get_self_actor(), [self._reader[:2]], nbytes + len(_MARK))
-        self._room = nbytes  # now that Ray has had the memory
+        self._room = nbytes  # set only after Ray has allocated the memory
         return channel
 
     def _write(self, packed: Any) -> None:
@@ -161,7 +160,7 @@ class Link:
                 outgrown, self.channel = self.channel, wider
                 self._outgrown.append(outgrown)
                 outgrown.write(self.channel)
-            self._is_taken()  # so that answers never fill the memory of the socket
+            self._is_taken()  # reads acknowledgements, which would fill the socket's buffer
             self.channel.write(packed)
             self._bell.sendall(b"!")
             self._written += 1
@@ -173,20 +172,20 @@ class Link:
             raise LinkClosed from None
 
     def close(self) -> None:
-        """Let writers that wait, and later ones, fail; for when the reader is gone."""
+        """Let waiting and later writers raise ``LinkClosed``."""
         with self._posting:
             self._closed = True
             poster = self._poster
         for channel in (*self._outgrown, self.channel):
             close_channel(channel)
         _hang_up(self._bell)
-        if poster is not None:  # what it has to write fails now
+        if poster is not None:  # its pending messages now fail
             poster.close(wait=False)
 
 
 class Reader(NamedTuple):
-    """The process that a link leads to: an actor that stands for it, the node of Ray that this is
-    on, and its doorbell."""
+    """The process at the reading end of a link: its actor, the actor's Ray node, and the process's
+    doorbell."""
 
     actor: Any
     node: str
@@ -194,21 +193,21 @@ class Reader(NamedTuple):
 
 
 def open_link(number: int, reader: Reader, nbytes: int) -> Link:
-    """The link with this number, which no other has, from this process to a reader; its largest
-    message is expected to have ``nbytes`` of arrays."""
+    """Open a link with this unique number from this process to a reader. ``nbytes``: the expected
+    bytes of arrays in its largest message. Raises ``OSError`` if the reader does not accept it."""
     return Link(reader, max(SMALL_BYTES, nbytes + _HEAD_BYTES), connect(reader.bell, number))
 
 
 def close_channel(channel: Channel) -> None:
-    with suppress(Exception):  # the process at the other end may be gone, and Ray's store with it
+    with suppress(Exception):  # the other process, and Ray's object store, may have ended
         channel.close()
 
 
 class LinkReader:
-    """The end of a link that is read: a thread that calls ``take`` with each message, whenever the
-    ``bell`` rings, until the link is closed. With ``then``, which may take long, it calls this
-    after each one, and a second thread waits for the bell as well; each thread calls it before all
-    others. The bell wakes one of them, and messages are taken in their order, whichever it is."""
+    """The reading end of a link: a thread that calls ``take`` with each message, whenever the
+    ``bell`` rings, until the link is closed. If ``then`` is given, which may take long, the thread
+    calls it once at its start and after each message, and a second thread waits for the bell as
+    well. The bell wakes one of both threads, and messages are taken in order on either."""
 
     def __init__(
         self,
@@ -223,7 +222,7 @@ class LinkReader:
         self._take = take
         self._then = then
         self._bell = bell
-        self._turn = threading.Lock()  # to read, and to take
+        self._turn = threading.Lock()  # held while a message is read and taken
         for i in range(1 if then is None else 2):
             thread = f"penstock-link-{name}-{i}"
             threading.Thread(target=self._read, name=thread, daemon=True).start()
@@ -236,7 +235,7 @@ class LinkReader:
             goes_on = rang(self._bell) and self._take_next()
 
     def _take_next(self) -> bool:
-        """Take the next message; False if there will be none."""
+        """Take the next message. Return False if no more will come."""
         with self._turn:
             try:
                 packed = self._next()
@@ -245,10 +244,10 @@ class LinkReader:
             if packed is None:
                 return False
             try:
-                # The message refers to the buffer, which is freed when nothing else does.
+                # Ray frees the buffer when the last reference to it is dropped.
                 message = _unpacked(packed)
                 del packed
-                with suppress(OSError):  # the writer is gone
+                with suppress(OSError):  # the writer has closed the connection
                     self._bell.send(b"!", socket.MSG_DONTWAIT)
                 self._take(message)
             except Exception:
@@ -256,7 +255,7 @@ class LinkReader:
             return True
 
     def _next(self) -> Any:
-        """The buffer of the next message; None if the store of Ray is gone."""
+        """Return the next message, still packed; None if Ray's object store has ended."""
         while True:
             worker, ref = self._channel._worker, self._channel._local_reader_ref
             ((packed, mark, _),) = taken = worker.core_worker.get_objects([ref], -1)
@@ -282,7 +281,7 @@ def _hang_up(bell: socket.socket) -> None:
 
 
 def _packed(message: Message) -> Any:
-    """A message, pickled, and beside that the memory of its larger arrays, which is not copied."""
+    """Return a pickled message, with the memory of its larger arrays out of band, not copied."""
     writer = _ray.Pickle5Writer()
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
@@ -296,9 +295,9 @@ def _packed(message: Message) -> Any:
 
 
 def _unpacked(packed: Any) -> Message:
-    """A message in memory of its own."""
+    """Return an unpickled message, whose arrays are copies."""
     head, buffers = _ray.unpack_pickle5_buffers(packed)
-    # Ray gives the buffer to the next message as soon as nothing refers to it.
+    # Ray reuses the buffer for the next message as soon as nothing refers to it.
     own = [np.frombuffer(buffer, np.uint8).copy() for buffer in buffers]
     message: Message = pickle.loads(head, buffers=own)
     return message

@@ -1,7 +1,7 @@
-"""The workers of a cluster as the driver sees them: their actors, links, and whether they live.
+"""The workers of a cluster as the driver sees them: their actors, their links, and their health.
 
-Ray starts the actors, where there is room, and says when one has died. One thread of the driver
-waits for that; and asks each worker now and then for an answer, since one that hangs does not die.
+Ray starts the actors where CPUs are free, and reports when one has died. One thread of the driver
+waits for these reports, and also pings each worker regularly, to detect workers that hang.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from penstock.host.fork import in_child
 from penstock.host.threads import report_thread_exception
 
 DRIVER = -1
-"""stands for the driver where workers have numbers"""
+"""the number of the driver, where workers have numbers"""
 
-# Calls of a worker that Ray runs at the same time, but for those that wait for no others.
+# Concurrent calls of a worker, not counting those of ``CALLS_APART``.
 _CALLS = 4
-# Workers are asked for an answer this often in the time after which they count as dead.
+# Pings per worker during the timeout after which it counts as dead.
 _PINGS = 4
 
 
 class _Proxy:
-    """An actor beside the driver, which stands for it as the reader of links."""
+    """An actor that represents the driver as a reader of links, which must be an actor."""
 
     def node(self) -> str:
         node: str = ray.get_runtime_context().get_node_id()
@@ -61,8 +61,9 @@ class _Proxy:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A worker: as a reader of links, its process, both links, and what Ray fulfils when it has
-    died; its answer to what it was ``asked`` last, and ``since`` when."""
+    """A worker as a reader of links, its process id, the ``link`` to it and the ``reader`` of the
+    link from it. ``stays``: done when the worker has died. ``asked``: the last ping, sent at the
+    time ``since``."""
 
     as_reader: Reader
     process: int
@@ -78,10 +79,10 @@ class Member:
 
 
 class MemberEvents(NamedTuple):
-    """The functions for events of workers. ``take``: with each message of a worker; ``lost``: with
-    the numbers of those that have died and the reasons, on the thread that watches: it calls
-    ``replace``. ``look`` is called now and then there; ``gone``, with a reason, once there are none
-    any more."""
+    """The callbacks for events of workers. ``take``: called with each message of a worker.
+    ``lost``: called on the watching thread with the numbers of dead workers and the reasons; it
+    calls ``replace``. ``look``: called on that thread regularly. ``gone``: called with the reason
+    when all workers are gone."""
 
     take: Callable[[int, Message], object]
     lost: Callable[[dict[int, str]], object]
@@ -90,7 +91,9 @@ class MemberEvents(NamedTuple):
 
 
 class Members:
-    """All workers."""
+    """All workers of a cluster, on ``devices``, with ``threads`` each. A worker that does not
+    answer for ``timeout`` seconds counts as dead. Raises ``PenstockError`` if Ray cannot start
+    them."""
 
     def __init__(
         self, devices: Sequence[str], threads: int, timeout: float, events: MemberEvents
@@ -106,7 +109,7 @@ class Members:
         self._lock = threading.RLock()
         self.members: list[Member] = []
         self._doorbell = Doorbell(ray.util.get_node_ip_address())
-        # It computes nothing, and must start where all cores are taken.
+        # The proxy computes nothing, and must start even if no CPU is free.
         proxy = ray.remote(num_cpus=0)(_Proxy).remote()
         self._actors = [proxy]
         try:
@@ -123,19 +126,19 @@ class Members:
         options: dict[str, Any] = {
             "num_cpus": self._threads,
             "max_concurrency": _CALLS,
-            # Ray would start it anew without its links and parts; `replace` gives it these.
+            # A restart by Ray would have no links and parts, which ``replace`` restores.
             "max_restarts": 0,
             "concurrency_groups": CALLS_APART,
         }
         actor = ray.remote(**options)(Worker).remote(index, self._threads, self._devices)
         self._actors.append(actor)
-        if self._closed.is_set():  # it may not have been there yet when all were ended
+        if self._closed.is_set():  # ``close`` may not have seen the new actor
             ray.kill(actor)
             raise WorkerLost("the cluster was closed")
         return actor
 
     def _joined(self, index: int, actor: Any) -> Member:
-        """A new worker, with links from the driver and to it."""
+        """Return a new worker, with links from and to the driver."""
         node, process, bell = self.result(actor.identity.remote())
         reader = Reader(actor, node, bell)
         with ExitStack() as opened:
@@ -146,15 +149,15 @@ class Members:
             channel = self.result(actor.open.remote(here, DRIVER, self._own, 0))
             take = partial(self._events.take, index)
             back = LinkReader(channel, take, str(index), self._doorbell.accept(here))
-            # Only now: whatever failed before must not leave a channel open.
+            # At the end, so that a failure before leaves no channel open.
             opened.pop_all()
         return Member(reader, process, link, back, actor.stay.remote().future())
 
     def result(self, ref: Any, timeout: float | None = START_S) -> Any:
-        """The result of a call of an actor. Raises ``PenstockError`` if there is no room for the
-        actor; ``WorkerLost`` if it has died, or does not reach another one that may have died; what
-        the call raises, and what the work of this thread must stop with."""
-        # In short waits: between them Python handles signals, and Ray is seen to be shut down.
+        """Return the result of a call of an actor. Raises ``PenstockError`` if Ray has too few CPUs
+        to start the actor; ``WorkerLost`` if the actor has died, or cannot reach another one; the
+        error of the call; and the error that this thread's work was stopped with."""
+        # In short waits, between which Python handles signals, and a shutdown of Ray is noticed.
         answer: Future[Any] = ref.future()
         until = math.inf if timeout is None else monotonic() + timeout
         left = WAKE_S
@@ -165,26 +168,24 @@ class Members:
             left = min(WAKE_S, until - monotonic())
         if not answer.done():
             raise PenstockError(
-                f"a worker of the cluster did not begin within {START_S:.0f} s: each needs "
+                f"a worker of the cluster did not start within {START_S:.0f} s: each needs "
                 f"{self._threads} CPUs of Ray, which has {ray.available_resources().get('CPU', 0)} "
-                "free; ask for fewer workers or threads"
+                "free; reduce workers= or threads="
             )
         try:
             return answer.result()
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, ConnectionError | TimeoutError | RayError):
-                raise WorkerLost(
-                    f"a worker of the cluster does not reach another: {cause}"
-                ) from None
+                raise WorkerLost(f"a worker of the cluster cannot reach another: {cause}") from None
             raise (cause if isinstance(cause, PenstockError) else error) from None
         except RayError as error:
             first = str(error).splitlines()[0]
             raise WorkerLost(f"a worker of the cluster has died: {first}") from error
 
     def connect(self, pairs: Mapping[tuple[int, int], int]) -> None:
-        """Open the links between pairs of workers that are not open yet. ``pairs`` gives
-        the bytes of the largest message of each."""
+        """Open links between pairs of workers that have none yet. ``pairs`` maps each pair to the
+        bytes of its largest message."""
         with self._lock:
             for (source, target), nbytes in pairs.items():
                 if (source, target) not in self._pairs:
@@ -198,17 +199,17 @@ class Members:
         self.result(other.actor.read.remote(number, source, self.result(opened)))
 
     def replace(self, lost: Collection[int]) -> None:
-        """Start workers in the place of those that have died, with all of their links."""
+        """Replace dead workers by new ones with the same links. Raises ``PenstockError``."""
         for index in lost:
-            self._part(index, self.members[index])
-        # All are asked for before the first is waited for: Ray starts their processes side by side.
+            self._disconnect(index, self.members[index])
+        # All actors are requested before the first is awaited, so that Ray starts them in parallel.
         actors = {index: self._actor(index) for index in lost}
         try:
             for index, actor in actors.items():
                 self.members[index] = self._joined(index, actor)
         except BaseException:
             for index, actor in actors.items():
-                if self.members[index].actor is not actor:  # it would stay until the end
+                if self.members[index].actor is not actor:  # otherwise it would run until the end
                     self._kill(actor)
             raise
         with self._lock:
@@ -218,12 +219,12 @@ class Members:
         if self._closed.is_set():
             self.close()
 
-    def _part(self, index: int, old: Member) -> None:
-        """Close all links of a worker that has died, so that nothing waits for it."""
+    def _disconnect(self, index: int, old: Member) -> None:
+        """Close all links of a dead worker, so that nothing waits for it."""
         self._kill(old.actor)
         old.link.close()
         old.reader.close()
-        # Not waited for any longer than this: a worker that hangs here is found lost in its turn.
+        # Awaited for a limited time: another worker that hangs is detected separately.
         others = [m.actor for m in self.members if m is not old]
         refs = [actor.part_from.remote(index) for actor in others]
         ray.wait(refs, num_returns=len(refs), timeout=self._timeout) if refs else None
@@ -235,14 +236,15 @@ class Members:
             self._actors.remove(actor)
 
     def dead(self, wait: float = 0.0) -> dict[int, str]:
-        """The workers that have died, and why, once one has, or after ``wait`` seconds."""
+        """Wait up to ``wait`` seconds until a worker has died. Return the dead workers, with the
+        reasons."""
         stays = [member.stays for member in self.members]
         died, _ = wait_for(stays, timeout=wait, return_when=FIRST_COMPLETED)
         return {i: self._reason(self.members[i]) for i, stay in enumerate(stays) if stay in died}
 
     def _watch(self) -> None:
-        """Wait for workers to die. No call of Ray is under way meanwhile: it would end the process
-        if another thread shut Ray down."""
+        """Wait for workers to die, without a pending call of Ray: this would end the process if
+        another thread shut Ray down."""
         wait = min(self._timeout / _PINGS, PING_S)
         while not self._closed.is_set():
             try:
@@ -267,14 +269,14 @@ class Members:
         return f"process {member.process} has died: {str(error).splitlines()[0].rstrip('.')}"
 
     def _silent(self) -> dict[int, str]:
-        """Ask all workers for an answer; those that have given none for too long."""
+        """Ping all workers. Return those that have not answered for too long, with the reasons."""
         silent, now = {}, monotonic()
         for index, member in enumerate(self.members):
-            # One question at a time: also a late answer to the last one says that the worker lives.
+            # One ping at a time: a late answer to the last one also proves that the worker lives.
             if member.asked is None or member.asked.done():
                 member.asked, member.since = member.actor.ping.remote().future(), now
             elif now - member.since > self._timeout:
-                silent[index] = f"it gave no answer for worker_timeout = {self._timeout} s"
+                silent[index] = f"it has not answered for worker_timeout = {self._timeout} s"
         return silent
 
     def close(self) -> None:
@@ -286,33 +288,34 @@ class Members:
             member.link.close()
             member.reader.close()
         if has_ray(self._ray):
-            # Processes that end by themselves remove what Ray has in /dev/shm.
+            # Processes that exit normally remove Ray's files in /dev/shm.
             self._call_all([actor.__ray_terminate__ for actor in self._actors])
             for actor in list(self._actors):
                 self._kill(actor)
         self._doorbell.close()
 
     def _call_all(self, methods: RunValues) -> None:
-        """Call methods of actors, and wait for them for a while."""
+        """Call methods of actors, and wait for these up to ``END_S``."""
         with suppress(Exception):
             refs = [method.remote() for method in methods]
             ray.wait(refs, num_returns=len(refs), timeout=END_S)
 
 
 def start_ray(address: str | None, cpus: int) -> None:
-    """Attach to the Ray that the process uses, or at an address; or start one on this machine.
-    Raises ``PenstockError`` in a process that was forked from one with a Ray."""
+    """Attach to the Ray cluster that the process uses, or to that at an address; or start one on
+    this machine. Raises ``PenstockError`` if none answers, if the process uses another one, or if
+    it was forked from a process that uses one."""
     if _HAS_PARENTS_RAY:
         raise PenstockError(
-            "this process was forked from one that uses Ray, which does not work in it: start it "
-            "anew (multiprocessing's 'spawn')"
+            "this process was forked from one that uses Ray, which does not work in a forked "
+            "process: start a new process instead (multiprocessing's 'spawn')"
         )
     if ray.is_initialized():
         own = ray.get_runtime_context().gcs_address
         if address is not None and _bootstrap(address) not in (own, None):
             raise PenstockError(
-                f"this process uses the Ray at {own} already, and cannot use another one, at "
-                f"{address!r}: give no address=, or call ray.shutdown() before"
+                f"this process already uses the Ray cluster at {own}, and cannot use another one, "
+                f"at {address!r}: omit address=, or call ray.shutdown() before"
             )
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -322,28 +325,30 @@ def start_ray(address: str | None, cpus: int) -> None:
         cpus = max(cpus, os.cpu_count() or 1)
         ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
         return
-    advice = "start one ('ray start --head' prints its address), or give no address and unset "
-    advice += "RAY_ADDRESS: then one is started on this machine"
+    advice = "start one ('ray start --head' prints its address), or omit address= and unset "
+    advice += "RAY_ADDRESS to start one on this machine"
     try:
         at = _bootstrap(address)
-        if at is not None:  # Ray would try for minutes
+        if at is not None:  # checked first, since Ray would retry for minutes
             host, _, port = at.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
         ray.init(address=address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise PenstockError(f"no Ray answers at {address!r} ({reason}); {advice}") from error
+        raise PenstockError(
+            f"no Ray cluster answers at {address!r} ({reason}); {advice}"
+        ) from error
 
 
 def _bootstrap(address: str) -> str | None:
-    """The host and port of a Ray, by its address; None for one that Ray has to look for. Raises
-    ``PenstockError`` for addresses by which no process can be one of a cluster's."""
+    """Return the host and port of a Ray cluster, given its address; None if Ray has to find it.
+    Raises ``PenstockError`` for other addresses, such as of Ray's client protocol."""
     if address in ("auto", "local"):
         return None
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise PenstockError(
-            f"a cluster needs the address of a Ray as host:port, or 'auto', not {address!r}"
+            f"a cluster needs the address of a Ray cluster as host:port, or 'auto', not {address!r}"
         )
     bootstrap: str | None = canonicalize_bootstrap_address(address)
     return bootstrap

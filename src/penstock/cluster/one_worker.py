@@ -1,4 +1,4 @@
-"""One worker of a cluster as a cluster of its own, for sessions all of whose graphs run there."""
+"""A single worker of a cluster as a cluster, for sessions whose graphs all run on it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class OneWorker:
-    """The worker of a ``cluster`` with this ``index``."""
+    """The worker with this ``index`` of a ``cluster``, as a cluster of one worker."""
 
     workers = 1
 
     def __init__(self, cluster: WorkerPool, index: int) -> None:
         self._cluster = cluster
         self._device = cluster.devices[index]
-        # The same name on all workers, so that parts that are the same have the same bytes.
+        # The same name for all workers, so that equal parts have equal bytes.
         self.devices = (cluster.devices[0],)
         self.objective = cluster.objective
         self.cores: int | None = None
@@ -33,7 +33,7 @@ class OneWorker:
         return self._cluster.link_cost
 
     def executor(self, parts: Sequence[GraphPart], graph: Graph, context: Any) -> Executor:
-        """Register the one part of a graph."""
+        """Register the single part of a graph with the worker, and return the executor."""
         moved = [
             GraphPart(self._device, p.graph, p.inputs, p.outputs, p.paths, p.originals)
             for p in parts
@@ -41,5 +41,5 @@ class OneWorker:
         return self._cluster.executor(moved, graph, context)
 
     def variables(self, model: Model, own: dict[Any, Any], limits: Limits) -> Any:
-        """The variables of a session."""
+        """Return the variables of a session."""
         return self._cluster.variables(model, own, limits)

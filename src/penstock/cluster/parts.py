@@ -1,8 +1,7 @@
-"""Parts of graphs on their way to workers: as bytes, and from these to executors.
+"""Encoding of the parts of graphs for workers, and their compilation to executors there.
 
-The bytes are those of an artifact: the graph of the part, the functions that it calls, and the
-constants and initial values of variables that these need. They are sent once; runs then name the
-part by its handle.
+A part is encoded as an artifact: its graph, the functions that it calls, and the constants and
+initial values of variables that these need. It is sent once; runs then refer to it by a handle.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _MAIN, _FUNCTION = "main", "function:"
 
 @dataclass(frozen=True)
 class RemotePart:
-    """A part of a graph that is registered with a ``worker`` under the ``handle`` of the graph.
-    ``inputs`` and ``outputs``: which ones of the graph are its own; ``nodes`` describes it.
-    ``passive``: it begins when a value of another part comes. ``silent``: it has nothing to answer,
-    and no effects that a run must wait for."""
+    """A part of a graph that is registered with a ``worker``, under the handle of the graph.
+    ``inputs`` and ``outputs``: the indices of its inputs and outputs in the graph. ``nodes``: a
+    description for messages. ``passive``: it begins when a value of another part arrives.
+    ``silent``: it has no outputs and no side effects that a run must wait for."""
 
     worker: int
     inputs: Sequence[int]
@@ -62,15 +61,15 @@ class RemotePart:
 
 
 def _waits(node: Node) -> bool:
-    """Whether a node waits for others."""
+    """Whether a node depends on other nodes."""
     reads = all_reads(node)
     return bool(node.control_inputs) or any(value.producer is not None for value in reads)
 
 
 def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
-    """The parts as the driver knows them, by worker; if none of them has outputs, all answer."""
+    """Return the parts as the driver knows them. If all would be silent, none is."""
     remote = [RemotePart.of(part, worker) for worker, part in parts.items()]
-    # Else no message would say that the run has ended.
+    # Otherwise no message would report the end of the run.
     if all(part.silent for part in remote):
         remote = [replace(part, silent=False) for part in remote]
     return remote
@@ -78,9 +77,9 @@ def remote_parts(parts: Mapping[int, GraphPart]) -> list[RemotePart]:
 
 @dataclass(frozen=True)
 class PartOptions:
-    """The options with which a worker compiles a part, those of ``CompileOptions`` that matter.
-    ``devices``: those of all workers by their full names, with the backends that they stand for.
-    ``operations``: those that the program registered and the graph has."""
+    """The options with which a worker compiles a part: a subset of ``CompileOptions``. ``devices``:
+    the devices of all workers, by full name, with their backends. ``operations``: the operations of
+    the graph that the program has registered."""
 
     backends: tuple[str | Backend, ...]
     precision: Precision
@@ -92,10 +91,10 @@ class PartOptions:
 
     @staticmethod
     def of(context: CompileContext, graphs: Iterable[Graph]) -> PartOptions:
-        """The options for the parts of a session, which these ``graphs`` are."""
+        """Return the options for ``graphs``, the parts of a session."""
         options = context.options
         given = {b.name: b for b in options.backends or () if not isinstance(b, str)}
-        # By name where that will do: a worker may then share it among sessions.
+        # By name where possible, so that sessions share the worker's backend.
         named = [b.name for b in context.backends if not isinstance(b, Group)]
         backends = tuple([given.get(name, name) for name in named])
         place = dict(options.place or {})
@@ -109,11 +108,11 @@ class PartOptions:
         )
 
     def encode(self) -> bytes:
-        """The options as bytes. Raises ``Unsupported`` where a backend or an operation of the
-        program's holds what only this process has, such as a lock or an open file."""
+        """Return the pickled options. Raises ``Unsupported`` if a backend or an operation of the
+        program has an attribute that cannot be pickled, such as a lock or an open file."""
         from ray import cloudpickle
 
-        # Each by itself: the error is to name the one at fault.
+        # Each is pickled separately first, so that the error names the one at fault.
         own: list[tuple[object, str]] = [
             (backend, f"backend {backend.name!r}")
             for backend in (*self.backends, *self.devices.values())
@@ -132,14 +131,15 @@ class PartOptions:
     @staticmethod
     @lru_cache(maxsize=100)
     def decode(content: bytes) -> PartOptions:
-        """The options of bytes: for equal bytes the same, so that parts share backends."""
+        """Return the unpickled options: the same object for equal bytes, so that parts share
+        backends."""
         from ray import cloudpickle
 
         options: PartOptions = cloudpickle.loads(content)
         return options
 
     def devices_of(self, graph: Graph) -> Sequence[str] | Mapping[str, str | Backend] | None:
-        """The devices of the worker that the nodes of a part name, as ``compile`` takes them."""
+        """Return the devices of the worker whose devices a part's nodes name, for ``compile``."""
         tasks = {_task(node.device) for node in graph.nodes}
         own = {name: which for name, which in self.devices.items() if _task(name) in tasks}
         with_backends = {name: which for name, which in own.items() if which is not None}
@@ -147,13 +147,13 @@ class PartOptions:
 
 
 def _task(device: str) -> str:
-    """The name of a device without its last part, the number of the device in its task."""
+    """Return a device's name without its last component, the device's number in its task."""
     return device.rpartition("/")[0]
 
 
 def encode_part(part: GraphPart, functions: Mapping[str, Graph]) -> tuple[bytes, list[Store]]:
-    """The bytes of a part, and the session's stores of variables that it refers to. Raises
-    ``PenstockError`` for attributes that are no data."""
+    """Return the bytes of a part, and the session's stores of variables that it refers to. Raises
+    ``PenstockError`` for attributes that cannot be encoded."""
     writer = ArtifactWriter()
     names = called(part.graph, functions)
     graphs = {_MAIN: part.graph, **{_FUNCTION + name: functions[name] for name in names}}
@@ -167,7 +167,7 @@ def encode_part(part: GraphPart, functions: Mapping[str, Graph]) -> tuple[bytes,
 
 
 def called(graph: Graph, functions: Mapping[str, Graph]) -> list[str]:
-    """The names of the functions that a graph calls, and those that these call."""
+    """Return the names of the functions that a graph calls, directly or indirectly."""
     names: dict[str, None] = {}
     graphs = [graph]
     while graphs:
@@ -186,8 +186,8 @@ def compile_part(
     numbers: list[int],
     stores: dict[int, Any],
 ) -> FramesExecutor:
-    """The executor of a part. ``stores`` has the variables of this worker, by the ``numbers`` that
-    the parts of a session have for them, and gets those that are new."""
+    """Compile an encoded part to an executor. ``stores`` maps ``numbers`` to the stores of this
+    worker, to which the part's new stores are added."""
     adopt_operations(options.operations)
     file = ArtifactFile(content, "a part of a graph", options.limits)
     own = decode_stores(file)
@@ -213,7 +213,7 @@ def compile_part(
 
 
 def variables_of(graph: Graph, functions: Mapping[str, Graph]) -> list[tuple[Store, str]]:
-    """The variables that a graph and its functions name: their stores and names."""
+    """Return the stores and the names of the variables that a graph and its functions name."""
     graphs = [graph, *[functions[name] for name in called(graph, functions)]]
     nodes = [node for each in graphs for node in each.walk() if "store" in node.attrs]
     return [(node.attrs["store"], variable_name(node.attrs, node.name)) for node in nodes]

@@ -1,4 +1,4 @@
-"""Where the time of runs on a cluster goes: each worker measures its own steps."""
+"""Profiles of runs on a cluster: each worker measures its own steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.observers.profile import Profile, Row, StepRow
 
 
 class ClusterProfile(Profile):
-    """The steps of all workers, ``rows``, in ``runs`` runs of a graph that took ``observed``
-    seconds, while workers measured, and ``alone`` those of as many that nothing measured. Workers
-    run at the same time, so that their steps may take longer together than the runs."""
+    """The steps of all workers, ``rows``, in ``runs`` runs of a graph, which took ``observed``
+    seconds in total. ``alone``: the seconds of as many runs without measurement. Since workers run
+    in parallel, the total time of their steps may exceed that of the runs."""
 
     def __init__(
         self, rows: Sequence[StepRow], runs: int, observed: float, alone: list[float]
@@ -41,7 +41,7 @@ class ClusterProfile(Profile):
         self.alone += other.alone
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("the steps of workers are in steps(): their plans are not in this process")
+        raise TypeError("use steps() for the steps of workers: their plans are not in this process")
 
     def steps(self) -> list[StepRow]:
         inside = self.inside or 1.0

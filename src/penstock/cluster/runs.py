@@ -1,10 +1,10 @@
-"""Runs on a cluster, as the driver tracks them: those in flight, and the answers of workers.
+"""Runs on a cluster, as the driver tracks them: runs in flight, and the answers of workers.
 
-A run is a *step* of each worker that has a part of the graph. Steps have numbers, new ones for each
-attempt: messages for an old one are dropped, so that no run ends twice. A run ends with the first
-error, or when all parts have ended; or when none can go on, since all wait and every value that was
-sent has been received (each pair of workers has its own count, and links keep the order of
-messages, so that equal counts mean that nothing is on its way).
+A run is a *step* of each worker that has a part of the graph. Each attempt has a new step number;
+messages with an old number are dropped, so that no run ends twice. A run ends with the first error,
+or when all parts have ended, or when no part can continue: all parts wait, and every value that was
+sent has been received. (Values are counted for each pair of workers, and links preserve the order
+of messages, so equal counts mean that no value is in flight.)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _Counts = tuple[dict[int, int], dict[int, int]]
 
 
 class ClusterRun:
-    """A run in flight. ``parts`` are those that have not ended, by worker; ``reports`` what
-    workers have said of the values that they have sent and received."""
+    """A run in flight. ``parts``: the parts that have not ended, by worker. ``reports``: the counts
+    of values that workers have reported. ``attempts``: how often the run may be repeated."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class ClusterRun:
         self.inputs = inputs
         self.control = control
         self.attempts = attempts
-        self._dones = [done]  # or none: to take it is one operation
+        self._dones = [done]  # empty after the end: ``pop`` is atomic
         self.reset()
 
     def reset(self) -> None:
-        """Forget what an attempt has come to."""
+        """Reset the state of an attempt."""
         self.parts = {part.worker: part for part in self.all_parts}
         self.outputs: dict[int, Any] = {}
         self.reports: dict[int, _Counts] = {}
@@ -63,8 +63,8 @@ class ClusterRun:
 
     @property
     def still(self) -> bool:
-        """Whether no part can go on: all have ended or wait, and nothing is on its way."""
-        # A part that no value has come to yet has nothing to say.
+        """Whether no part can continue: all have ended or wait, and no value is in flight."""
+        # A passive part that has received no value yet reports nothing.
         reports: dict[int, _Counts] = {p.worker: ({}, {}) for p in self.all_parts if p.passive}
         reports |= self.reports
         if reports.keys() < {part.worker for part in self.all_parts}:
@@ -77,7 +77,7 @@ class ClusterRun:
         )
 
     def end(self, outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
-        """End the run, unless it has ended."""
+        """End the run with its outputs or an error, unless it has already ended."""
         try:
             done = self._dones.pop()
         except IndexError:
@@ -97,12 +97,12 @@ class Runs:
         self._lost: set[int] = set()
         self._gone: str | None = None
 
-    # A run from its begin to its end.
+    # The course of a run.
 
     def begin(self, run: ClusterRun) -> None:
         """Send the feeds of a run, or hold them until a lost worker that it needs is replaced."""
         with self._lock:
-            if run.control.stopped:  # the one that stopped it ends it, and finds nothing to stop
+            if run.control.stopped:  # its listener ends the run, which is not in flight
                 return
             if any(part.worker in self._lost for part in run.all_parts):
                 self._held.append(run)
@@ -129,7 +129,7 @@ class Runs:
             failed = partial(self._not_sent, run, part.worker)
             try:
                 self.members.members[part.worker].link.post(message, failed)
-            except Exception as error:  # a feed is no data
+            except Exception as error:  # a feed cannot be pickled
                 failed(error)
 
     def _not_sent(self, run: ClusterRun, worker: int, error: Exception) -> None:
@@ -144,7 +144,7 @@ class Runs:
             run.end(None, error)
 
     def _take(self, run: ClusterRun) -> bool:
-        """Take a run out of those in flight; False if another thread has, or it was held."""
+        """Remove a run from the runs in flight or held. Return whether it was in flight."""
         with self._lock:
             if run in self._held:
                 self._held.remove(run)
@@ -162,9 +162,9 @@ class Runs:
     # Messages of workers.
 
     def take(self, worker: int, message: Message) -> None:
-        """A message of a worker."""
+        """Process a message of a worker."""
         kind, number, *rest = message
-        if kind == "ended":  # parts that had nothing to answer
+        if kind == "ended":  # the ends of silent parts
             for each, sent, received in number:
                 with self._lock:
                     run = self._steps.get(each)
@@ -174,7 +174,7 @@ class Runs:
         with self._lock:
             run = self._steps.get(number)
         if run is None:
-            if kind == "waits":  # it began when the run had ended
+            if kind == "waits":  # the part began after the run had ended
                 stop = ("stop", number, Cancelled("the run has ended"))
                 self._order(worker, stop)
         elif kind == "done":
@@ -193,18 +193,18 @@ class Runs:
         error: BaseException | None,
         counts: _Counts,
     ) -> None:
-        """A part has ended."""
+        """Record that a part has ended, and end the run if it was the last."""
         with self._lock:
-            if run.number != number:  # it is tried again
+            if run.number != number:  # the end of an earlier attempt
                 return
-            if isinstance(error, Aborted):  # since another worker is gone, which Ray will say
+            if isinstance(error, Aborted):  # another worker is lost, which Ray will report
                 run.doubt, run.since = error, monotonic()
                 return
             part = run.parts.pop(worker, None)
             if part is None:
                 return
             if error is None and outputs is not None:
-                # With the same lock: without its part, a run may end at any time, by another's end.
+                # Under the same lock: once a part is removed, the end of another may end the run.
                 run.outputs.update(zip(part.outputs, outputs, strict=True))
                 run.reports[worker] = counts
             left = any(not part.silent for part in run.parts.values())
@@ -217,18 +217,18 @@ class Runs:
             self._look(run)
 
     def _look(self, run: ClusterRun) -> None:
-        """End the parts of a run that wait for values that will never be sent."""
+        """Let the remaining parts of a run end if no more values will be sent."""
         if run.still:
-            run.reports.clear()  # of those that wait; more come if the message is late
+            run.reports.clear()  # parts report again if the message is late
             for worker in list(run.parts):
                 self._order(worker, ("end", run.number, run.handle))
 
-    # When a worker is lost.
+    # The loss of a worker.
 
     def hold(self, worker: int, reason: Callable[[RemotePart], str]) -> None:
-        """Take the runs out of which a part has not ended on a lost worker: those that have
-        attempts left are tried again, others end with ``WorkerLost``. New runs that need the worker
-        wait from now on, until ``resume``."""
+        """Remove the runs that have an unfinished part on a lost worker: they are repeated if they
+        have attempts left, and else end with ``WorkerLost``. New runs that need the worker wait
+        until ``resume``."""
         with self._lock:
             self._lost.add(worker)
             lost = [run for run in self._steps.values() if worker in run.parts]
@@ -247,7 +247,8 @@ class Runs:
                 self._held.append(run)
 
     def resume(self, gone: str | None = None) -> None:
-        """Begin the runs that wait; or end them, and all later ones, if workers are ``gone``."""
+        """Begin the waiting runs; or end them and all later runs with ``WorkerLost``, if ``gone``
+        states why workers cannot be replaced."""
         with self._lock:
             self._gone = gone
             held, self._held = self._held, []
@@ -256,7 +257,7 @@ class Runs:
             self.begin(run)
 
     def end_doubtful(self) -> None:
-        """End runs of which a part could not send a value long ago, though no worker has died."""
+        """End runs whose part could not send a value more than ``DOUBT_S`` seconds ago."""
         now = monotonic()
         with self._lock:
             runs = [run for run in self._steps.values() if run.doubt is not None]
@@ -265,7 +266,7 @@ class Runs:
                 self.stop(run, run.doubt)
 
     def end_all(self, error: Exception) -> None:
-        """End all runs in flight."""
+        """End all runs, and all later ones, with an error."""
         with self._lock:
             runs = [*self._steps.values(), *self._held]
             self._steps.clear()
@@ -275,7 +276,7 @@ class Runs:
             run.end(None, error)
 
     def forked(self, reason: str) -> None:
-        """Forget the runs of the parent process; those of this one end with ``WorkerLost``."""
+        """Forget the parent's runs in a forked child, whose own runs end with ``WorkerLost``."""
         self._lock = threading.Lock()
         self._steps.clear()
         self._held = []
@@ -283,6 +284,6 @@ class Runs:
 
 
 def listen(runs: Runs, run: ClusterRun) -> None:
-    """Let a deadline or a token stop a run."""
+    """Let the deadline or the token of a run stop it."""
     if run.control is not NEVER:
         run.control.add_listener(lambda error: runs.stop(run, error))

@@ -1,4 +1,4 @@
-"""``penstock.SimulatedCluster``: a cluster of any size that runs nothing, for forecasts of runs."""
+"""``penstock.SimulatedCluster``: a cluster of any size without processes, for forecasts of runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class SimulatedCluster:
     """Simulated workers: ``penstock.compile(model, cluster=SimulatedCluster(1000,
     bandwidth=10e9, latency=50e-6)).forecast_on_cluster()`` predicts the times of runs on them.
 
-    Nodes are placed as on ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is no
+    Nodes are placed as on ``penstock.Cluster``. Raises ``InvalidInput`` for a file that is not a
     profile.
 
     Args:
         workers: The number of workers, each with one thread.
-        bandwidth: Bytes per second of a message between two of them.
+        bandwidth: Bytes per second of a message between two workers.
         latency: Seconds that a message takes in addition.
         objective: What placements minimize, "throughput" or "latency", as for ``Cluster``.
-        profile: A file with the seconds of nodes, of ``penstock profile --json`` or
-            ``Profile.save``; by default the table of costs.
-        cores: The cores that all workers share, on one machine; by default each has its own.
+        profile: A file with the seconds of nodes, from ``penstock profile --json`` or
+            ``Profile.save``; by default the cost table.
+        cores: The number of cores that all workers share, on one machine; by default each has its
+            own.
     """
 
     def __init__(
@@ -61,29 +62,29 @@ class SimulatedCluster:
 
 
 def _no_workers() -> Unsupported:
-    reason = "there are no workers that could run it; forecast_on_cluster() says what runs take"
+    reason = "no workers can run it; forecast_on_cluster() predicts the times of runs"
     return Unsupported.of([("a simulated cluster", reason, "cluster=")])
 
 
 def worker_devices(workers: int) -> tuple[str, ...]:
-    """The full names of the devices of workers."""
+    """Return the full names of the devices of workers."""
     return tuple([f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(workers)])
 
 
 def check_workers(workers: int, cores: int | None) -> None:
-    """Raise ``ValueError`` for numbers of workers or cores that there cannot be, ``TypeError`` for
-    what is no number."""
+    """Raise ``ValueError`` for invalid numbers of workers or cores, ``TypeError`` for values that
+    are not integers."""
     check_count("workers", workers, MOST_WORKERS)
     if cores is not None:
         check_count("cores", cores)
 
 
 def check_rates(objective: str, **rates: float | None) -> None:
-    """Raise ``ValueError`` for an objective that there is not, and for numbers that are not over
-    0; ``TypeError`` for what is no name and no number."""
+    """Raise ``ValueError`` for an unknown objective, and for rates that are not above 0;
+    ``TypeError`` for values of other types."""
     check_choice("objective", objective, OBJECTIVES)
     for name, value in rates.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise wrong_type(name, value, "a number")
         if value is not None and not value > 0:
-            raise ValueError(f"{name}={value!r}: a number over 0 is needed")
+            raise ValueError(f"{name}={value!r}: a number above 0 is needed")

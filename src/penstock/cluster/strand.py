@@ -1,12 +1,12 @@
-"""Jobs that run one at a time and in their order, on whichever thread has brought the next one.
+"""A strand: a queue of jobs that run one at a time, in order, on the threads that submit them.
 
-A worker runs its parts in this way: the thread that reads a link notes what a message asks for, and
-does it, while another thread reads on::
+A worker runs its parts in this way. The thread that reads a message from a link queues a job and
+then runs the queued jobs, while another thread reads from the link::
 
-    link 0, thread a:  read  note  |  run the part ... its jobs ... and those noted meanwhile
-            thread b:                 read  note   read  note   ...
+    link 0, thread a:  read  queue |  run the part ... its jobs ... and those queued meanwhile
+            thread b:                 read  queue  read  queue  ...
 
-To wake a thread for each message would take about as long as to copy one of 300 KB.
+To wake a thread for each message would take about as long as to copy a message of 300 KB.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ Job = Callable[[], object]
 
 
 class Strand:
-    """``submit`` notes a job. A thread that has called ``drain`` once calls it after all that it
-    submits; jobs of other threads, such as those that watch deadlines, run on one of the strand's
-    own."""
+    """A queue of jobs. A thread that has called ``drain`` once must call it again after all that it
+    submits. Jobs of other threads, such as the watchdog's, run on a thread of the strand."""
 
     def __init__(self, name: str) -> None:
         self._jobs: deque[Job] = deque()
@@ -33,13 +32,13 @@ class Strand:
         self._pool = Workers(name, 1)
 
     def submit(self, job: Job) -> None:
-        """Note a job."""
-        self._jobs.append(job)  # before the check: a busy thread checks again at its end
+        """Queue a job."""
+        self._jobs.append(job)  # before the check, since a busy thread checks again at its end
         if not self._busy and not getattr(self._drains, "here", False):
             self._pool.submit(self.drain)
 
     def drain(self) -> None:
-        """Run all jobs, unless another thread does."""
+        """Run all queued jobs, unless another thread is running them."""
         self._drains.here = True
         while True:
             with self._lock:

@@ -1,5 +1,5 @@
-"""The variables of sessions on a cluster: each is on one worker, as soon as a graph that names it
-is registered; before that it is in this process, with the value that it begins with."""
+"""The variables of sessions on a cluster. Each variable is on one worker once a graph that names it
+is registered; before that, it is in this process, with its initial value."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class HasVariables(Protocol):
-    """The cluster that has variables (``penstock.Cluster``)."""
+    """A cluster whose workers have variables (``penstock.Cluster``)."""
 
     def home(self, store: Store, name: str) -> tuple[int, int] | None:
-        """The worker that has a variable, and the number of its store there."""
+        """Return the worker that has a variable, and the number of its store, or None."""
 
     def variable(self, worker: int, store: int, name: str) -> np.ndarray | None:
-        """The value of a variable."""
+        """Return the value of a variable."""
 
     def set_variable(self, worker: int, store: int, name: str, value: np.ndarray | None) -> None:
         """Replace the value of a variable."""
 
 
 class _RemoteVariable:
-    """A variable as the driver sees it: reading and setting it asks its worker, if it has one."""
+    """A variable as the driver sees it. Reading and setting it calls its worker, if it has one."""
 
     def __init__(self, cluster: HasVariables, store: Store, name: str, local: Any) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class _RemoteVariable:
         home = self._cluster.home(self._store, self.name)
         if home is not None:
             self._cluster.set_variable(*home, self.name, value)
-        else:  # its worker will get it
+        else:  # sent to its worker later
             self._local.value = value
 
     def assign(self, value: np.ndarray) -> None:
@@ -61,9 +61,9 @@ class _RemoteVariable:
 
 
 class ClusterVariables(Variables):
-    """As ``Variables``, for a session on a cluster. To save them is to write a checkpoint, from
-    which they are restored when a worker was lost. Raises ``PenstockError`` if a worker gives no
-    answer."""
+    """The variables of a session on a cluster. ``save`` writes a checkpoint, from which
+    ``restore`` restores them after the loss of a worker. All methods raise ``WorkerLost`` if a
+    worker does not answer."""
 
     def __init__(
         self, cluster: HasVariables, model: Model, own: dict[Store, Store], limits: Limits

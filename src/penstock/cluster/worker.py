@@ -1,15 +1,15 @@
-"""A worker of a cluster: a process, as an actor of Ray, that runs parts of graphs.
+"""A worker of a cluster: a process, as a Ray actor, that runs parts of graphs.
 
-Messages come by links: from the driver the feeds of runs, by the handle of a part, and what stops
-a run; from other workers the values that their parts send. The parts of all runs are jobs of one
-strand, in the order in which they can go on: one thread at a time computes, that which has read a
-message, while others read. The driver is sent the
-outputs of each part, or the error that it ended with.
+Messages arrive by links: from the driver, the feeds of runs, with the handle of a part, and orders
+to stop a run; from other workers, the values that their parts send. The parts of all runs are jobs
+of one strand, in the order in which they become ready: one thread at a time computes, which has
+read a message, while others read. The worker sends the driver the outputs of each part, or the
+error that it ended with.
 
 A run of all parts of a graph is a *step*, whose number is in each message. Values of a step may
-come before its feeds do; those of a step that has ended are dropped. A part that can only begin
-with values of others is not sent for by the driver: their values bring its handle. The end of a
-part without outputs is of no interest to the driver, which is informed when there is time.
+arrive before its feeds; values of a step that has ended are dropped. The driver sends no message to
+begin a *passive* part, which waits for values of other parts: the values include its handle. The
+driver does not wait for the end of a *silent* part, which is reported later.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from penstock.host.threads import report_thread_exception
 from penstock.observers.base import ObservedRun
 from penstock.observers.profile import Profile, StepRow
 
-# Steps that have ended of which all are remembered, at least: values may come for those that were
+# Ended steps up to which all are remembered, since values may still arrive for steps that were
 # stopped.
 _MOST_OVER = 10_000
-# Ends of parts that the driver learns of later, if it still waits for their runs.
+# Maximum number of ends of silent parts that are kept until they are reported.
 _MOST_ENDED = 100_000
 _APART = "apart"
 _apart: Any = ray.method(concurrency_group=_APART)
 CALLS_APART = {_APART: 2}
-"""calls that do not wait for others, which may take long: ``stay``, and ``ping``"""
+"""calls that must not wait for other calls, which may take long: ``stay``, and ``ping``"""
 
 
 class FarRendezvous(Rendezvous):
-    """The meeting point of a part of one step and those of other workers: values that it sends go
-    there by links, and the links of this worker bring theirs (``arrive``)."""
+    """The rendezvous of a part with the parts of other workers, in one step. Sent values go to
+    other workers by links, and links bring values of other workers (``arrive``)."""
 
     def __init__(self, worker: Worker, step: int) -> None:
         super().__init__()
@@ -76,18 +76,18 @@ class FarRendezvous(Rendezvous):
         try:
             self._worker.links[target].send((self._step, self.handle, key, value, dead))
         except (LinkClosed, KeyError) as error:
-            raise Aborted(f"worker {target} is gone, which {key[0]!r} was to be sent to") from error
+            raise Aborted(f"cannot send {key[0]!r}: worker {target} is gone") from error
 
     def arrive(self, source: int, key: Hashable, value: RunValue, dead: bool) -> None:
         with suppress(Aborted):  # the step has failed
             super().send(key, value, dead)
-        # Afterwards: a part that seems to wait only waits for what has not been counted here.
+        # Counted after the delivery, so that a part does not seem to wait for a value counted here.
         self.received[source] = self.received.get(source, 0) + 1
 
 
 class RemoteStep:
-    """A run of a part. ``control`` and ``barrier`` are None until its feeds have come; ``observed``
-    is the run as observers know it, if its steps are measured."""
+    """A run of a part. ``control`` and ``barrier`` are None until its feeds have arrived.
+    ``observed``: the run in events for observers, if its steps are measured."""
 
     def __init__(self, worker: Worker, number: int) -> None:
         self.rendezvous = FarRendezvous(worker, number)
@@ -97,12 +97,12 @@ class RemoteStep:
         self.reported: tuple[dict[int, int], dict[int, int]] | None = None
 
     def counts(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The numbers of values sent to and received from each worker."""
+        """Return the numbers of values sent to and received from each worker."""
         return dict(self.rendezvous.sent), dict(self.rendezvous.received)
 
 
 class Worker:
-    """The actor. ``devices``: the full names of the devices of all workers, in their order."""
+    """The actor. ``devices``: the full device names of all workers, in the order of workers."""
 
     def __init__(self, index: int, threads: int, devices: Sequence[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -114,7 +114,7 @@ class Worker:
         self._readers: dict[int, LinkReader] = {}
         self._driver: Link | None = None
         self._parts: dict[int, FramesExecutor] = {}
-        # Executors of parts for observers, and the profiles of those that are observed now.
+        # Observed executors of parts, and the profiles of those that are currently observed.
         self._observed: dict[int, tuple[FramesExecutor, Profile | None]] = {}
         self._stores: dict[int, Any] = {}
         self._passive: set[int] = set()
@@ -131,22 +131,22 @@ class Worker:
     # Called by the driver, through Ray.
 
     def identity(self) -> tuple[str, int, BellAddress]:
-        """The node of Ray that the worker runs on, the number of its process, its doorbell."""
+        """Return the Ray node of the worker, its process id, and the address of its doorbell."""
         node: str = ray.get_runtime_context().get_node_id()
         return node, os.getpid(), self._doorbell.address
 
     def open(self, number: int, peer: int, reader: Reader, nbytes: int) -> Any:
-        """Open the link with this number to another worker, or to the driver, which is -1; returns
-        its channel."""
+        """Open the link with this number to another worker, or to the driver (-1), and return its
+        channel."""
         old = self.links.get(peer)
         if old is not None:
             old.close()
-        # A link of this peer that was there led to a worker which this one has replaced.
+        # An old link to this peer leads to a worker that was replaced.
         link = self.links[peer] = open_link(number, reader, nbytes)
         return link.channel
 
     def read(self, number: int, peer: int, channel: Any) -> None:
-        """Take what another worker, or the driver, writes into the channel of a link."""
+        """Read messages from the channel of a link from another worker, or from the driver."""
         old = self._readers.pop(peer, None)
         if old is not None:
             old.close()
@@ -155,7 +155,7 @@ class Worker:
         self._readers[peer] = LinkReader(channel, take, str(peer), bell, self._strand.drain)
 
     def part_from(self, peer: int) -> None:
-        """Close the links to a worker that is gone, and from it."""
+        """Close the links to and from a worker that is lost."""
         ends: list[Any] = [self.links.pop(peer, None), self._readers.pop(peer, None)]
         for end in ends:
             if end is not None:
@@ -164,7 +164,7 @@ class Worker:
     def register(
         self, handle: int, part: RemotePart, content: Any, options: bytes, stores: list[int]
     ) -> list[str]:
-        """Compile a part, which runs name by its handle from now on; returns the names of the
+        """Compile a part, to which later messages refer by its handle. Return the names of the
         backends that its steps run on."""
         chosen = PartOptions.decode(options)
         compiled = compile_part(memoryview(content), chosen, self.threads, stores, self._stores)
@@ -176,13 +176,13 @@ class Worker:
         return [step.backend for step in compiled.table.walk() if step.backend]
 
     def observe(self, handle: int) -> None:
-        """Measure the steps of a part in the runs to come, until ``observed`` is asked."""
+        """Measure the steps of a part in later runs, until ``observed`` is called."""
         part, _ = self._observed.get(handle, (None, None))
         self._observed[handle] = part or self._parts[handle].observed(), Profile()
 
     def observed(self, handle: int) -> list[StepRow]:
-        """The steps of a part since it was observed; none if this worker has replaced the one that
-        observed it."""
+        """Return the steps of a part that were measured since ``observe``; none if this worker has
+        replaced the one that measured them."""
         part, profile = self._observed.get(handle, (None, None))
         if part is None or profile is None:
             return []
@@ -190,7 +190,7 @@ class Worker:
         return profile.steps()
 
     def forget(self, handles: Sequence[int], stores: Sequence[int]) -> None:
-        """Give up parts, and the variables of stores, by their numbers."""
+        """Drop the parts with these handles, and the stores with these numbers."""
         for handle in handles:
             self._parts.pop(handle, None)
             self._observed.pop(handle, None)
@@ -200,11 +200,11 @@ class Worker:
             self._stores.pop(number, None)
 
     def variable(self, store: int, name: str) -> RunValue:
-        """The value of a variable, by the number of its store; None if it has none."""
+        """Return the value of a variable in the store of this number; None if it has none."""
         return self._stores[store].variable(name, TensorType()).value
 
     def set_variable(self, store: int, name: str, value: RunValue) -> None:
-        """Give a variable a value, or take it away."""
+        """Set the value of a variable; None for no value."""
         variable = self._stores[store].variable(name, TensorType())
         if value is None:
             variable.value = None
@@ -213,12 +213,13 @@ class Worker:
 
     @_apart  # type: ignore[untyped-decorator]
     def ping(self) -> int:
-        """The number of steps that run."""
+        """Return the number of running steps."""
         return len(self._steps)
 
     @_apart  # type: ignore[untyped-decorator]
     def stay(self) -> None:
-        """Return when the worker is closed; and, every moment, report steps that only wait."""
+        """Report ended silent parts and waiting steps every ``IDLE_S`` seconds. Returns when the
+        worker is closed."""
         while not self._closed.wait(IDLE_S):
             if self._ended:
                 ended = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -227,7 +228,7 @@ class Worker:
                 self._report(number, step)
 
     def close(self) -> None:
-        """End the links and the threads."""
+        """Close the links, which ends their threads."""
         self._closed.set()
         ends: list[Any] = [*self.links.values(), *self._readers.values()]
         for end in ends:
@@ -237,7 +238,7 @@ class Worker:
     # Messages.
 
     def _take_order(self, message: Message) -> None:
-        """A message of the driver: run a part, stop a step, or answer."""
+        """Process a message of the driver: run a part, stop or end a step, or answer."""
         kind, *rest = message
         if kind == "run":
             self._strand.submit(partial(self._run, *rest))
@@ -249,7 +250,7 @@ class Worker:
             self._answer(message)
 
     def _take_value(self, source: int, message: Message) -> None:
-        """A value of another worker."""
+        """Process a value of another worker."""
         number, handle, key, value, dead = message
         step = self._step(number)
         if step is None:
@@ -260,8 +261,8 @@ class Worker:
         step.rendezvous.arrive(source, key, value, dead)
 
     def _stop(self, number: int, error: Exception) -> None:
-        """Stop a step; one that has not begun never will, whether its feeds have come or not."""
-        # Not as a job of the strand: behind those of this step, and of others that are as long.
+        """Stop a step. If it has not begun, it never will, even if its feeds arrive later."""
+        # Not a job of the strand, which would wait for the jobs of this step and of other steps.
         with self._lock:
             step = self._steps.get(number)
             control = None if step is None else step.control
@@ -272,11 +273,11 @@ class Worker:
             control.set(error)
 
     def _answer(self, message: Message) -> None:
-        with suppress(LinkClosed, KeyError):  # the driver is gone
+        with suppress(LinkClosed, KeyError):  # the driver has ended
             self.links[-1].send(message)
 
     def _step(self, number: int) -> RemoteStep | None:
-        """A step, begun now if it is new; None if it has ended."""
+        """Return a step, which is created if it is new; None if it has ended."""
         with self._lock:
             step = self._steps.get(number)
             if step is None and number >= self._oldest and number not in self._over:
@@ -288,17 +289,16 @@ class Worker:
     def _run(
         self, handle: int, number: int, oldest: int, feeds: RunValues, timeout: float | None
     ) -> None:
-        """Begin a step, and forget what is left of those before the ``oldest``, which have ended
-        everywhere."""
+        """Begin a step, and forget steps before the ``oldest``, which have ended on all workers."""
         with self._lock:
             self._oldest = max(oldest, self._oldest)
-            # Values of runs that the driver gave up came here before their feeds, which never will.
+            # Steps created by values, whose feeds the driver never sent, since their runs ended.
             stale = [n for n, s in self._steps.items() if n < oldest and s.control is None]
             for each in stale:
                 del self._steps[each]
             if len(self._over) > self._most_over:
                 self._over = {n for n in self._over if n >= self._oldest}
-                # An old step that goes on keeps all later ones.
+                # An old step that still runs keeps all later ones.
                 self._most_over = max(_MOST_OVER, 2 * len(self._over))
         step, part = self._step(number), self._parts.get(handle)
         if step is None:
@@ -307,7 +307,7 @@ class Worker:
         step.control = begin_run(timeout, None)
         with self._lock:
             is_over = number in self._over
-        if is_over:  # it was stopped just now
+        if is_over:  # stopped meanwhile
             end_run(step.control)
             return
         watched, profile = self._observed.get(handle, (None, None))
@@ -318,7 +318,7 @@ class Worker:
             profile.run_begin(step.observed)
         done = partial(self._done, handle, number)
         if part is None:
-            done(None, PenstockError(f"worker {self.index} knows no part with handle {handle}"))
+            done(None, PenstockError(f"worker {self.index} has no part with handle {handle}"))
             return
         try:
             barrier = part.begin(feeds, step.control, done, step.rendezvous, self._strand.submit)
@@ -329,7 +329,7 @@ class Worker:
             step.barrier = barrier
 
     def _end(self, number: int, handle: int) -> None:
-        """End a step that waits for values which no worker will send."""
+        """Let a step end that waits for values which no worker will send."""
         if number not in self._steps and handle in self._passive:
             self._run(handle, number, 0, (), None)
         step = self._steps.get(number)
@@ -358,17 +358,17 @@ class Worker:
             return
         try:
             self._answer(("done", number, outputs, _sendable(error), *counts))
-        except Exception as problem:  # an output is no data
+        except Exception as problem:  # an output cannot be pickled
             reason = f"an output cannot be sent to the caller of the run: {problem!r}"
             self._answer(("done", number, None, RunError(reason), *counts))
 
     def _report(self, number: int, step: RemoteStep) -> None:
-        """Tell the driver of a step that has only waited since the last look."""
+        """Report a step to the driver that has only waited since the previous call."""
         barrier = step.barrier
         if barrier is None or not barrier.idle:
             return
         counts = step.counts()
-        if not barrier.idle:  # the counts may be of a moment at which it was not
+        if not barrier.idle:  # the counts may be inconsistent
             step.reported = None
         elif counts != step.reported:
             step.reported = counts
@@ -376,18 +376,18 @@ class Worker:
             self._answer(("waits", number, *counts))
 
     def leaves(self, edge: str) -> bool:
-        """Whether the values of an edge go from worker to worker, not from device to device."""
-        # Parts of workers have the names of these, of which no worker has two.
+        """Whether the values of an edge go to another worker, not to another device of this one."""
+        # Edges between workers have the workers' device names, of which each worker has one.
         source, target, _ = edge.split(";", 2)
         return source in self._tasks and target in self._tasks
 
     def target(self, edge: str) -> int:
-        """The worker that the values of an edge go to (``rendezvous.edge_key``)."""
+        """Return the worker to which the values of an edge go (``rendezvous.edge_key``)."""
         return self._tasks[edge.split(";")[1]]
 
 
 def _sendable(error: BaseException | None) -> BaseException | None:
-    """An error that another process can have, without its traceback."""
+    """Return an error that can be sent to another process, without its traceback and cause."""
     if error is None:
         return None
     if isinstance(error, PenstockError):
