@@ -2,7 +2,7 @@
 
     127.0.0.1 - - [10/Oct/2026:13:55:36 +0000] "POST /v2/models/g/infer HTTP/1.1" 200 2326
 
-Lines go to the logger of this module at level INFO, on whatever thread answers.
+Lines go to the logger of this module at level INFO, from the thread that sends the response.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _UNSAFE = re.compile(r"[^ !#-\[\]-~]")
 
 
 def log_request(client: str, request: str, status: int, size: int) -> None:
-    """Log a request: the address of its client, its first line, or "-" if it has none, and the
-    status and the bytes of the body of its response."""
+    """Log a request: the address of its client, its request line ("-" if it has none), and the
+    status and the size of the body, in bytes, of the response."""
     if not LOGGER.isEnabledFor(logging.INFO):
         return
     # Time of the response, whose status is logged; most tools accept either time.

@@ -97,12 +97,12 @@ _DIGITS = 16
 
 
 class Server:
-    """Answers requests for the models of a repository. ``max_bytes``: the largest body of a
-    request; ``timeout``: the seconds that it may take. ``app`` is the application; the repository
-    is closed when it ends. ``direct`` has threads that connections may be lent to. With
-    ``shared_memory``, tensors may be in shared memory, and clients can name any segment. Pages of
-    the origins ``cors`` ("*": all) may use the server from browsers. ``texts`` are the models
-    behind OpenAI's API."""
+    """Answers requests for the models of a repository. ``app`` is the ASGI application, which
+    closes the repository when it ends. ``max_bytes``: the maximum size of a request's body;
+    ``timeout``: the maximum seconds of a request. ``direct``: threads to which connections may be
+    lent. With ``shared_memory``, tensors may be in shared memory, and clients can name any segment.
+    ``cors``: origins whose pages may use the server from browsers ("*": all). ``texts``: the models
+    of OpenAI's API."""
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class Server:
         )
 
     def _endpoints(self) -> Iterator[tuple[str, str, Handler]]:
-        """The methods, the path and the handler of each endpoint. They are tried in this order, so
-        the most frequent ones come first."""
+        """Return the methods, the path and the handler of each endpoint. They are tried in this
+        order, so the most frequent ones come first."""
         models = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
         region = f"{_SHARED}/region/{{name}}"
         for path in models:
@@ -189,7 +189,7 @@ class Server:
         await asyncio.to_thread(self.direct.close)
 
     def _answer(self, handler: Handler, path: str) -> Handler:
-        """Wrap a handler, to turn errors into answers of the protocol."""
+        """Wrap a handler, to convert errors to responses of the protocol."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -483,8 +483,8 @@ class Server:
     # Requests that are answered on a thread.
 
     def is_direct(self, path: str) -> bool:
-        """Whether the requests of a path are answered by ``infer_here``, without a thread to wake:
-        those for inference by replicas of this process that join no requests."""
+        """Whether ``infer_here`` answers the requests of a path, without waking another thread:
+        those for inference by replicas of this process that do not join requests."""
         match = _INFER.fullmatch(path)
         if is_traced():  # the event loop reads the headers with the client's span
             return False
@@ -502,9 +502,9 @@ class Server:
         cancel: CancelToken,
         late: Callable[[Answer], None],
     ) -> Answer:
-        """``infer`` on the calling thread, until ``cancel`` ends it. The run may go on after its
-        deadline, where kernels cannot be stopped: then ``late`` is called with the answer, on
-        another thread."""
+        """Return the answer of ``infer``, computed on the calling thread; ``cancel`` ends it. Since
+        kernels cannot be stopped, the run may continue after its deadline: then ``late`` is called
+        with the answer, on another thread."""
         begin, match = perf_counter(), _INFER.fullmatch(path)
         assert match is not None
         try:
@@ -514,8 +514,8 @@ class Server:
                     with self._counted(model, begin):
                         asked = decode_request(body, length, self.shared)
                         return self._infer_here(model, asked, priority, cancel, late)
-                # By then the repository has the new replicas; if the model was unloaded, `find`
-                # raises.
+                # The model was reloaded or unloaded: ``find`` returns the new replicas, or raises
+                # an error.
                 except ReplicasClosed:
                     continue
         except Exception as error:
@@ -545,7 +545,7 @@ class Server:
 
     @contextmanager
     def _counted(self, model: ServedModel, begin: float) -> Iterator[None]:
-        """Count a request that began at ``begin``."""
+        """Count a request that began at ``begin``, and whether the context raised an error."""
         with _noted(partial(self._count, model, begin)):
             yield
 
@@ -557,15 +557,15 @@ class Server:
     def _run_of(
         self, model: ServedModel, asked: InferenceRequest
     ) -> tuple[NamedValues, Sequence[str] | None]:
-        """The feeds and fetches of a request."""
+        """Return the feeds and fetches of a request."""
         return asked.feeds, asked.fetches or model.fetches
 
     def _left(self, asked: InferenceRequest) -> float:
-        """The seconds that a request may take."""
+        """Return the maximum seconds of a request."""
         return min(self.timeout, asked.timeout or self.timeout)
 
     async def _body(self, request: Request, most: int | None = None) -> bytes:
-        """The body of a request, decompressed."""
+        """Return the body of a request, decompressed."""
         most = self.max_bytes if most is None else min(most, self.max_bytes)
         return await read_body(request, most)
 
@@ -573,7 +573,7 @@ class Server:
 async def _rest(
     first: bytes, lines: AsyncGenerator[bytes, None], count: Callable[[bool], None]
 ) -> AsyncIterator[bytes]:
-    """All lines of a stream; its request is counted after the last one."""
+    """Yield all lines of a stream, and count its request after the last one."""
     ok = False
     try:
         yield first
@@ -587,7 +587,7 @@ async def _rest(
 
 @contextmanager
 def _noted(count: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``count`` at the end of the block, with whether it raised nothing."""
+    """Call ``count`` at the end of the context: with True unless it raised an error."""
     ok = False
     try:
         yield
@@ -608,7 +608,7 @@ async def _unless_gone(work: Coroutine[object, object, T], request: Request) -> 
 
 
 def _request_span(request: Request, path: str) -> TracedSpan | None:
-    """The span of a request in traces of OpenTelemetry, part of the one that its headers name."""
+    """Return an OpenTelemetry span for a request, a child of the span that its headers name."""
     about = {
         "http.request.method": request.method,
         "http.route": path,
@@ -634,7 +634,7 @@ async def _end_with_client(run: asyncio.Future[Any], request: Request) -> None:
 
 
 def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
-    """Whether the response takes no longer than others may wait for."""
+    """Whether the response is so short that it can be encoded on the event loop."""
     size = _LONG_BODY * bool(asked.places)
     numbers = 0
     for name, value in outputs.items():
@@ -647,7 +647,7 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
 
 
 class _Told:
-    """Turns callbacks of replicas for a request into answers, for ``late``, and keeps its times."""
+    """Callbacks of replicas for a request: converts late errors to answers, and keeps its times."""
 
     def __init__(self, late: Callable[[Answer], None]) -> None:
         self._late = late

@@ -1,8 +1,8 @@
-"""Batches: similar requests are joined to one run, and its outputs split into their rows.
+"""Batching: similar requests are joined to one run, and its outputs are split by request.
 
-A model supports batches if the first dim of its inputs is open, its outputs have as many rows, and
-rows are independent. Shapes do not show independence, so a trial checks it: three rows at once must
-give the same results as one by one.
+A model supports batches if the first dim of its inputs is dynamic, its outputs have as many rows,
+and rows are independent. Shapes do not imply independence, so a trial checks it: three rows
+together must have the same results as one by one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TOLERANCE = 1e-2
 
 
 def check_rows(session: Session, sample: NamedValues | None) -> None:
-    """Raise ``ValueError`` unless ``session`` can take several rows at once: made of the first row
-    of ``sample``, or else of the shapes that it was compiled for, or of the types of its inputs."""
+    """Raise ``ValueError`` unless ``session`` computes several rows independently. The trial uses
+    the first row of ``sample``, or generated values of the compiled shapes or input types."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, np.ndarray]] = [{} for _ in range(_ROWS)]
     first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
@@ -72,13 +72,13 @@ def _is_fixed(type_: TensorType) -> bool:
 
 
 def shapes_of(session: Session) -> list[InputShapes]:
-    """The shapes that a session was compiled for."""
+    """Return the shapes that a session was compiled for."""
     shapes = session.options.shapes
     return [shapes] if isinstance(shapes, Mapping) else [*(shapes or ())]
 
 
 def made_up(dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    """Random values of an input; integers are 0 and 1, which are indices of most tables."""
+    """Return random values of an input. Integers are 0 and 1, which are valid in most tables."""
     if dtype == STRING:
         return rng.choice(np.array(["a", "b"], object), dims)
     if dtype.kind in "iub":
@@ -87,7 +87,7 @@ def made_up(dims: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) ->
 
 
 def are_close(value: RunValue, other: RunValue, tolerance: float = _TOLERANCE) -> bool:
-    """Whether two answers are the same but for the order of sums; of types of 16 bits, by 1 %."""
+    """Whether two results differ at most by the order of summation; for 16-bit types, by 1 %."""
     if not isinstance(value, np.ndarray) or value.shape != other.shape:
         return False
     if value.dtype.kind not in "fcV":
@@ -101,19 +101,20 @@ def are_close(value: RunValue, other: RunValue, tolerance: float = _TOLERANCE) -
 
 
 def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...]:
-    """The key of requests that may be joined: the dtypes of their feeds, and dims but the first."""
+    """Return the key of requests that may be joined: the dtypes of their feeds, and all dims except
+    the first."""
     return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
 
 
 def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Join the feeds of several requests."""
+    """Return the concatenated feeds of several requests."""
     first = requests[0]
     return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
 
 
 def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]] | None:
-    """The outputs of each request, with as many rows as these have, as arrays of their own; None if
-    the outputs have another number of rows."""
+    """Return copies of the outputs of each request, given their numbers of rows; None if the
+    outputs have another number of rows."""
     total, ends = sum(rows), np.cumsum(rows)[:-1]
     for value in outputs.values():
         if not isinstance(value, np.ndarray) or not value.ndim or len(value) != total:
@@ -126,9 +127,9 @@ def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]
 
 
 def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
-    """Run the shapes that sessions of one model were compiled for, and those of batches of such
-    requests. Raises ``InvalidInput`` if inputs have open dims that ``shapes=`` does not give,
-    ``ValueError`` if the model does not run on generated values."""
+    """Run the shapes that sessions of one model were compiled for, and batches of these. Raises
+    ``InvalidInput`` if inputs have dynamic dims that ``shapes=`` does not give, ``ValueError`` if
+    the model fails on generated values."""
     rng = np.random.default_rng(0)
     for shapes in _shapes(sessions[0], max_batch):
         feeds = {name: made_up(x.shape, x.dtype, rng) for name, x in shapes.items()}
@@ -143,7 +144,7 @@ def warm_up(sessions: Sequence[Session], max_batch: int) -> None:
 
 
 def _shapes(session: Session, max_batch: int) -> Iterator[dict[str, np.ndarray]]:
-    """Arrays of each shape, without memory of their own."""
+    """Return arrays of each shape, without allocating their elements."""
     for one in shapes_of(session) or [{}]:
         values = session._values_of(one)
         yield values

@@ -1,15 +1,15 @@
-"""The HTTP connections of the server: uvicorn's, with fewer turns of the event loop a request.
+"""The HTTP connections of the server: uvicorn's, with fewer event loop iterations per request.
 
-uvicorn gives an application each piece of a body as it arrives, and reads no further until the
-application has asked for it; it sends the head of a response before its body. A tensor of 600 KB
-takes three pieces, six changes of the watched events, and copies between them. Here a body
-of up to a megabyte is one message, and all that a turn of the event loop writes is one packet::
+uvicorn passes each piece of a body to the application as it arrives, and reads no further until the
+application requests it; it sends the head of a response before the body. A tensor of 600 KB takes
+three pieces, six changes of the watched events, and several copies. Here, a body of up to a
+megabyte is one message, and all that an event loop iteration writes is one packet::
 
     pieces of a body ──> on_body, on_body, on_message_complete ──> one http.request
     http.response.start, http.response.body ──> Packets ──> one send
 
-Connections that ask for inference are lent to threads, which answer the next requests with no turn
-of the event loop at all (``serving/direct.py``).
+Connections that request inference are lent to threads, which answer the next requests without the
+event loop (``serving/direct.py``).
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Packets:
 
 class Connection(HttpToolsProtocol):  # type: ignore[misc]
     """A connection to a client. It ends if a request has not arrived within ``seconds`` of the
-    connection or the last response, with status 408 if it has begun. It ends with status 431 if the
-    head is too long, since uvicorn would keep any number of bytes. It also ends if the client has
-    not received a response within ``seconds``. ``direct`` has threads to lend it to."""
+    connection or the last response, with status 408 if the request has begun. It ends with status
+    431 if the head is too long, since uvicorn would keep any number of bytes. It also ends if the
+    client has not received a response within ``seconds``. ``direct``: threads that borrow it."""
 
     def __init__(
         self, *arguments: object, seconds: float, direct: DirectAnswers | None, **options: object
@@ -110,7 +110,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:
-        """The client sends no more. Whether it gets answers yet: for requests that have arrived."""
+        """Handle the end of the client's data. Return whether responses are still to be sent."""
         cycle = self.cycle
         self._half_closed = cycle is not None and not cycle.response_complete and self._arrived
         self.transport.flush()  # before asyncio closes the transport below it
@@ -119,8 +119,8 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
         return self._half_closed
 
     def _look_for_client(self) -> None:
-        """End the requests of a client that has hung up; one that only sends no more gets answers.
-        The bytes that tell the two apart are for versions of HTTP that have interim responses."""
+        """End the requests of a client that has closed its connection, but not of one that has only
+        finished sending. Interim responses tell the two apart, if the version of HTTP has them."""
         cycle = self.cycle
         if (
             self.transport.is_closing()
@@ -229,8 +229,8 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
     # Loans.
 
     def _lend(self) -> None:
-        """Lend the connection to a thread, if it has asked for inference, and nothing has come
-        since or is left to be sent."""
+        """Lend the connection to a thread, if its last request was for inference, and no bytes have
+        arrived since or are left to be sent."""
         transport, direct = self.transport, self._direct
         if not self._to_lend or direct is None or transport.is_closing():
             return
@@ -254,7 +254,7 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
             self.loop.call_later(LOOK_S, self._look_at_loan, loan)
 
     def take_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
-        """Go on where the thread has stopped, that the connection was lent to."""
+        """Continue where the thread that borrowed the connection has stopped."""
         assert self._lent is not None
         ending, self._lent = self._lent.ending, None
         if odd:
@@ -281,12 +281,12 @@ class Connection(HttpToolsProtocol):  # type: ignore[misc]
 
 
 def _host(connection: Connection) -> str:
-    """The address of a client, for logs."""
+    """Return the address of a client, for logs."""
     return str(connection.client[0]) if connection.client else "-"
 
 
 class Loan:
-    """A connection that a thread has (``Borrowed``)."""
+    """A connection that is lent to a thread (``Borrowed``)."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -354,5 +354,5 @@ class Loan:
 
 
 def connections(seconds: float, direct: DirectAnswers | None = None) -> Any:
-    """A factory of the connections of a server (``uvicorn.Config(http=...)``)."""
+    """Return a factory of the connections of a server (``uvicorn.Config(http=...)``)."""
     return partial(Connection, seconds=seconds, direct=direct)

@@ -1,11 +1,11 @@
-"""Requests for inference that one thread answers, from the socket to the run and back.
+"""Requests for inference that a single thread reads, runs and answers.
 
 The event loop would hand each request to the thread of a replica, which would hand the outputs
 back: three threads that wake each other while runs keep all cores busy, and the code of four
 libraries, which runs evict from the CPU caches. A client that has requested one inference is likely
-to request another, so the event loop lends its connection to a thread::
+to request another, so the event loop lends the client's connection to a thread::
 
-    event loop   first request ──> lend                            take back: all else
+    event loop   first request ──> lend                            take back: other requests
     thread                          └─> read, run, answer, read, ... ──┘
 
 The thread answers ordinary requests (a body of known length and up to a megabyte, no encodings), as
@@ -75,20 +75,20 @@ class Borrowed(Protocol):
     ending: bool
 
     def begin(self) -> CancelToken:
-        """A token for the run of a request, which is cancelled if the client hangs up."""
+        """Return a token for the run of a request, which is cancelled if the client disconnects."""
         ...
 
     def end(self) -> None:
-        """The run has ended, and the thread is about to write its answer."""
+        """End the use of the token: the run has ended, and the thread is about to respond."""
         ...
 
     def head(self, answer: Answer) -> bytes:
-        """The status line and the headers of a response."""
+        """Return the status line and the headers of a response."""
         ...
 
     def give_back(self, unread: bytes, unsent: bytes, *, odd: bool) -> None:
-        """Give the connection back to the event loop, with bytes that were read, and bytes to be
-        sent; ``odd``: its requests are not for threads. Called on any thread."""
+        """Return the connection to the event loop, with the bytes that were read, and those that
+        must be sent. ``odd``: threads cannot answer its requests. Called on any thread."""
         ...
 
 
@@ -96,12 +96,12 @@ class DirectAnswers:
     """Threads that answer requests for inference.
 
     Args:
-        takes: Whether the requests of a path are for these threads.
-        answer: Answers a request, of a path, with the length of its JSON object and the priority
-            if the header says these, and a body, in memory that is used again for the next one. A
-            token ends its run. Its last argument is called instead, on another thread, if the
-            answer cannot wait for the end of the run.
-        max_bytes: Of a body: the event loop refuses longer ones.
+        takes: Returns whether the threads answer the requests of a path.
+        answer: Answers a request. Its arguments are the path, the length of the JSON object and the
+            priority (None without these headers), the body, whose memory is reused for the next
+            request, a token that ends the run, and a function to call with the answer, on another
+            thread, if the answer cannot wait for the end of the run.
+        max_bytes: The maximum size of a body: the event loop refuses longer ones.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class DirectAnswers:
         self._workers = Workers("http", _MOST)
 
     def offer(self, connection: Borrowed) -> bool:
-        """Whether a thread is free, and answers the requests of a connection from now on."""
+        """Lend a connection to a free thread, if there is one, and return whether there was."""
         return self._workers.offer(lambda: self._serve(connection))
 
     def close(self) -> None:
-        """End the threads, once they have given their connections back."""
+        """End the threads, once they have returned their connections."""
         self._workers.close()
 
     # On a thread.
@@ -141,7 +141,7 @@ class DirectAnswers:
     def _answer_next(
         self, connection: Borrowed, requests: _Requests, client: socket.socket
     ) -> bool:
-        """Read a request and answer it. False if the connection was given back."""
+        """Read a request and answer it. Return False if the connection was returned."""
         try:
             request = requests.next()
         except _UnfitError as error:
@@ -173,8 +173,8 @@ class DirectAnswers:
 
 
 class _Requests:
-    """The requests that arrive from a client. A client mostly sends the head of its last request
-    again: it is read at once with the body, and only compared. ``body``: of the last request."""
+    """The requests that arrive from a client. Most clients repeat the head of their last request:
+    it is read together with the body, and only compared. ``body``: the body of the last request."""
 
     def __init__(self, client: socket.socket, direct: DirectAnswers) -> None:
         self._client = client
@@ -185,7 +185,7 @@ class _Requests:
         self.forget_memory()
 
     def next(self) -> _Request:
-        """The next request. Raises ``_UnfitError``."""
+        """Return the next request. Raises ``_UnfitError``."""
         head, first = self._head, memoryview(self._first)
         have = self._receive([first[: len(head)], self.body] if head else [first])
         if not have:
@@ -206,7 +206,7 @@ class _Requests:
         return self._request
 
     def forget_memory(self) -> None:
-        """Read the next request into other memory: a run that was stopped may read this yet."""
+        """Read the next request into other memory, since a stopped run may still read this one."""
         self._memory = np.empty(0, np.uint8)
         self.body = self._memory.data
         self._head = b""
@@ -235,7 +235,7 @@ class _Requests:
         return have
 
     def _place(self, request: _Request) -> memoryview:
-        """Memory for a body; the bytes after its JSON object are aligned for kernels."""
+        """Return memory for a body, in which the bytes after the JSON object are aligned."""
         if len(self._memory) < request.body_size + _ALIGNMENT:
             self._memory = np.empty(request.body_size + _ALIGNMENT, np.uint8)
         length = request.header_length or ""
@@ -244,15 +244,15 @@ class _Requests:
         return self._memory.data[start : start + request.body_size]
 
     def _acknowledge(self) -> None:
-        """Acknowledge received bytes at once, not with the answer: otherwise a client that gathers
-        small packets (no TCP_NODELAY) sends the rest 40 ms later."""
+        """Acknowledge received bytes at once, not with the response: otherwise a client that delays
+        small packets (without TCP_NODELAY) sends the rest 40 ms later."""
         if _QUICK_ACK is not None:
             with suppress(OSError):  # no socket of TCP
                 self._client.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
     def _receive(self, into: list[memoryview]) -> int:
-        """The number of bytes received, 0 if none come for a while or the connection has ended,
-        which the event loop will find."""
+        """Return the number of bytes received; 0 after the timeout, or if the connection has ended,
+        which the event loop will detect."""
         try:
             return self._client.recvmsg_into(into)[0]
         except OSError:  # TimeoutError among them
@@ -260,8 +260,8 @@ class _Requests:
 
 
 class _UnfitError(Exception):
-    """A request is not for the thread. ``unread``: the bytes that have arrived; ``odd``: whether it
-    is of another kind, rather than late."""
+    """A thread cannot answer a request. ``unread``: the bytes that have arrived; ``odd``: whether
+    the request is of another kind, rather than late."""
 
     def __init__(self, unread: bytes, *, odd: bool) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class _UnfitError(Exception):
 
 
 class _Request:
-    """A request. It is ``ordinary`` if its head has nothing that the thread does not do."""
+    """A request. ``ordinary``: whether the thread supports all that its head requests."""
 
     def __init__(self, head: bytes) -> None:
         self.path = ""
@@ -320,7 +320,7 @@ def _log(connection: Borrowed, request: _Request, answer: Answer) -> None:
 
 
 def _send(client: socket.socket, head: bytes, body: Sequence[bytes | memoryview]) -> bytes:
-    """Send a response. Returns the bytes that could not be sent without waiting."""
+    """Send a response. Return the bytes that could not be sent without waiting."""
     if len(body) >= _MOST_PARTS:
         body = [b"".join(body)]
     parts, begin = [memoryview(part) for part in (head, *body)], monotonic()

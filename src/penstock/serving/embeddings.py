@@ -1,4 +1,4 @@
-"""Vectors of texts by encoders: the tokens are fed to replicas, and the rows that come are pooled.
+"""Text embeddings by encoder models: tokens are fed to replicas, and the resulting rows are pooled.
 
 ::
 
@@ -32,7 +32,7 @@ _ROWS = ("last_hidden_state", "token_embeddings")
 
 
 class EmbeddingModel:
-    """A served model that computes embeddings of texts, with its tokenizer. ``most``: the most
+    """A served model that computes embeddings of texts, with its tokenizer. ``most``: the maximum
     tokens of a text, if known. ``by_first``: the row of the first token is the text's embedding."""
 
     def __init__(
@@ -50,8 +50,8 @@ class EmbeddingModel:
     async def vectors(
         self, asked: EmbeddingsAsked, replicas: Replicas, timeout: float, priority: int | None
     ) -> tuple[list[np.ndarray], int]:
-        """The embeddings [width] of texts, normalized to length 1, and the number of tokens. Each
-        text is a request to the replicas; no more are sent at a time than can run."""
+        """Return the embeddings [width] of texts, normalized to length 1, and the number of tokens.
+        Each text is a request to the replicas; at most as many are sent at a time as can run."""
         deadline = monotonic() + timeout
         interface = EncoderInterface(replicas)
         interface.check(asked.dimensions)
@@ -98,8 +98,8 @@ class EmbeddingModel:
 
 
 class EncoderInterface:
-    """Purposes of an encoder's inputs, and the output to pool. Raises ``InvalidInput`` for a model
-    that is no encoder."""
+    """The purposes of an encoder's inputs, and the output to pool. Raises ``InvalidInput`` for a
+    model that is not an encoder."""
 
     def __init__(self, replicas: Replicas) -> None:
         session = replicas.session
@@ -114,7 +114,7 @@ class EncoderInterface:
         self.output, self._width = _chosen(session.outputs)
 
     def check(self, dimensions: int | None) -> None:
-        """Refuse vectors of another width than the model's."""
+        """Raise ``InvalidInput`` for a number of dimensions other than the model's."""
         if dimensions is not None and dimensions != self._width:
             width = "its own" if self._width is None else self._width
             raise FieldError(
@@ -124,7 +124,7 @@ class EncoderInterface:
             )
 
     def feeds(self, ids: Sequence[int]) -> NamedValues:
-        """The feeds of one text."""
+        """Return the feeds of one text."""
         values: dict[str, object] = {
             "ids": ids,
             "mask": np.ones(len(ids)),
@@ -135,7 +135,7 @@ class EncoderInterface:
         return {n: np.array([values[of]], dtypes[n]) for n, of in self._inputs.items()}
 
     def pooled(self, outputs: NamedValues, by_first: bool) -> np.ndarray:
-        """The vector of one text, of length 1."""
+        """Return the embedding of one text, normalized to length 1."""
         # There are no padding rows: the replicas batch, pad and split again.
         rows = np.asarray(outputs[self.output], np.float32)[0]
         if rows.ndim > 1:
@@ -149,7 +149,7 @@ def _dtype(port: Port) -> np.dtype:
 
 
 def _purpose(port: Port) -> str:
-    """Return the purpose of an input of tokens [texts, tokens]; "" if it is not known."""
+    """Return the purpose of an input [texts, tokens]; "" if unknown."""
     name, type_ = port.name.lower(), port.type
     if not isinstance(type_, TensorType) or type_.dtype is None or len(type_.shape or (1, 1)) != 2:
         return ""
@@ -160,8 +160,8 @@ def _purpose(port: Port) -> str:
 
 
 def _chosen(ports: Sequence[Port]) -> tuple[str, int | None]:
-    """The output that vectors are made of, and their width if it is declared: one that is pooled as
-    texts are, one with a row for each token, or else one with a row for each text."""
+    """Return the output with the embeddings, and their width if it is declared: a sentence
+    embedding, an output with a row for each token, or else one with a row for each text."""
     shapes: dict[str, Sequence[object]] = {}
     for port in ports:
         type_ = port.type

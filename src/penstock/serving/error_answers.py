@@ -1,4 +1,4 @@
-"""Answers to requests that fail: the status, and the document of the protocol."""
+"""Responses to failed requests: the status, and the document of the protocol."""
 
 # tests: tests/serving/test_error_answers.py tests/serving/test_text_endpoints.py
 
@@ -26,7 +26,7 @@ predicted, and clients of this API back off anyway."""
 
 
 class MissingExtensionError(PenstockError):
-    """A request is for a part of the protocol that the server does not support."""
+    """A request needs a part of the protocol that the server does not support."""
 
 
 class TooLargeError(PenstockError):
@@ -47,7 +47,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 def described(error: Exception) -> tuple[str, int]:
-    """The message and the status of an error."""
+    """Return the message and the status of an error."""
     status = next((code for of, code in _STATUS if isinstance(error, of)), 500)
     if isinstance(error, RunError) and error.by_feeds:
         status = 400
@@ -58,12 +58,12 @@ def described(error: Exception) -> tuple[str, int]:
 
 
 def error_response(message: str, status: int) -> Response:
-    """The response of the Open Inference Protocol for an error."""
+    """Return the response of the Open Inference Protocol for an error."""
     return JSONResponse({"error": message}, status)
 
 
 def text_error_document(error: Exception) -> tuple[JsonObject, int]:
-    """The object of OpenAI's API for an error, and its status."""
+    """Return the object of OpenAI's API for an error, and the status."""
     message, status = described(error)
     status = 429 if isinstance(error, QueueFull) else status
     param = error.param if isinstance(error, FieldError) else None
@@ -74,20 +74,20 @@ def text_error_document(error: Exception) -> tuple[JsonObject, int]:
 
 
 def text_error(error: Exception) -> Response:
-    """The response of OpenAI's API for an error."""
+    """Return the response of OpenAI's API for an error."""
     document, status = text_error_document(error)
     headers = {"retry-after": _RETRY_AFTER} if status == 429 else None
     return JSONResponse(document, status, headers)
 
 
 def error_answer(error: Exception) -> Answer:
-    """The answer for an error on a thread that a connection was lent to."""
+    """Return the response for an error on a thread that has borrowed a connection."""
     message, status = described(error)
     return Answer(status, [json.dumps({"error": message}).encode()], None)
 
 
 async def refused(request: Request, error: Any) -> Response:
-    """The response to a request for an unknown path or with an unsupported method."""
+    """Return the response to a request for an unknown path or with an unsupported method."""
     message = f"{request.method} {request.url.path}: {error.detail}"
     if request.url.path.startswith(TEXTS):
         return JSONResponse(error_object(message, error.status_code), error.status_code)

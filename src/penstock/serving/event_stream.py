@@ -1,4 +1,4 @@
-"""The values of a run as events of a response (text/event-stream), while the run goes on.
+"""Streaming of a run's values as events of a response (text/event-stream).
 
 ::
 
@@ -32,8 +32,8 @@ async def events(
     priority: int | None,
     describe: Callable[[Exception], str],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a run: the values that ``asked`` names, also in the bodies of loops. Errors
-    before the first event are raised. Closing it ends the run."""
+    """Yield the events of a run: the values that ``asked`` names, also in the bodies of loops.
+    Errors before the first event are raised. Closing the generator ends the run."""
     token = CancelToken()
     run = model.replicas.stream(
         asked.feeds, asked.fetches or [], timeout=timeout, cancel=token, priority=priority

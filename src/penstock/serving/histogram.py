@@ -17,8 +17,8 @@ ROWS = (*(float(1 << i) for i in range(11)), math.inf)
 
 
 class Histogram:
-    """The number of values per bucket, and their sum. A value belongs to the first bucket with a
-    bound of at least the value; the last bound is infinity. Callers must hold a lock."""
+    """The number of values in each bucket, and their sum. A value belongs to the first bucket whose
+    bound it does not exceed; the last bound is infinity. Callers must hold a lock."""
 
     # prometheus_client's own histograms take a lock for each bucket of each value.
 
@@ -40,11 +40,11 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self) -> list[int]:
-        """For each bound the number of values up to it."""
+        """Return each bound with the number of values up to it."""
         return [*accumulate(self.counts)]
 
     def copy(self) -> Histogram:
-        """A histogram with the same values, which later ones do not change."""
+        """Return an independent histogram with the same values."""
         other = Histogram(self.bounds)
         other.counts, other.total = [*self.counts], self.total
         return other

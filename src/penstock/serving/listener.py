@@ -1,4 +1,4 @@
-"""The socket that the server listens on, and its behavior if the process is out of files.
+"""The listening socket of the server, and its behavior without free file descriptors.
 
 asyncio would try to accept each waiting connection, 2,048 of them, report each failure with a
 traceback, and repeat this every second: the log would grow by a megabyte per second. Here, a
@@ -21,9 +21,8 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Listener(socket.socket):
-    """A socket from which asyncio accepts connections, for an address of a host and a port. It says
-    that it is of TCP: asyncio lets small packets wait for others on a socket that does not (no
-    TCP_NODELAY), for 40 ms."""
+    """A socket at a host and a port, from which asyncio accepts connections. Its protocol is TCP:
+    only then does asyncio set TCP_NODELAY, without which small packets are delayed by 40 ms."""
 
     def __init__(self, host: str, port: int) -> None:
         of_tcp = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP}
@@ -45,8 +44,8 @@ class Listener(socket.socket):
             ) from error
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """A connection that waits. Behind an error for want of a file comes ``BlockingIOError``, as
-        if none did: at that asyncio stops accepting until it tries again."""
+        """Return a pending connection. After an error for lack of file descriptors, the next call
+        raises ``BlockingIOError`` as if none were pending, so that asyncio pauses its attempts."""
         if self._failed:
             self._failed = False
             raise BlockingIOError(
@@ -60,7 +59,7 @@ class Listener(socket.socket):
 
 
 class LoopErrors:
-    """An exception handler of an event loop (``loop.set_exception_handler``)."""
+    """An exception handler for an event loop (``loop.set_exception_handler``)."""
 
     def __init__(self) -> None:
         self._next = 0.0

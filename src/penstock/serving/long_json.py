@@ -1,13 +1,13 @@
-"""JSON of megabytes, read in pieces: Python's lock is held for a piece, not for the whole body.
+"""Parsing of long JSON in pieces, so that the GIL is held for a piece, not for the whole body.
 
-``json.loads`` is one call, in which no other thread runs: 5 ms for a megabyte of numbers, 150 ms
-for one of small objects. Only the ``data`` of tensors may be long. It is skipped at first, and read
-when its dtype is known, as runs of elements between commas::
+``json.loads`` is one call, during which no other thread runs: 5 ms for a megabyte of numbers,
+150 ms for a megabyte of small objects. Only the ``data`` of tensors may be long. It is skipped at
+first, and parsed when its dtype is known, as pieces that end at commas::
 
     {"inputs": [{"name": "x", ..., "data": [0.5, 1.5, ... , 2.5]}]}
                                             |--piece--|--piece--|
 
-All else must be short.
+All other values must be short.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _BLANK, _BACKSLASH = b" "[0], b"\\"[0]
 
 
 class LongData:
-    """The elements of a tensor in the text of a request; ``cuts``: where pieces begin and end,
-    before the comma that follows each; ``brackets``: where rows begin and end."""
+    """The elements of a tensor in the text of a request. ``cuts``: the bounds of pieces, each
+    before a comma; ``brackets``: the positions at which rows begin and end."""
 
     def __init__(self, text: bytes, cuts: list[int], brackets: Sequence[int]) -> None:
         self._text = text
@@ -48,7 +48,7 @@ class LongData:
         self._brackets = brackets
 
     def pieces(self) -> Iterator[list[Any]]:
-        """Read the flattened elements, some at a time. Raises ``InvalidInput``."""
+        """Yield the flattened elements in pieces. Raises ``InvalidInput``."""
         first = 0
         for before, end in zip(self._cuts, self._cuts[1:], strict=False):
             piece = bytearray(b"[%b]" % self._text[before + 1 : end])
@@ -68,7 +68,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of these pairs."""
+    """Return an object with these pairs. Raises ``InvalidInput`` for a duplicate key."""
     # Parsers differ in which value of a repeated key counts: a proxy may check the other one.
     result = dict(pairs)
     if len(result) < len(pairs):
@@ -81,8 +81,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_co
 
 
 def loads(text: bytes | bytearray) -> Any:
-    """Read JSON in UTF-8 as RFC 8259 has it: ``json.loads`` takes NaN and keys that are there
-    twice, too. Raises ``InvalidInput``."""
+    """Parse UTF-8 JSON by RFC 8259, without the NaN and the duplicate keys that ``json.loads``
+    accepts. Raises ``InvalidInput``."""
     try:
         return _DECODER.decode(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -90,7 +90,7 @@ def loads(text: bytes | bytearray) -> Any:
 
 
 def read_document(text: bytes) -> Any:
-    """``loads`` of the JSON object of a request, in which the ``data`` of tensors are ``LongData``.
+    """Parse the JSON object of a request, in which the ``data`` of tensors become ``LongData``.
     Raises ``InvalidInput``, also for other values that are long."""
     reader = _Reader(text)
     document = reader.object({"inputs": reader.tensors, "outputs": reader.tensors})
@@ -100,7 +100,7 @@ def read_document(text: bytes) -> Any:
 
 
 class _Reader:
-    """A text, and the place up to which it is read."""
+    """A parser: the text, and the position up to which it was read."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -108,7 +108,7 @@ class _Reader:
         self._strings = 0
 
     def byte(self) -> bytes | None:
-        """The next byte that is no space; None at the end."""
+        """Return the next byte that is not white space; None at the end."""
         while True:
             space = _SPACE.match(self.text, self.at)
             assert space is not None  # it matches nothing, too
@@ -117,7 +117,7 @@ class _Reader:
             self.at = end
 
     def take(self, *expected: bytes) -> bytes:
-        """Pass by one of these bytes."""
+        """Consume one of these bytes and return it."""
         byte = self.byte()
         if byte not in expected:
             self.fail(f"expected one of {expected}, found {byte!r}")
@@ -128,7 +128,7 @@ class _Reader:
         raise InvalidInput(f"the body is not valid JSON: byte {self.at}: {reason}")
 
     def object(self, read: Mapping[str, Callable[[], Any]]) -> Any:
-        """Read an object. ``read`` has functions for values that may be long, by their key."""
+        """Parse an object. ``read``: the functions that parse values that may be long, by key."""
         if self.byte() != b"{":
             return self.short()
         self.at += 1
@@ -150,7 +150,7 @@ class _Reader:
                 return found
 
     def tensors(self) -> Any:
-        """A list of descriptions of tensors."""
+        """Parse a list of tensor descriptions."""
         if self.byte() != b"[":
             return self.short()
         self.at += 1
@@ -166,7 +166,7 @@ class _Reader:
                 return found
 
     def short(self) -> Any:
-        """A value that is short."""
+        """Parse a short value."""
         self.byte()
         window = self.text[self.at : self.at + _MOST_SHORT]
         try:
@@ -181,7 +181,7 @@ class _Reader:
         return value
 
     def data(self) -> Any:
-        """The data of a tensor, which are only looked through for their end."""
+        """Skip the data of a tensor, recording the bounds of pieces and rows."""
         if self.byte() != b"[":
             return self.short()
         text, depth, cuts = self.text, 0, [self.at]
@@ -230,8 +230,8 @@ class _Reader:
         return LongData(text, [*cuts, self.at - 1], brackets[1:-1])
 
     def _check_brackets(self, last: bytes, byte: bytes) -> None:
-        """Refuse a byte behind the ``last`` one where a bracket is in the wrong place, which is no
-        longer there when the elements are read."""
+        """Refuse a misplaced bracket after the ``last`` byte, since pieces are parsed without
+        brackets."""
         if (
             last + byte in (b"[,", b",]")
             or (last == b"]" and byte not in b",]")
@@ -240,7 +240,7 @@ class _Reader:
             self.fail(f"unexpected {byte!r} after {last!r}")
 
     def _check_element(self, begin: int) -> None:
-        """Refuse an element since ``begin`` that is too long."""
+        """Refuse an element that begins at ``begin`` and is too long."""
         if self.at - begin > _MOST_ELEMENT:
             raise InvalidInput(
                 f"an element of a tensor has more than {_MOST_ELEMENT} bytes as JSON: send it as "
@@ -256,7 +256,7 @@ class _Reader:
             )
 
     def _pass_string(self) -> None:
-        """Go to the quote that ends the string here."""
+        """Skip to the quote that ends the current string."""
         text, begin = self.text, self.at
         while True:
             self.at = text.find(b'"', self.at + 1)

@@ -58,7 +58,7 @@ _TEXT_HISTOGRAMS = {
 
 
 class Metrics:
-    """The metrics of the models of a repository, and of models that generate texts."""
+    """The metrics of the models of a repository, and of models that generate text."""
 
     def __init__(self, repository: ModelRepository, texts: Iterable[TextModel] = ()) -> None:
         self._repository = repository
@@ -72,7 +72,7 @@ class Metrics:
         self._registry.register(self)
 
     def record(self, name: str, version: str, seconds: float, ok: bool) -> None:
-        """Count a request for a model that has ended."""
+        """Count a request that has ended, by model, version and outcome."""
         key = (name, version, "success" if ok else "failure")
         with self._lock:
             took = self._took.get(key)
@@ -104,7 +104,7 @@ class Metrics:
             yield from self._of_texts()
 
     def _of_texts(self) -> Iterator[_Family]:
-        """Yield the metrics of models that generate texts."""
+        """Yield the metrics of models that generate text."""
         counts = {labels: model.counts for labels, model in self._texts.items()}
         yield from _counted("text_", _TEXT_GAUGES, GaugeMetricFamily, counts)
         yield from _counted("text_", _TEXT_COUNTERS, CounterMetricFamily, counts)
@@ -128,7 +128,7 @@ class Metrics:
             yield _family(f"text_{name}", text, _LABELS, own)
 
     def text(self) -> tuple[bytes, str]:
-        """All metrics in Prometheus's form, and its media type."""
+        """Return all metrics in Prometheus's text format, and its media type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 
@@ -138,7 +138,7 @@ def _counted(
     family: type[GaugeMetricFamily] | type[CounterMetricFamily],
     counts: Mapping[tuple[str, ...], object],
 ) -> Iterator[_Family]:
-    """Counts of models by their labels: of each name in ``texts``, an attribute."""
+    """Yield a family of metrics for each attribute that ``texts`` names, with its description."""
     for name, text in texts.items():
         metric = family(f"penstock_{prefix}{name}", text, labels=_LABELS)
         for labels, of in counts.items():
@@ -149,7 +149,7 @@ def _counted(
 def _family(
     name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], Histogram]
 ) -> HistogramMetricFamily:
-    """Histograms by the values of their labels, as Prometheus has them."""
+    """Return a Prometheus family of histograms, given by label values."""
     metric = HistogramMetricFamily(f"penstock_{name}", text, labels=labels)
     for key, of in values.items():
         bounds = map(floatToGoString, of.bounds)

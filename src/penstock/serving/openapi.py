@@ -1,5 +1,5 @@
-"""Self-description of the server: its endpoints in OpenAPI 3.1, for client generators, examples of
-requests, and a page for people."""
+"""Self-description of the server: its endpoints in OpenAPI 3.1, for client generators; example
+requests; and an HTML page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PORT = {
 
 
 def _record(required: str, **properties: object) -> JsonObject:
-    """The schema of an object; some of its properties are required."""
+    """Return the schema of an object, some of whose properties are required."""
     return {"type": "object", "properties": properties, "required": required.split()}
 
 
@@ -74,7 +74,7 @@ _RESPONSES = {"infer": "InferenceResponse", "model_metadata": "Model"}
 
 
 def openapi_document(endpoints: Iterable[Endpoint], models: Iterable[ServedModel]) -> JsonObject:
-    """The description of endpoints, and of the inference of each model, with an example."""
+    """Return the description of endpoints, and of inference with each model, with an example."""
     paths: dict[str, JsonObject] = {}
     for methods, path, handler in endpoints:
         own = paths.setdefault(path, {})
@@ -138,7 +138,7 @@ def _operation(method: str, path: str, handler: Callable[..., object]) -> JsonOb
 
 
 def _of_model(model: ServedModel, infer: JsonObject) -> JsonObject:
-    """The inference endpoint of one model; its path has no parameter."""
+    """Return the inference endpoint of one model, whose path has no parameter."""
     content, example = _request_body(), example_request(model)
     # Examples must be JSON, so tensors are not sent as bytes here.
     if not example.zeros:
@@ -174,13 +174,13 @@ _MOST_SHOWN = 64
 
 @dataclass(frozen=True)
 class ExampleRequest:
-    """The JSON object of a request, and the number of zero bytes after it."""
+    """An example request: its JSON object, and the number of zero bytes that follow."""
 
     document: JsonObject
     zeros: int
 
     def curl(self, base_url: str, model: str) -> str:
-        """A command that sends the request."""
+        """Return a command that sends the request."""
         text = json.dumps(self.document)
         url = shlex.quote(f"{base_url.rstrip('/')}/v2/models/{quote(model, safe='')}/infer")
         if not self.zeros:
@@ -190,8 +190,8 @@ class ExampleRequest:
 
 
 def example_request(model: ServedModel) -> ExampleRequest:
-    """A request for a model: of the first shape that it was compiled for, or else of as many rows
-    as one, and with as many elements as it takes."""
+    """Return an example request for a model, with the first shapes that it was compiled for, or
+    else with dynamic dims replaced by examples."""
     session = model.replicas.session
     first = next((session._values_of(shapes) for shapes in shapes_of(session)), {})
     types = {port.name: port.type for port in session.inputs}
@@ -219,7 +219,7 @@ def example_request(model: ServedModel) -> ExampleRequest:
 
 
 def _closed(dims: Sequence[int | str | None], sizes: dict[str, int]) -> list[int]:
-    """Replace open dims by the ``sizes`` of their names."""
+    """Return dims with the dynamic ones replaced by the ``sizes`` of their names."""
     closed = []
     for i, dim in enumerate(dims):
         size = dim if isinstance(dim, int) else _OPEN if i else 1
@@ -243,8 +243,8 @@ _LINKS = ("/v2", "/v2/models", "/v2/health/ready", "/metrics", "/openapi.json")
 
 
 def page(models: Iterable[ServedModel], base_url: str, texts: Sequence[str] = ()) -> str:
-    """The page for models, in HTML; ``base_url``: by which the client reached the server;
-    ``texts``: the names of models for texts."""
+    """Return the HTML page of models. ``base_url``: the URL at which the client reached the server;
+    ``texts``: the names of text models."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width">',

@@ -34,7 +34,7 @@ from penstock.serving.long_json import LongData, loads, read_document
 from penstock.serving.shared_memory import SharedMemory, SharedPlace
 
 HEADER_LENGTH = "inference-header-content-length"
-"""the header with the length of the JSON object, if binary data follow it"""
+"""the header with the length of the JSON object, if binary data follows"""
 HEADER_PRIORITY = "priority"
 HEADER_TIMING = "server-timing"
 _URGENCY = re.compile(r"(?:^|,)\s*u=([0-7])\s*(?:,|;|$)")
@@ -52,7 +52,7 @@ _DATATYPES: dict[str, np.dtype] = {
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ITEM = struct.Struct("<I")
-# Most digits of lengths and of microseconds: Python refuses to parse thousands.
+# Maximum digits of lengths and of microseconds: Python refuses to parse thousands of digits.
 _MOST_DIGITS = 20
 # Largest dim, and most dims: the product of a shape is then an integer of at most a few hundred
 # bytes. Python multiplies longer ones in one call that blocks other threads.
@@ -68,8 +68,8 @@ _MOST_REMEMBERED, _REMEMBERED = 64, 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class SequenceControl:
-    """Place of a request in its sequence: the sequence's id, whether the request is the first or
-    the last one, and for how many of the last rows outputs are ``wanted`` (None: all)."""
+    """The place of a request in its sequence: the sequence's id, whether the request is the first
+    or the last one, and for how many of the last rows outputs are ``wanted`` (None: all)."""
 
     id: int | str
     start: bool = False
@@ -79,8 +79,8 @@ class SequenceControl:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """A request: its id, the feeds, the wanted outputs (None: all) and which of them as bytes, its
-    timeout in seconds, if any, the places in shared memory for outputs, and its sequence."""
+    """A request: its id, feeds, requested outputs (None: all) and whether each is sent as bytes,
+    timeout in seconds if any, places of outputs in shared memory, and sequence."""
 
     id: str
     feeds: Mapping[str, np.ndarray]
@@ -94,8 +94,8 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """An input as the JSON object describes it: its elements are ``data`` (a list or ``LongData``),
-    or the next ``size`` bytes, or where ``parameters`` say in shared memory (None: not there)."""
+    """An input as described in the JSON object. Its elements are ``data`` (a list or ``LongData``),
+    the next ``size`` bytes, or in shared memory if ``parameters`` are given."""
 
     name: str
     shape: list[int]
@@ -120,7 +120,7 @@ class _Header:
 
 
 def describe_port(name: str, type_: Type) -> JsonObject | None:
-    """The metadata of an input or output; None if the protocol has no type for it."""
+    """Return the metadata of an input or output; None if the protocol has no datatype for it."""
     if not isinstance(type_, TensorType) or (type_.dtype or STRING) not in _NAMES:
         return None
     dims = [d if isinstance(d, int) else -1 for d in type_.shape or ()]
@@ -128,23 +128,23 @@ def describe_port(name: str, type_: Type) -> JsonObject | None:
 
 
 def datatype_of(dtype: np.dtype) -> str:
-    """The protocol's name of a dtype, or NumPy's name if it has none."""
+    """Return the protocol's name of a dtype, or NumPy's name if the protocol has none."""
     return _NAMES.get(dtype, dtype.name)
 
 
 def datatypes() -> list[str]:
-    """The protocol's names of dtypes."""
+    """Return the protocol's names of dtypes."""
     return [*_DATATYPES]
 
 
 def element_bytes(datatype: str) -> int:
-    """The bytes of an element, or of the length of a string."""
+    """Return the bytes of an element, or of the length prefix of a string."""
     dtype = _DATATYPES[datatype]
     return _ITEM.size if dtype == STRING else dtype.itemsize
 
 
 def decode_options(body: bytes) -> JsonObject:
-    """The JSON object of a request about models, which may be left out. Raises ``InvalidInput``."""
+    """Parse the optional JSON object of a request about models. Raises ``InvalidInput``."""
     if len(body) > _MOST_OPTIONS:
         raise InvalidInput(f"a request to load or unload must have at most {_MOST_OPTIONS} bytes")
     document = _document(body) if body else {}
@@ -160,19 +160,19 @@ def _document(text: bytes) -> JsonObject:
 
 
 def priority_of(header: str | None) -> int | None:
-    """The priority in a header of a request, by RFC 9218: an urgency of 0 (the highest) to 7, where
-    3 is priority 0. None without a priority."""
+    """Return the priority in a header by RFC 9218, whose urgency is from 0 (the highest) to 7, and
+    3 for priority 0. None if the header has no priority."""
     found = None if header is None else _URGENCY.search(header)
     return None if found is None else 3 - int(found[1])
 
 
 def timing(queue: float, run: float) -> str:
-    """The header Server-Timing for the seconds of a request."""
+    """Return the header Server-Timing for the seconds of a request."""
     return f"queue;dur={1e3 * queue:.3f}, run;dur={1e3 * run:.3f}"
 
 
 def json_bytes(body: bytes | memoryview, header_length: str | None) -> int:
-    """The size of the JSON object at the start of a body. Raises ``InvalidInput``."""
+    """Return the size of the JSON object at the start of a body. Raises ``InvalidInput``."""
     if header_length is None:
         return len(body)
     digits = len(header_length) if header_length.isdecimal() else 0
@@ -261,7 +261,7 @@ def encode_response(
 
 
 def _joined(texts: Sequence[str]) -> list[bytes]:
-    """Texts as bytes, joined to pieces: of all texts together copies take long."""
+    """Yield texts as bytes, joined to pieces, since a copy of all texts would take long."""
     parts, begin, size = [], 0, 0
     for i, text in enumerate(texts):
         size += len(text)
@@ -272,7 +272,7 @@ def _joined(texts: Sequence[str]) -> list[bytes]:
 
 
 def _entry(name: str, datatype: str, shape: tuple[int, ...], **rest: Any) -> str:
-    """The entry of an output in the JSON object of a response."""
+    """Return the entry of an output in the JSON object of a response."""
     return json.dumps({"name": name, "datatype": datatype, "shape": shape, **rest})
 
 
@@ -343,8 +343,8 @@ def _input(entry: JsonObject) -> _Input:
 
 
 def _start(value: object) -> str:
-    """The first characters of a value of a document. Python takes seconds for all digits of the
-    integers that a body can hold."""
+    """Return the first characters of a value, for messages. An integer is described by its size,
+    since Python may take seconds to convert it to digits."""
     if isinstance(value, list):
         first = [_start(each) if isinstance(each, int) else "?" for each in value[:4]]
         return f"[{', '.join(first)}{', ...' * (len(value) > len(first))}]"
@@ -391,7 +391,7 @@ def _seconds(timeout: object) -> float | None:
 
 
 def _sequence(parameters: JsonObject) -> SequenceControl | None:
-    """The sequence of a request; 0 and "" mean none."""
+    """Return the sequence of a request; None for the ids 0 and ""."""
     own = parameters.get("sequence_id")
     is_text = isinstance(own, str) and len(own) <= _LONGEST_ID
     if not is_text and (own is not None and (type(own) is not int or not 0 <= own < _IDS)):
@@ -434,14 +434,14 @@ def _shaped(name: str, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _place(parameters: JsonObject, shared: SharedMemory | None) -> SharedPlace:
-    """The place in shared memory that the parameters of an input or output name."""
+    """Return the place in shared memory that the parameters of an input or output name."""
     if shared is None:
         raise InvalidInput(SHARED_MEMORY_OFF)
     return shared.place(parameters)
 
 
 def _shared_tensor(of: _Input, place: SharedPlace) -> np.ndarray:
-    """The value of an input in shared memory."""
+    """Return the value of an input in shared memory."""
     if of.dtype != STRING and place.size != math.prod(of.shape) * of.dtype.itemsize:
         raise InvalidInput(
             f"input {of.name!r} of shape {of.shape} and {_NAMES[of.dtype]} has {place.size} "
@@ -474,7 +474,7 @@ def _from_json(name: str, data: RunValue, dtype: np.dtype, shape: Sequence[int])
 
 
 def _flat(name: str, elements: list[Any]) -> list[Any]:
-    """The elements of nested rows in a line."""
+    """Return the flattened elements of nested rows."""
     while elements and isinstance(elements[0], list):
         if not all(isinstance(row, list) for row in elements):
             raise InvalidInput(f'input {name!r}: "data" mixes rows and elements at the same level')
@@ -511,7 +511,7 @@ def _array(name: str, elements: list[Any], dtype: np.dtype) -> np.ndarray:
 
 
 def _out_of_range(name: str, elements: Sequence[float], dtype: np.dtype) -> InvalidInput:
-    """The error about a number that a dtype has no value for."""
+    """Return the error for a number that a dtype cannot represent."""
     what = "a number"
     if dtype.kind in "iu":
         range_ = np.iinfo(dtype)
@@ -549,7 +549,7 @@ def _strings(name: str, data: memoryview, count: int) -> np.ndarray:
 
 
 def _texts(strings: Iterable[object]) -> Iterator[str]:
-    """The elements of a row of strings in JSON; a long one is decoded and written in pieces."""
+    """Yield the JSON of a row of strings. A long string is decoded and written in pieces."""
     quote = '"'
     for element in strings:
         if len(element if isinstance(element, bytes) else str(element)) <= _PIECE:
@@ -572,7 +572,7 @@ def _pieces(element: object) -> Iterator[str]:
 
 
 def _numbers(value: np.ndarray) -> Iterator[str]:
-    """The elements of an array in JSON."""
+    """Yield the JSON of the elements of an array, in pieces."""
     flat, before = value.reshape(-1), ""
     # Each call of json.dumps holds Python's interpreter lock to its end.
     for i in range(0, len(flat), _PIECE):
@@ -581,7 +581,7 @@ def _numbers(value: np.ndarray) -> Iterator[str]:
 
 
 def _finite(value: np.ndarray) -> list[Any]:
-    """Numbers, with names for NaN and infinities."""
+    """Return numbers, with strings for NaN and infinities."""
     if not _is_float(value.dtype):
         integers: list[Any] = value.tolist()
         return integers
@@ -598,7 +598,7 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _bytes(value: np.ndarray) -> bytes | memoryview:
-    """The elements as bytes; a view if they are contiguous."""
+    """Return the elements as bytes, a view if they are contiguous."""
     if value.dtype != STRING:
         return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     parts = [x if isinstance(x, bytes) else str(x).encode() for x in value.reshape(-1)]

@@ -1,5 +1,5 @@
-"""``penstock.ray_deployment``: the server as an application of Ray Serve, which starts, scales and
-replaces its replicas; each has the models, their queues and batches, and the same handler."""
+"""``penstock.ray_deployment``: the server as a Ray Serve application. Ray Serve starts, scales and
+replaces its replicas, each of which has the models, with their queues and batches."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def ray_deployment(
     timeout: float = 60.0,
     **options: Any,
 ) -> Any:
-    """An application for ``ray.serve.run``: the Open Inference Protocol, as ``penstock serve`` has
-    it, for one model or several. Raises ``PenstockError`` without Ray Serve
+    """Return an application for ``ray.serve.run`` that serves one or several models by the Open
+    Inference Protocol, as ``penstock serve`` does. Raises ``PenstockError`` without Ray Serve
     (``pip install 'ray[serve]' penstock-runtime[serve]``).
 
     Args:
         models: The path of a model, or paths by name, which each process reads.
         deployment: Options of ``ray.serve.deployment``, such as ``num_replicas``.
-        max_bytes: Bytes of a request at most.
-        timeout: Seconds that a request may take.
-        options: Those of ``penstock.Replicas`` in each process.
+        max_bytes: The maximum bytes of a request.
+        timeout: The maximum seconds of a request.
+        options: Options of ``penstock.Replicas`` in each process.
     """
     if isinstance(models, str | Path):
         models = {Path(models).stem: models}
@@ -59,7 +59,7 @@ class _Models:
 def _application(
     paths: Mapping[str, Path], options: Mapping[str, Any], max_bytes: int, timeout: float
 ) -> Any:
-    """The server of the models at ``paths``, in the process of a replica."""
+    """Return the server of the models at ``paths``, in the process of a replica."""
     from penstock.serving.app import Server
     from penstock.serving.replicas import Replicas
     from penstock.serving.repository import ModelRepository

@@ -1,7 +1,7 @@
-"""Errors of a request, in the terms of its JSON object.
+"""Explanations of invalid requests, in terms of the request's JSON object.
 
-A run that refuses its feeds speaks of arrays and of Python's options. Only when it does, the
-request is compared with the model here, which costs the others nothing.
+The error of a run that refuses its feeds names arrays and Python's options. Only after such an
+error, the request is compared with the model here, so that other requests take no longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HasPorts(Protocol):
 
 
 def refusal(error: InvalidInput, model: HasPorts, request: InferenceRequest) -> InvalidInput:
-    """The first thing in a request that does not fit the model, or else ``error``."""
+    """Return an error for the first field of a request that the model rejects, or ``error``."""
     reason = next(_reasons(model, request), None)
     return error if reason is None else InvalidInput(reason)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.tuning.worker_placement import WorkerPool
 
 MOST_ON_WORKERS = 2
-"""batches sent to a replica on a worker at a time: the next one is available when one has ended,
+"""the number of batches sent to a worker at a time: a second one is available when the first ends,
 so that the worker does not wait for a round trip"""
 
 
@@ -27,17 +27,17 @@ class ReplicaCluster(Protocol):
     workers: int
 
     def each_worker(self) -> Sequence[WorkerPool]:
-        """Each worker as a separate cluster."""
+        """Return each worker as a separate cluster."""
         ...
 
 
 class SessionReplica:
-    """Runs a session. In this process, replicas share the session, which keeps no state between
-    runs, and run on threads of ``workers``; on a cluster, all graphs of the session are on one
-    worker. ``most``: the maximum number of batches in progress."""
+    """A replica that runs a session. In this process, replicas share the session, which keeps no
+    state between runs, and run on threads of ``workers``; on a cluster, all graphs of the session
+    are on one worker. ``most``: the maximum number of batches in progress."""
 
     runs_here = True
-    """whether the thread of a request may run it itself"""
+    """whether the thread that submits a request may run it"""
 
     def __init__(self, session: Session, most: int = 1, workers: Workers | None = None) -> None:
         self.session = session
@@ -47,8 +47,8 @@ class SessionReplica:
     def begin(
         self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
     ) -> None:
-        """Begin a run; call ``done`` when it has ended, on any thread. ``check`` is called before,
-        and ends it if it raises."""
+        """Begin a run; ``done`` is called at its end, on any thread. ``check`` is called before the
+        run, which ends if ``check`` raises an error."""
         self.session._begin(done, options, self._workers, check)
 
 
@@ -64,7 +64,8 @@ class LoopsReplica(SessionReplica):
     def begin(
         self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
     ) -> None:
-        """As ``SessionReplica.begin``, without ``check``: no requests are joined to a batch."""
+        """Begin a run as ``SessionReplica.begin`` does, but without ``check``: requests are not
+        joined to batches."""
         feeds = cast("Mapping[str, ArrayLike]", options.feeds)
 
         # A thread for each run, which waits in its loop for steps that another one may compute.
@@ -83,7 +84,7 @@ class LoopsReplica(SessionReplica):
 def worker_sessions(
     model: Any, n: int, cluster: ReplicaCluster, options: Mapping[str, Any]
 ) -> list[Session]:
-    """A session for each worker of a cluster."""
+    """Return a session for each worker of a cluster."""
     from penstock.frontends.load import load
 
     if n != cluster.workers:
@@ -96,8 +97,8 @@ def worker_sessions(
 
 
 def shared_loops(model: object, max_batch: int) -> SharedLoops | None:
-    """The model, if its runs share the iterations of its loops. Raises ``ValueError`` if they are
-    to be joined to batches as well."""
+    """Return the model if its runs share the iterations of its loops, else None. Raises
+    ``ValueError`` if requests are to be joined to batches as well."""
     # By attribute: the module of SharedLoops is only imported by its users.
     if not isinstance(getattr(model, "session", None), Session):
         return None
@@ -113,7 +114,7 @@ def replicas_of(
     most: int,
     workers: Workers | None,
 ) -> list[SessionReplica]:
-    """``n`` replicas, which divide the sessions or share the loops."""
+    """Return ``n`` replicas, which divide the sessions or share the loops."""
     if loops is not None and workers is not None:
         return [LoopsReplica(loops, workers)] * n
     return [SessionReplica(own, most, workers) for own in [*sessions] * (n // len(sessions))]

@@ -1,6 +1,6 @@
-"""The models of a server, by name and version, which may be loaded, reloaded and unloaded.
+"""The models of a server, by name and version, which can be loaded, reloaded and unloaded.
 
-A folder of versions is a model, as in a repository of Triton's; any other path is its only
+A folder of versions is a model, as in a Triton repository; any other path is the model's only
 version, 1::
 
     models/
@@ -31,11 +31,11 @@ Served: TypeAlias = "Replicas | Sequences"
 
 
 class UnknownModel(PenstockError):  # noqa: N818
-    """A request names a model, or a version of it, that the server does not have."""
+    """A request names a model or a version that the server does not have."""
 
 
 class Durations:
-    """The number of requests, and the nanoseconds that they took in all."""
+    """The number of requests, and their total nanoseconds."""
 
     def __init__(self) -> None:
         self.count = self.ns = 0
@@ -49,8 +49,8 @@ class Durations:
 
 
 class ServedModel:
-    """One version of a model, and the statistics of its requests. Those of its inputs and outputs
-    that the protocol has a type for are ``inputs`` and ``outputs``."""
+    """One version of a model, and the statistics of its requests. ``inputs`` and ``outputs``: those
+    for which the protocol has a datatype."""
 
     def __init__(self, name: str, version: str, replicas: Served) -> None:
         self.name = name
@@ -96,7 +96,7 @@ class ServedModel:
             self.last = round(time() * 1000)
 
     def configuration(self) -> JsonObject:
-        """The model as clients of Triton ask for it: its tensors, and how it is batched."""
+        """Return the model's configuration in Triton's format: its tensors, and batching."""
         replicas = self.replicas
         # Triton's maximum batch size; dims are then those of one row.
         most = replicas.max_batch if replicas.max_batch > 1 else 0
@@ -149,8 +149,8 @@ def _durations(of: Histogram) -> dict[str, int]:
 
 
 class ModelRepository:
-    """The models at ``paths``, by name. ``make`` compiles the model at a path; ``own`` has other
-    functions for some names. All are loaded at once; errors of ``make`` are raised."""
+    """The models at ``paths``, by name. ``make`` compiles the model at a path; ``own`` maps some
+    names to other functions. The constructor loads all models, and raises errors of ``make``."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class ModelRepository:
             self.load(name)
 
     def find(self, name: str, version: str | None = None) -> ServedModel:
-        """A version of a model, by default the highest. Raises ``UnknownModel``."""
+        """Return a version of a model, by default the highest. Raises ``UnknownModel``."""
         # Without the lock: versions of a model are replaced as a whole, and never changed.
         versions = self._models.get(name)
         if not versions:
@@ -180,11 +180,11 @@ class ModelRepository:
         return found
 
     def versions(self, name: str) -> list[str]:
-        """The versions of a model that are there."""
+        """Return the loaded versions of a model."""
         return sorted(self._models.get(name, ()), key=int)
 
     def all(self) -> list[ServedModel]:
-        """Every version of every model that is there."""
+        """Return all loaded versions of all models."""
         # A copy of the list, since models may be loaded meanwhile.
         return [model for versions in list(self._models.values()) for model in versions.values()]
 
@@ -219,7 +219,7 @@ class ModelRepository:
         _close(versions)
 
     def index(self) -> list[dict[str, str]]:
-        """Every model with a path, and whether it is loaded."""
+        """Return all models with paths, and whether each is loaded."""
         entries = []
         for name in self._paths:
             versions = self.versions(name)
@@ -240,7 +240,7 @@ def _close(versions: Mapping[str, ServedModel]) -> None:
 
 
 def _versions(path: Path) -> dict[str, Path]:
-    """The paths of a model's versions."""
+    """Return the paths of a model's versions."""
     folders = [p for p in path.iterdir() if p.name.isdecimal()] if path.is_dir() else []
     versions = {}
     for folder in sorted(folders, key=lambda folder: int(folder.name)):

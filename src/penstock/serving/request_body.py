@@ -1,4 +1,4 @@
-"""Bodies of requests, of bounded size, which may be compressed."""
+"""Request bodies of bounded size, which may be compressed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.serving.error_answers import TooLargeError
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request, decompressed. Raises ``TooLargeError`` for more than ``most`` bytes,
-    and ``InvalidInput`` for a body that is not compressed as its header says."""
+    """Return the body of a request, decompressed. Raises ``TooLargeError`` for more than ``most``
+    bytes, and ``InvalidInput`` for a body that does not match its content-encoding."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

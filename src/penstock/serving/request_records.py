@@ -24,7 +24,7 @@ Timed: TypeAlias = "Callable[[float, float], object]"
 
 
 class Told(Protocol):
-    """Is told of a request that runs on the thread of its caller."""
+    """Callbacks for a request that runs on the thread of its caller."""
 
     def timed(self, queue: float, run: float) -> None:
         """Take the seconds in the queue, and of the run."""
@@ -34,7 +34,7 @@ class Told(Protocol):
 
 
 class ReplicasClosed(PenstockError):  # noqa: N818
-    """A request came after ``Replicas.close``."""
+    """A request was submitted after ``Replicas.close``."""
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class ReplicaHistograms:
 
 
 class QueuedRequest:
-    """One request. Its ``control`` is stopped at its deadline and when it is cancelled; the future
-    ends then, whether the request is queued or runs. ``future`` is None once the request has ended.
-    ``key`` is None if it is not joined; ``tokens`` are counted where lengths may differ."""
+    """One request. Its ``control`` is stopped at the deadline and by cancellation, which ends the
+    future, whether the request is queued or running. ``future`` is None once the request has ended.
+    ``key`` is None if the request is not joined; ``tokens`` are counted if lengths may differ."""
 
     __slots__ = (
         *("batch", "control", "feeds", "fetches", "future", "key", "priority", "rows", "since"),
@@ -94,8 +94,8 @@ class QueuedRequest:
 
 
 class QueueTurn:
-    """The place in the queue of a thread that runs its request itself: ``come`` is a lock that is
-    released when replica ``number`` is free for it, or it need not wait any longer, because of an
+    """The place in the queue of a thread that runs its request itself. ``come``: a lock that is
+    released when replica ``number`` is free for the thread, or when the wait ends with an
     ``error``."""
 
     __slots__ = ("come", "error", "number", "since")

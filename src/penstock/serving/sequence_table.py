@@ -1,4 +1,4 @@
-"""The sequences of a model with state that are open, by the ids of requests.
+"""The open sequences of a model with state, by id.
 
 ::
 
@@ -6,8 +6,8 @@
                       │                       └── no request for a while: it ends
     start 7 again ────┘ the other one ends
 
-A sequence has one request at a time: requests come by several connections, so that the order of two
-is not known.
+A sequence has one request at a time: requests arrive by several connections, so the order of two
+requests would be undefined.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MOST, IDLE = 1024, 60.0
 
 
 class UnknownSequence(InvalidInput):
-    """A request is of no sequence that is there, and begins none."""
+    """A request names a sequence that is not open, and does not start one."""
 
 
 class SequenceConflict(PenstockError):  # noqa: N818
-    """Two requests of a sequence came at once."""
+    """A request arrived while another request of the same sequence was running."""
 
 
 class TooManySequences(PenstockError):  # noqa: N818
-    """A request begins a sequence beyond the maximum number."""
+    """A request would start a sequence beyond the maximum number."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenSequence:
-    """A sequence that has begun. ``used``: when its last request ended; ``busy``: whether it has
-    one now."""
+    """An open sequence. ``used``: the time at which its last request ended; ``busy``: whether it
+    has a running request."""
 
     sequence: StepSequence
     used: float
@@ -52,8 +52,8 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class SequenceCounts:
-    """Sequences of a model: ``open`` now; ``begun`` so far, of which ``idle`` have ended because no
-    request came; ``refused``: sequences beyond the maximum number."""
+    """Counts of a model's sequences: ``open`` now; ``begun`` so far, of which ``idle`` have ended
+    for lack of requests; ``refused``, because the maximum number were open."""
 
     open: int = 0
     begun: int = 0
@@ -62,10 +62,10 @@ class SequenceCounts:
 
 
 class SequenceTable:
-    """The open sequences of a model, which may be looked for and ended by any thread.
+    """The open sequences of a model, for use by any thread.
 
     Args:
-        most: Sequences that are open at most: a further one is refused with ``TooManySequences``.
+        most: The maximum number of open sequences; a further one raises ``TooManySequences``.
         idle: Seconds without a request after which a sequence ends.
     """
 
@@ -77,8 +77,8 @@ class SequenceTable:
         # The least recently used first, except for busy ones.
         self._open: dict[Key, OpenSequence] = {}
         self._busy = self._begun = self._ended_idle = self._refused = 0
-        # Never held while a sequence is closed: that takes the lock of the stepper, and tells of
-        # the end of a request, which is released here.
+        # Never held while a sequence is closed: that takes the lock of the stepper, and ends a
+        # request, which calls ``release``.
         self._lock = threading.RLock()
         self._released = threading.Condition(self._lock)
         self._timer: Control | None = None
@@ -86,12 +86,12 @@ class SequenceTable:
 
     @property
     def counts(self) -> SequenceCounts:
-        """Counts of sequences so far."""
+        """Return the counts of sequences so far."""
         with self._lock:
             return SequenceCounts(len(self._open), self._begun, self._ended_idle, self._refused)
 
     def check_open(self) -> None:
-        """Raise ``ReplicasClosed`` if no request may come."""
+        """Raise ``ReplicasClosed`` if no request is accepted."""
         if self._closed:
             raise ReplicasClosed("the sequences are closed")
 
@@ -117,8 +117,8 @@ class SequenceTable:
         return own
 
     def resume(self, key: Key) -> OpenSequence:
-        """The sequence of a request that begins none. Raises ``UnknownSequence``, and
-        ``SequenceConflict`` if it has another request now."""
+        """Return the sequence of a request that does not start one. Raises ``UnknownSequence``, and
+        ``SequenceConflict`` if another request of the sequence is running."""
         with self._lock:
             self.check_open()
             own = self._open.get(key)
@@ -138,12 +138,12 @@ class SequenceTable:
         return own
 
     def release(self, key: Key, own: OpenSequence, *, ends: bool) -> bool:
-        """Let a sequence wait for its next request, or end. Returns False if it was ended or
+        """Let a sequence wait for its next request, or end. Return False if it was ended or
         restarted meanwhile."""
         with self._lock:
             is_open = self._open.get(key) is own
             if is_open:
-                # Behind all others, as the one that was used last.
+                # At the end, as the most recently used sequence.
                 del self._open[key]
                 if not ends:
                     self._open[key] = own
@@ -155,7 +155,7 @@ class SequenceTable:
         return is_open
 
     def end(self, key: Key, own: OpenSequence) -> None:
-        """End a sequence, and its request if it has one."""
+        """End a sequence, and its running request if any."""
         with self._lock:
             if self._open.get(key) is own:
                 del self._open[key]
@@ -172,7 +172,7 @@ class SequenceTable:
             end_run(timer)
 
     def _set_timer(self) -> None:
-        """Have ``_expire`` called when the sequence that was used first has waited long enough."""
+        """Schedule ``_expire`` for the end of the idle time of the least recently used sequence."""
         with self._lock:
             if self._timer is not None or not self._open or self._closed:
                 return
@@ -180,11 +180,11 @@ class SequenceTable:
             used = next((own.used for own in self._open.values() if not own.busy), now)
             # The watchdog of runs is the timer: a run that is never stopped but by its time.
             timer = self._timer = begin_run(used + self.idle - now, None)
-        # Outside of the lock: it is called at once if the time is over by now.
+        # Without the lock, since the listener is called at once if the time has passed.
         timer.add_listener(self._expire)
 
     def _expire(self, error: Exception) -> None:
-        """End the sequences that have had no request for a while."""
+        """End the sequences without a request for ``idle`` seconds."""
         now, late = perf_counter(), []
         with self._lock:
             self._timer = None

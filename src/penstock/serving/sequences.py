@@ -1,4 +1,4 @@
-"""Sequences of requests for a model with state; a stepper keeps the state between requests.
+"""Sequences of requests to a model with state, which a stepper keeps between requests.
 
 ::
 
@@ -45,7 +45,7 @@ from penstock.stepping.stepper import Stepper, StepSequence
 
 
 class Sequences:
-    """The sequences of a model with state. ``stepper`` steps their requests together. This is the
+    """The sequences of a model with state, whose requests ``stepper`` steps together. This is the
     counterpart of ``Replicas``, with the same counters: a step counts as a batch.
 
     Raises ``ValueError`` for a model with variables that are not states of sequences.
@@ -59,7 +59,7 @@ class Sequences:
     max_batch, max_delay, count, runs_here = 1, 0.0, 1, True
 
     def __init__(self, stepper: Stepper, *, most: int = MOST, idle: float = IDLE) -> None:
-        # Variables that runs assign are states of each sequence by now.
+        # Variables that runs assign have been converted to states of each sequence.
         if has_state(stepper._engine.runner.session.model):
             raise ValueError(
                 "a model with variables cannot serve sequences: they would share its variables"
@@ -77,25 +77,26 @@ class Sequences:
 
     @property
     def values(self) -> list[Port]:
-        """The values that requests may feed and fetch."""
+        """Return the values that requests may feed and fetch."""
         return [*self.inputs, *self.fixed, *self.states, *self.outputs]
 
     @property
     def counts(self) -> ReplicaCounts:
-        """Counts of requests, and of steps, so far."""
+        """Return the counts of requests, and of steps, so far."""
         with self._lock:
             return replace(self._counts, refused=self.table.counts.refused)
 
     @property
     def histograms(self) -> ReplicaHistograms:
-        """Seconds that requests waited for a step, and that their steps took; rows of steps."""
+        """Return histograms of the seconds that requests waited for a step, of the seconds of their
+        steps, and of the rows of steps."""
         of = self._histograms
         with self._lock:
             copies = [h.copy() for h in (of.queue_seconds, of.compute_seconds, of.batch_rows)]
         return ReplicaHistograms(*copies)
 
     def configuration(self) -> JsonObject:
-        """The configuration of sequences for clients of Triton."""
+        """Return the configuration of sequences in Triton's format."""
         states = [
             {
                 "input_name": port.name,
@@ -114,8 +115,8 @@ class Sequences:
         }
 
     def of(self, control: SequenceControl | None) -> SequenceRun:
-        """The runner of a sequence's request. Raises ``InvalidInput`` for a request without a
-        sequence."""
+        """Return the runner of a sequence's request. Raises ``InvalidInput`` for a request without
+        a sequence."""
         if control is None:
             raise InvalidInput(
                 'the model has state: requests must have the parameter "sequence_id", and the '
@@ -124,15 +125,14 @@ class Sequences:
         return SequenceRun(self, control)
 
     def stream(self, *arguments: object, **options: object) -> NoReturn:
-        """Raise ``InvalidInput``: values of a step come at once."""
+        """Raise ``InvalidInput``, since all values of a step are computed at once."""
         raise InvalidInput("a model with state does not support streaming; use infer")
 
     def warm_up(self, shapes: Sequence[Mapping[str, tuple[int, ...]]], *, whole: bool) -> None:
-        """Step a sequence of frames of some shapes that are made up, and with ``whole`` as many
-        sequences together as each plan has rows. Raises ``ValueError`` if the model does not run
-        on these."""
+        """Step a sequence of generated frames of some shapes; with ``whole``, also as many
+        sequences together as each plan has rows. Raises ``ValueError`` if the model fails on it."""
         rng, engine = np.random.default_rng(0), self.stepper._engine
-        engine.on_step = None  # these steps are of no request, and not counted
+        engine.on_step = None  # these steps belong to no request, and are not counted
         ports = [*self.inputs, *self.fixed]
         types = {port.name: port.dtype or np.dtype(np.float32) for port in ports}
         for own in shapes:
@@ -187,8 +187,8 @@ class Sequences:
 
 
 class SequenceRun:
-    """A request of a sequence: its rows follow those of previous requests. It may be called once.
-    Its outputs are those of all rows, or of the last wanted ones."""
+    """A request of a sequence, whose rows follow those of previous requests. It can run once. Its
+    outputs are those of all rows, or of the last ``wanted`` rows."""
 
     def __init__(self, sequences: Sequences, control: SequenceControl) -> None:
         self._sequences, self._control = sequences, control
@@ -208,16 +208,16 @@ class SequenceRun:
         priority: int | None = None,
         timed: Timed | None = None,
     ) -> Future[dict[str, RunValue]]:
-        """Let the rows be computed; the outputs are the future's. Raises ``UnknownSequence``,
+        """Queue the rows and return a future of their outputs. Raises ``UnknownSequence``,
         ``SequenceConflict``, ``TooManySequences`` and ``InvalidInput`` at once.
 
         Args:
-            feeds: Rows, or frames, by inputs; where a sequence begins, also states that it begins
-                with, and inputs that are the same in all of its steps.
+            feeds: Rows, or frames, by input; at the start of a sequence, also its initial states,
+                and inputs that are fixed over all of its steps.
             fetches: Names of outputs, by default all.
             timeout: Seconds after which the request ends.
-            priority: Of the sequence that begins: rows of higher ones are computed first.
-            timed: Called with the seconds that the request waited, and that its steps took.
+            priority: The priority of a new sequence: rows of higher priority are computed first.
+            timed: Called with the seconds that the request waited, and those of its steps.
 
         Cancelling the future ends the sequence.
         """
@@ -237,8 +237,8 @@ class SequenceRun:
         priority: int | None = None,
         told: Told | None = None,
     ) -> dict[str, RunValue]:
-        """``submit``, for a thread that runs steps, for all, until the outputs are there.
-        ``cancel`` ends the sequence."""
+        """Compute the rows as ``submit`` does, and return the outputs. The calling thread runs
+        steps, of all sequences, until these are computed. ``cancel`` ends the sequence."""
         stop = StopCondition(timeout, cancel, "the request")
         self._begin(feeds, fetches, stop, priority, None if told is None else told.timed)
         self._stepper._drive(self._future.done)
@@ -256,7 +256,7 @@ class SequenceRun:
         self._names, self._timed = fetches or self._stepper.outputs, timed
         if self._control.start:
             sequence = self._new_sequence(initial, priority or 0)
-            # Before another one of the same id ends: a request that is wrong changes nothing.
+            # Checked before an old sequence of the same id ends: invalid requests change nothing.
             sequence._checked(rows, self._control.wanted)
             self._own = self._table.start(self._control.id, sequence)
         else:
@@ -274,7 +274,8 @@ class SequenceRun:
     def _checked(
         self, feeds: NamedValues, fetches: Sequence[str] | None
     ) -> tuple[NamedValues, NamedValues]:
-        """The rows of a request and initial inputs of its sequence. Raises ``InvalidInput``."""
+        """Return the rows of a request and the initial inputs of its sequence. Raises
+        ``InvalidInput``."""
         have, stepper = self._stepper.outputs, self._stepper
         if unknown := [name for name in fetches or () if name not in have]:
             raise InvalidInput(f"unknown outputs {unknown}; available are {have}")
@@ -316,7 +317,7 @@ class SequenceRun:
                 self._future.set_result({name: outputs[name] for name in self._names})
 
     def _released(self, error: BaseException | None) -> BaseException | None:
-        """Let the sequence wait for its next request, or end. Returns the error for the client."""
+        """Let the sequence wait for its next request, or end. Return the error for the client."""
         control = self._control
         if error is None:
             ends = control.end
@@ -331,7 +332,7 @@ class SequenceRun:
         return error
 
     def _is_taken_back(self) -> bool:
-        """Whether the sequence is as it was before a request that has failed."""
+        """Whether the sequence's state from before a failed request is restored."""
         sequence = self._own.sequence
         if sequence.length != self._length:
             # A decoder's rows can be rolled back; for computed frames, no earlier state is kept.

@@ -1,4 +1,4 @@
-"""System shared memory: tensors of clients on the same machine bypass the socket.
+"""System shared memory: tensors of clients on the same machine that bypass the socket.
 
 A client creates a POSIX segment, registers a region of it under a name, and refers to offsets in
 regions instead of sending or receiving bytes. Segments are never mapped: ``pread`` and ``pwrite``
@@ -38,8 +38,8 @@ class UnknownRegion(PenstockError):  # noqa: N818
 
 
 class SharedRegion:
-    """``byte_size`` bytes of the segment ``key`` from ``offset``. Raises ``InvalidInput`` if it is
-    not a segment, is too small, or may not be read and written."""
+    """The region of ``byte_size`` bytes from ``offset`` of the segment ``key``. Raises
+    ``InvalidInput`` if the segment does not exist, is too small, or cannot be read and written."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class SharedRegion:
         self.check()
 
     def check(self) -> None:
-        """Raise ``InvalidInput`` if the segment is smaller than the region, now."""
+        """Raise ``InvalidInput`` if the segment is now too small for the region."""
         size = os.fstat(self.descriptor).st_size
         if size < self.offset + self.byte_size:
             raise InvalidInput(
@@ -85,14 +85,14 @@ class SharedRegion:
 
 @dataclass(frozen=True, slots=True)
 class SharedPlace:
-    """Bytes of a region, for one tensor."""
+    """The bytes of a region for one tensor."""
 
     region: SharedRegion
     offset: int
     size: int
 
     def read(self) -> memoryview:
-        """A copy of the bytes. Raises ``InvalidInput`` if the segment has shrunk."""
+        """Return a copy of the bytes. Raises ``InvalidInput`` if the segment has shrunk."""
         self.region.check()
         data = np.empty(self.size, np.uint8).data
         done, start = 0, self.region.offset + self.offset
@@ -105,8 +105,8 @@ class SharedPlace:
         return data
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write ``data`` from the first byte on; returns how many bytes that were. Raises
-        ``InvalidInput`` if they are too many, or the segment has shrunk."""
+        """Write ``data`` from the first byte on, and return its number of bytes. Raises
+        ``InvalidInput`` if they are too many, or if the segment has shrunk."""
         if len(data) > self.size:
             raise InvalidInput(
                 f"an output of {len(data)} bytes exceeds the {self.size} bytes reserved for it "
@@ -119,7 +119,7 @@ class SharedPlace:
         return done
 
     def parameters(self, size: int) -> JsonObject:
-        """The parameters of an output of ``size`` bytes in a response."""
+        """Return the parameters of an output of ``size`` bytes in a response."""
         return {
             "shared_memory_region": self.region.name,
             "shared_memory_byte_size": size,
@@ -128,8 +128,8 @@ class SharedPlace:
 
 
 class SharedMemory:
-    """The regions that clients have registered, by name. ``max_bytes``: of the inputs of a request
-    in shared memory."""
+    """The regions that clients have registered, by name. ``max_bytes``: the maximum total bytes of
+    a request's inputs in shared memory."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -159,7 +159,7 @@ class SharedMemory:
             self._regions[name] = region
 
     def unregister(self, name: str | None) -> None:
-        """Forget a region, or all. Nothing happens if it is not registered, as in Triton."""
+        """Unregister a region, or all. An unknown name is ignored, as in Triton."""
         with self._lock:
             if name is None:
                 self._regions.clear()
@@ -167,13 +167,13 @@ class SharedMemory:
                 self._regions.pop(name, None)
 
     def describe(self, name: str | None) -> list[JsonObject]:
-        """A region, or all. Raises ``UnknownRegion``."""
+        """Return the description of a region, or of all. Raises ``UnknownRegion``."""
         if name is not None:
             return [self._find(name).describe()]
         return [region.describe() for region in list(self._regions.values())]
 
     def place(self, parameters: JsonObject) -> SharedPlace:
-        """The place that the parameters of an input or output name. Raises ``InvalidInput``."""
+        """Return the place that an input's or output's parameters name. Raises ``InvalidInput``."""
         name = parameters["shared_memory_region"]
         if not isinstance(name, str):
             raise InvalidInput(f"shared memory region {name!r:.40} must be named by a string")

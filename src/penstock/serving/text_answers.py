@@ -1,4 +1,4 @@
-"""Responses with text as OpenAI's API has them: whole ones, and chunks of streams.
+"""Text responses in the format of OpenAI's API: complete responses, and chunks of streams.
 
 ::
 
@@ -30,18 +30,18 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def event(document: JsonObject) -> bytes:
-    """An event of a stream."""
+    """Return an event of a stream."""
     return b"data: %s\n\n" % json.dumps(document, ensure_ascii=False).encode()
 
 
 def usage(prompt: int, generated: int) -> JsonObject:
-    """The tokens of a request and of its answer."""
+    """Return the numbers of tokens of a request and of its response."""
     counts = {"prompt_tokens": prompt, "completion_tokens": generated}
     return {**counts, "total_tokens": prompt + generated}
 
 
 class TextAnswer:
-    """The response to a request for text, or its chunks. Those of a stream come in order."""
+    """Builder of the response to a request for text, or of its chunks, in order."""
 
     def __init__(self, model: str, tokenizer: TextTokenizer, is_chat: bool, logprobs: bool) -> None:
         self._tokenizer, self._is_chat, self._logprobs = tokenizer, is_chat, logprobs
@@ -52,7 +52,7 @@ class TextAnswer:
         self._offsets: dict[int, int] = {}
 
     def whole(self, texts: Iterable[GeneratedText], counts: JsonObject) -> JsonObject:
-        """The response with some texts and the ``usage``."""
+        """Return the response with some texts and the ``usage``."""
         choices = []
         for index, text in enumerate(texts):
             choice: JsonObject = {"index": index, "finish_reason": text.finish}
@@ -65,15 +65,15 @@ class TextAnswer:
         return {**self._head, "model": self._model, "choices": choices, "usage": counts}
 
     def first(self, index: int) -> JsonObject | None:
-        """The chunk before the text of an index, if there is one."""
+        """Return the chunk that precedes the text of an index, if the format has one."""
         if not self._is_chat:
             return None
         return self._chunk([self._choice(index, {"role": "assistant", "content": ""})])
 
     def piece(self, index: int, piece: TextPiece) -> list[JsonObject]:
-        """The chunks of a piece: one of the text, and of a chat one more of the end."""
-        # A piece may have no text: letters that are not whole, and beginnings of stop texts, are
-        # held back.
+        """Return the chunks of a piece: one with the text, and in a chat another one at the end."""
+        # A piece may have no text, while incomplete characters and possible beginnings of stop
+        # texts are held back.
         chunks = []
         finish = piece.finish or None
         offset = self._offsets.get(index, 0)
@@ -92,7 +92,7 @@ class TextAnswer:
         return chunks
 
     def last(self, counts: JsonObject) -> JsonObject:
-        """The chunk with the ``usage``."""
+        """Return the chunk with the ``usage``."""
         return {**self._chunk([]), "usage": counts}
 
     def _choice(
@@ -142,7 +142,7 @@ def _finite(logprob: float) -> float:
 
 
 def token_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
-    """The bytes of a token within a text, or of the name of a special token."""
+    """Return the bytes of a token within a text, or of the name of a special token."""
     content = tokenizer.bytes_of(token) if tokenizer.is_of_bytes else b""
     if content:
         return content
@@ -157,7 +157,8 @@ def token_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
 def embeddings_answer(
     model: str, vectors: Sequence[np.ndarray], tokens: int, *, base64_coded: bool
 ) -> JsonObject:
-    """The response with the vectors [width] of some texts, which have ``tokens`` in all."""
+    """Return the response with the embeddings [width] of texts that have ``tokens`` tokens in
+    total."""
     data = []
     for index, vector in enumerate(vectors):
         # The official client asks for bytes: numbers in JSON take four times as many.
@@ -170,10 +171,10 @@ def embeddings_answer(
 
 
 def model_entry(name: str, created: float) -> JsonObject:
-    """A model in the list of models."""
+    """Return the entry of a model in the list of models."""
     return {"id": name, "object": "model", "created": int(created), "owned_by": "penstock"}
 
 
 def model_list(entries: Mapping[str, float]) -> JsonObject:
-    """The list of models, by name with the seconds since 1970 at which each was loaded."""
+    """Return the list of models, given by name the Unix time in seconds of each one's loading."""
     return {"object": "list", "data": [model_entry(*entry) for entry in entries.items()]}

@@ -1,4 +1,4 @@
-"""The answers of the endpoints of OpenAI's API: of whole texts, of streams, and of vectors."""
+"""The responses of the endpoints of OpenAI's API: complete texts, streams, and embeddings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.serving.text_protocol import (
 )
 
 MOST_BYTES = 8 << 20
-"""bytes of the body of a text request, which is parsed in one call: a million token ids"""
+"""maximum bytes of a text request, which is parsed in one call: a million token ids"""
 _SHORT = 1 << 14
 
 
 async def read_text_request(body: bytes, is_chat: bool) -> TextAsked:
-    """Parse the body of a request; a long one in a thread."""
+    """Parse the body of a request, on another thread if it is long."""
 
     def read() -> TextAsked:
         return decode_text_request(loads(body), is_chat)
@@ -49,7 +49,7 @@ def _answer_of(model: TextModel, asked: TextAsked) -> TextAnswer:
 async def texts_document(
     model: TextModel, asked: TextAsked, timeout: float, priority: int
 ) -> JsonObject:
-    """The response to a request without streaming."""
+    """Return the response to a request without streaming."""
     async with model.run(asked, timeout, priority) as run:
         async for _ in run.pieces():
             pass
@@ -64,8 +64,8 @@ async def texts_events(
     priority: int,
     describe: Callable[[Exception], JsonObject],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream. Errors before the first event are raised. Closing it ends the
-    texts."""
+    """Yield the events of a stream. Errors before the first event are raised. Closing the generator
+    ends the texts."""
     began: set[int] = set()
     answer = _answer_of(model, asked)
     try:
@@ -99,7 +99,7 @@ async def embeddings_document(
     timeout: float,
     priority: int | None,
 ) -> JsonObject:
-    """The response to an embeddings request."""
+    """Return the response to an embeddings request."""
     vectors, tokens = await model.vectors(asked, replicas, timeout, priority)
 
     # Two thousand vectors are a million numbers.

@@ -1,4 +1,4 @@
-"""Generators of texts for a server, behind bounded queues, with counters.
+"""Text generators of a server, behind bounded queues, with counters.
 
 ::
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model")
 
 _TURN = 8
-"""every this many texts, the oldest one leaves the queue, regardless of priority"""
+"""the period, in texts, at which the oldest text leaves the queue regardless of priority"""
 
 
 @dataclass(slots=True)
 class TextCounts:
-    """Requests of a ``TextModel``: ``queued`` and ``running`` now, and ``refused`` so far; the
+    """Counts of a ``TextModel``: requests ``queued`` and ``running`` now, and ``refused`` so far;
     tokens of prompts and ``generated`` tokens so far, and the tokens of running requests."""
 
     queued: int = 0
@@ -70,7 +70,7 @@ class _Waiting:
 
 
 class Admission:
-    """Lets requests for at most ``most`` texts in at a time; ``queue`` others wait."""
+    """Admits requests for at most ``most`` texts at a time; up to ``queue`` others wait."""
 
     def __init__(self, most: int, queue: int) -> None:
         check_count("most", most)
@@ -105,7 +105,7 @@ class Admission:
         return texts
 
     def leave(self, texts: int) -> None:
-        """Let others in."""
+        """End an admitted request, and admit others."""
         self._inside -= texts
         self._admit()
 
@@ -120,7 +120,7 @@ class Admission:
         while self.waiting:
             is_turn = (self._turns + 1) % _TURN == 0
             following = self.waiting[0] if is_turn else max(self.waiting, key=lambda w: w.priority)
-            # Smaller requests do not overtake it: otherwise it could starve.
+            # Smaller requests do not overtake it, or it could starve.
             if self._inside + following.texts > self.most:
                 return
             self._turns += 1
@@ -130,7 +130,7 @@ class Admission:
 
 
 class TextRun:
-    """A request for texts that was let in: its jobs, one for each prompt."""
+    """An admitted request for texts, with a job for each prompt."""
 
     def __init__(self, model: TextModel, asked: TextAsked, jobs: Sequence[TextJob]) -> None:
         self._model, self._jobs, self._asked = model, jobs, asked
@@ -144,7 +144,7 @@ class TextRun:
 
     @property
     def generated_tokens(self) -> int:
-        """The tokens of all texts, including texts that are not returned."""
+        """Return the number of tokens of all texts, including texts that are not returned."""
         results = [job.result for job in self._jobs]
         return sum(result.generated_tokens for result in results if result is not None)
 
@@ -179,17 +179,17 @@ class TextRun:
             await pieces.aclose()  # type: ignore[attr-defined]
 
     def end(self) -> None:
-        """Count the request as one that runs no more."""
+        """Stop counting the request as running."""
         counts = self._model.counts
         counts.running -= 1
         counts.tokens_in_flight -= self.prompt_tokens + self._seen
-        # Of several texts some are given: the others were not seen on the way.
+        # Tokens of texts that are not returned were not counted on the way.
         counts.generated_tokens += max(0, self.generated_tokens - self._seen)
 
 
 class TextModel:
-    """A generator that a server has under a name. It has ``running`` texts at a time at most, and
-    ``queue`` requests wait for their turn; a further one is refused with ``QueueFull``."""
+    """A generator that a server has under a name. At most ``running`` texts run at a time, and up
+    to ``queue`` requests wait; a further one raises ``QueueFull``."""
 
     def __init__(
         self, name: str, generator: Generator, *, running: int = 64, queue: int = 128
@@ -202,9 +202,9 @@ class TextModel:
 
     @asynccontextmanager
     async def run(self, asked: TextAsked, timeout: float, priority: int) -> AsyncIterator[TextRun]:
-        """A running request for texts. Leaving the context ends its texts."""
-        # Before the queue: a wrong prompt is refused at once, and a long one is divided while
-        # others run.
+        """Yield a running request for texts. Leaving the context ends its texts."""
+        # Before the queue, so that an invalid prompt is refused at once, and a long one is
+        # tokenized while others run.
         begin, stop = monotonic(), StopCondition(timeout, None, "the request")
         prompts = await self._tokens(asked)
         self.counts.queued += 1
@@ -236,7 +236,7 @@ class TextModel:
             self.admission.leave(inside)
 
     async def _tokens(self, asked: TextAsked) -> list[list[int]]:
-        """The tokens of the prompts, computed in a thread."""
+        """Return the tokens of the prompts, computed on another thread."""
 
         def encode() -> list[list[int]]:
             encode, size = self.generator.encode, self.generator.tokenizer.size
@@ -253,8 +253,8 @@ class TextModel:
 
 
 class TextModels:
-    """The text models of a server, by name: generators, and models of embeddings, whose replicas
-    are in the repository."""
+    """The text models of a server, by name: generators, and embedding models, whose replicas are in
+    the repository."""
 
     def __init__(
         self,
@@ -269,27 +269,26 @@ class TextModels:
 
     @property
     def entries(self) -> dict[str, float]:
-        """The names of all, and the seconds since 1970 at which each was loaded."""
+        """Return the names of all models, with the Unix time in seconds of each one's loading."""
         generators = {name: model.created for name, model in self.generators.items()}
         return generators | {name: model.created for name, model in self.embedders.items()}
 
     def generator(self, name: str | None) -> TextModel:
-        """The model that generates texts under a name. Raises ``FieldError`` and
-        ``UnknownModel``."""
+        """Return the generator of this name. Raises ``FieldError`` and ``UnknownModel``."""
         return _found(self.generators, name)
 
     def embedder(self, name: str | None) -> EmbeddingModel:
-        """The same for a model that gives vectors."""
+        """Return the embedding model of this name. Raises ``FieldError`` and ``UnknownModel``."""
         return _found(self.embedders, name)
 
     def close(self) -> None:
-        """End all requests for texts."""
+        """End all text requests."""
         for model in self.generators.values():
             model.close()
 
 
 def _found(models: Mapping[str, _Model], name: str | None) -> _Model:
-    """A model by name; without a name, the only one that there is."""
+    """Return the model of this name; without a name, the only one."""
     if name is None and len(models) == 1:
         return next(iter(models.values()))
     if name is None:

@@ -1,7 +1,7 @@
-"""Requests for text as OpenAI's API has them: completions, chats and embeddings, and errors.
+"""Text requests in the format of OpenAI's API: completions, chats and embeddings; and its errors.
 
-A field that is not known is refused, since a text that was asked for otherwise is a wrong one; so
-is a value that would do nothing.
+Unknown fields are refused, since a text generated without them would not be what was requested; so
+are values of fields that have no effect.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16
 """the default maximum number of tokens of a completion"""
 
-# Fields that do not change a text, or state the default.
+# Fields that do not affect a text, or state the default.
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _IGNORED_OF_CHATS = ("parallel_tool_calls",)
-# Options by the fields that name them otherwise.
+# Options by the fields whose names differ.
 _NAMED = {"n": "count", "ignore_eos": "ignore_end", "stop_token_ids": "stop_ids"}
 _ALIKE = (
     *("top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -36,7 +36,7 @@ _GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_gramma
 
 
 class FieldError(InvalidInput):
-    """A field of a request is wrong: ``param`` is its name, ``code`` a code for clients."""
+    """A field of a request is invalid. ``param``: its name; ``code``: an error code for clients."""
 
     def __init__(self, param: str | None, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class TextAsked:
 
 @dataclass(frozen=True)
 class EmbeddingsAsked:
-    """A request for the vectors of texts, each a text or its tokens."""
+    """A request for embeddings of texts, each given as a string or as tokens."""
 
     model: str | None
     texts: Sequence[str | list[int]]
@@ -73,7 +73,7 @@ class EmbeddingsAsked:
 def error_object(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> JsonObject:
-    """The document of a response with an error."""
+    """Return the document of an error response."""
     # Clients map the status to an exception, and show the message.
     kinds = {429: ("rate_limit_error", "rate_limit_exceeded"), 504: ("timeout_error", "timeout")}
     kind, usual = kinds.get(
@@ -83,7 +83,7 @@ def error_object(
 
 
 class _Fields:
-    """The fields of an object, which are taken one by one; None counts as not given."""
+    """The fields of an object, which are consumed one by one. None counts as omitted."""
 
     def __init__(self, document: object, place: str = "") -> None:
         if not isinstance(document, Mapping):
@@ -140,14 +140,14 @@ class _Fields:
         return FieldError(place, f"{place}={shortened(repr(value))}: it must be {needed}")
 
     def refuse(self, name: str, why: str, *but: object) -> None:
-        """Take a field that may only have the value of one of ``but``, which does nothing."""
+        """Consume a field without effect, whose only valid values are those in ``but``."""
         value = self.take(name)
         if value is not None and value not in but:
             place = self._place + name
             raise FieldError(place, f"{place}={shortened(repr(value))}: {why}", "unsupported_value")
 
     def end(self) -> None:
-        """Refuse unknown fields."""
+        """Raise ``FieldError`` for fields that were not consumed."""
         for name in self._left:
             place = f"{self._place}{name}"
             raise FieldError(place, f"unknown field {place!r:.80}", "unknown_parameter")
@@ -220,7 +220,7 @@ def _token(name: str) -> int:
 
 
 def _schema_of(form: _Fields) -> object:
-    """The schema that ``response_format`` asks for, None for any text."""
+    """Return the schema that ``response_format`` names, or None for any text."""
     kind = form.text("type")
     schema: object = None
     if kind == "json_object":
@@ -244,7 +244,7 @@ def _schema_of(form: _Fields) -> object:
 def _of_chat(
     fields: _Fields, given: dict[str, tuple[str, object]]
 ) -> tuple[Sequence[Mapping[str, object]] | None, Mapping[str, object]]:
-    """The tools and the variables of the template of a chat."""
+    """Return the tools and the variables for the template of a chat."""
     most = fields.take("max_completion_tokens")
     if most is not None:  # the older name may be given as well
         given["max_tokens"] = "max_completion_tokens", most
@@ -312,7 +312,7 @@ def _messages(value: object) -> list[Mapping[str, object]]:
 
 
 def _prompts(name: str, value: object) -> list[str | list[int]]:
-    """Texts, or lists of tokens: one or several."""
+    """Return the prompts, each a string or a list of tokens, given one or several."""
     if isinstance(value, str):
         return [value]
     prompts = value if isinstance(value, list) else []

@@ -34,7 +34,7 @@ _Feeds = Mapping[str, np.ndarray]
 
 
 class UnequalRequests:
-    """Batching of requests of unequal lengths. ``masks``: inputs that say which rows pad;
+    """Batching of requests of unequal lengths. ``masks``: the inputs that mark padding rows;
     ``by_token``: outputs with a row for each token. ``rounds``: whether lengths are rounded up."""
 
     def __init__(self, masks: Sequence[str], by_token: frozenset[str]) -> None:
@@ -59,15 +59,15 @@ class UnequalRequests:
 
     @staticmethod
     def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
-        """The key of requests that may be joined: the dtypes of their feeds, and all dims after the
-        first two. None if the inputs of the request have different lengths."""
+        """Return the key of requests that may be joined: the dtypes of their feeds, and all dims but
+        the first two. None if the inputs of the request have different lengths."""
         lengths = {x.shape[1] if x.ndim > 1 else 0 for x in feeds.values()}
         if len(lengths) != 1 or 0 in lengths:
             return None
         return tuple([(name, x.dtype, x.shape[2:]) for name, x in sorted(feeds.items())])
 
     def joined(self, requests: Sequence[_Feeds]) -> dict[str, np.ndarray]:
-        """Join the feeds of several requests."""
+        """Return the padded and concatenated feeds of several requests."""
         sizes = [next(iter(feeds.values())).shape[:2] for feeds in requests]
         rows, longest = sum(n for n, _ in sizes), max(length for _, length in sizes)
         step = (_STEP if longest > _STEP else _SHORT) if self.rounds else 1
@@ -84,7 +84,7 @@ class UnequalRequests:
         return batch
 
     def padded_anew(self, batch: _Feeds) -> dict[str, np.ndarray]:
-        """A batch with numbers of its first request in the rows that pad."""
+        """Return a batch whose padding rows have the values of its first request."""
         hidden = ~np.logical_or.reduce([batch[name] != 0 for name in self.masks])
         found = {}
         for name, x in batch.items():
@@ -97,7 +97,7 @@ class UnequalRequests:
     def split(
         self, outputs: NamedValues, requests: Sequence[_Feeds]
     ) -> list[dict[str, RunValue]] | None:
-        """The outputs of each request, as arrays of their own; None if they have too few rows."""
+        """Return copies of the outputs of each request; None if the outputs have too few rows."""
         parts: list[dict[str, RunValue]] = []
         at = 0
         for feeds in requests:
@@ -160,7 +160,7 @@ def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalReques
 def _request(
     session: Session, masks: Sequence[str], sample: NamedValues | None, length: int
 ) -> dict[str, np.ndarray]:
-    """A request of one row and at most this length, without padding."""
+    """Return a request of one row and at most this length, without padding."""
     rng = np.random.default_rng(length)
     feeds: dict[str, np.ndarray] = {}
     for port in session.inputs:
