@@ -48,6 +48,6 @@ def test_worker_without_an_answer_is_an_error() -> None:
             """Lose it."""
 
     with pytest.raises(
-        ps.PenstockError, match="cannot be measured: a worker has not answered within 0.0 s"
+        ps.PenstockError, match=r"cannot be measured: a worker has not answered within 0\.0 s"
     ):
         LinkTimer(None, None).cost(Silent, 0.0)

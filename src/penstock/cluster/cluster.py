@@ -289,8 +289,7 @@ class Cluster:
         context: CompileContext,
         fresh: list[tuple[Store, str]],
     ) -> _Registered:
-        """Return the encoded parts of a graph. Variables that no worker had before are appended to
-        ``fresh``."""
+        """Return the encoded parts of a graph. Adds variables that no worker had to ``fresh``."""
         import numpy as np
         import ray
 
@@ -346,8 +345,7 @@ class Cluster:
         self.sent_graph_bytes += registered.nbytes[worker]
 
     def _pairs(self, parts: Sequence[GraphPart]) -> dict[tuple[int, int], int]:
-        """Return the pairs of workers that exchange values, each with the bytes of the largest
-        value of static shape."""
+        """Return the pairs of workers that exchange values, with the bytes of the largest value."""
         # The buffer of a link is allocated for that value: for a larger one, Ray must allocate
         # another buffer.
         pairs: dict[tuple[int, int], int] = {}
@@ -435,8 +433,7 @@ class Cluster:
         self._ask(worker, "set_variable", store, name, value)
 
     def _ask(self, worker: int, method: str, *arguments: RunValue) -> RunValue:
-        """Call a method of a worker and return the result. If the worker is lost, the call is
-        repeated on its replacement."""
+        """Call a method of a worker, or of its replacement if it is lost; return the result."""
 
         def call() -> Any:
             assert self._members is not None
@@ -454,8 +451,7 @@ class Cluster:
             self._runs.take(worker, message)
 
     def _lost(self, lost: dict[int, str]) -> None:
-        """Replace workers that have died, and others that die meanwhile. Called on the watching
-        thread."""
+        """Replace dead workers, and others that die meanwhile. Called on the watching thread."""
         assert self._members is not None
         self._forget()  # unused graphs are not registered again
         with self._wholeness.changed:

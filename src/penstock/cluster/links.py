@@ -184,8 +184,7 @@ class Link:
 
 
 class Reader(NamedTuple):
-    """The process at the reading end of a link: its actor, the actor's Ray node, and the process's
-    doorbell."""
+    """The process at the reading end of a link: its actor, its Ray node, and its doorbell."""
 
     actor: Any
     node: str

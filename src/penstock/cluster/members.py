@@ -91,9 +91,8 @@ class MemberEvents(NamedTuple):
 
 
 class Members:
-    """All workers of a cluster, on ``devices``, with ``threads`` each. A worker that does not
-    answer for ``timeout`` seconds counts as dead. Raises ``PenstockError`` if Ray cannot start
-    them."""
+    """All workers of a cluster, with ``threads`` each. A worker that does not answer for
+    ``timeout`` seconds counts as dead. Raises ``PenstockError`` if Ray cannot start them."""
 
     def __init__(
         self, devices: Sequence[str], threads: int, timeout: float, events: MemberEvents
@@ -184,8 +183,7 @@ class Members:
             raise WorkerLost(f"a worker of the cluster has died: {first}") from error
 
     def connect(self, pairs: Mapping[tuple[int, int], int]) -> None:
-        """Open links between pairs of workers that have none yet. ``pairs`` maps each pair to the
-        bytes of its largest message."""
+        """Open missing links. ``pairs``: the largest message, in bytes, of each pair of workers."""
         with self._lock:
             for (source, target), nbytes in pairs.items():
                 if (source, target) not in self._pairs:
@@ -236,8 +234,7 @@ class Members:
             self._actors.remove(actor)
 
     def dead(self, wait: float = 0.0) -> dict[int, str]:
-        """Wait up to ``wait`` seconds until a worker has died. Return the dead workers, with the
-        reasons."""
+        """Wait up to ``wait`` seconds for a worker to die. Return the dead ones, with reasons."""
         stays = [member.stays for member in self.members]
         died, _ = wait_for(stays, timeout=wait, return_when=FIRST_COMPLETED)
         return {i: self._reason(self.members[i]) for i, stay in enumerate(stays) if stay in died}

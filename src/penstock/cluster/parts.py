@@ -131,8 +131,7 @@ class PartOptions:
     @staticmethod
     @lru_cache(maxsize=100)
     def decode(content: bytes) -> PartOptions:
-        """Return the unpickled options: the same object for equal bytes, so that parts share
-        backends."""
+        """Return the options: one object for equal bytes, so that parts share backends."""
         from ray import cloudpickle
 
         options: PartOptions = cloudpickle.loads(content)

@@ -72,8 +72,7 @@ def worker_devices(workers: int) -> tuple[str, ...]:
 
 
 def check_workers(workers: int, cores: int | None) -> None:
-    """Raise ``ValueError`` for invalid numbers of workers or cores, ``TypeError`` for values that
-    are not integers."""
+    """Raise ``ValueError`` or ``TypeError`` for invalid numbers of workers or cores."""
     check_count("workers", workers, MOST_WORKERS)
     if cores is not None:
         check_count("cores", cores)

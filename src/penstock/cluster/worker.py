@@ -136,8 +136,7 @@ class Worker:
         return node, os.getpid(), self._doorbell.address
 
     def open(self, number: int, peer: int, reader: Reader, nbytes: int) -> Any:
-        """Open the link with this number to another worker, or to the driver (-1), and return its
-        channel."""
+        """Open a link to another worker, or to the driver (-1), and return its channel."""
         old = self.links.get(peer)
         if old is not None:
             old.close()
@@ -164,8 +163,7 @@ class Worker:
     def register(
         self, handle: int, part: RemotePart, content: Any, options: bytes, stores: list[int]
     ) -> list[str]:
-        """Compile a part, to which later messages refer by its handle. Return the names of the
-        backends that its steps run on."""
+        """Compile a part, and return the names of the backends of its steps."""
         chosen = PartOptions.decode(options)
         compiled = compile_part(memoryview(content), chosen, self.threads, stores, self._stores)
         self._parts[handle] = compiled
@@ -218,8 +216,7 @@ class Worker:
 
     @_apart  # type: ignore[untyped-decorator]
     def stay(self) -> None:
-        """Report ended silent parts and waiting steps every ``IDLE_S`` seconds. Returns when the
-        worker is closed."""
+        """Report ended silent parts and waiting steps, until the worker is closed."""
         while not self._closed.wait(IDLE_S):
             if self._ended:
                 ended = [self._ended.popleft() for _ in range(len(self._ended))]

@@ -195,8 +195,7 @@ class Arenas(Generic[T]):
         return self._memory is not None and self._memory.next_part is receive
 
     def accept(self, received: T | None) -> T:
-        """Return the arena that ``receive`` was called with, or a new arena for None: the pool may
-        then allocate one."""
+        """Return the arena that ``receive`` was called with, or a new arena for None."""
         return self._new() if received is None else received
 
     def forget(self, receive: Callable[[T | None], None]) -> bool:
@@ -225,8 +224,7 @@ class Arenas(Generic[T]):
         self.serve()
 
     def forget_free(self) -> None:
-        """Drop a free arena, if any, to make room for another pool. The caller must hold the
-        lock."""
+        """Drop a free arena, if any, for another pool. The caller must hold the lock."""
         with suppress(IndexError):
             self.free.pop()
             self.count -= 1

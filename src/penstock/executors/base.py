@@ -283,8 +283,7 @@ def _rebuild(
 
 
 def budget_of(limits: Limits, taken: int = 0) -> Budget:
-    """Return the budget of a run that must count its allocations, of which ``taken`` bytes are
-    already made."""
+    """Return the budget of a run that has already allocated ``taken`` bytes."""
     return Budget(maxsize if limits.max_bytes is None else limits.max_bytes, taken, limits.max_dims)
 
 
@@ -350,8 +349,7 @@ def share_of(
 
 
 class PerThreadCount(dict[int, T]):
-    """A program bound to one arena: maps a number of threads to the result of ``bind(memory)()``,
-    which is called once for each number."""
+    """A program bound to one arena: the result of ``bind(memory)()`` for each number of threads."""
 
     def __init__(self, bind: Callable[[np.ndarray], Callable[[], T]], memory: np.ndarray) -> None:
         super().__init__()

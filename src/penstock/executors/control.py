@@ -258,8 +258,7 @@ def _forget_runs() -> None:
 def begin_run(
     timeout: float | None, cancel: Cancellation | None, watchdog: Watchdog = WATCHDOG
 ) -> Control:
-    """Return the control of a new run, which stops after ``timeout`` seconds or by ``cancel``.
-    ``end_run`` releases it."""
+    """Return the control of a run that stops after ``timeout`` seconds or by ``cancel``."""
     control = Control(timeout, cancel)
     if timeout is not None:
         # Written so that NaN counts as a deadline that has passed.
@@ -286,8 +285,7 @@ def compile_run(timeout: float | None = None) -> Iterator[Control]:
 
 
 def end_run(control: Control, watchdog: Watchdog = WATCHDOG) -> None:
-    """Undo ``begin_run``, and drop the control's listeners and its error, whose traceback refers to
-    the control."""
+    """Undo ``begin_run``; drop the listeners, and the error, whose traceback holds the control."""
     control.error = None
     control.listeners.clear()
     if isinstance(control.cancel, CancelToken):

@@ -98,8 +98,7 @@ def _set_place(error: PenstockError, node: Node, inputs: Sequence[str]) -> None:
 
 
 def _step_at_fault(error: Exception, program: Program) -> tuple[Step | None, dict[int, str]]:
-    """Return the step that raised ``error``, and the types of its inputs by slot, as far as the
-    inputs are local variables."""
+    """Return the step that raised ``error``, and its inputs' types, as far as known, by slot."""
     trace = error.__traceback__
     # The traceback has frames of the executor, followed by those of the program and of kernels.
     while trace is not None and trace.tb_frame.f_code.co_filename != program.filename:

@@ -198,8 +198,7 @@ def _what(value: RunValue) -> str:
 
 
 def check_dims(inputs: Sequence[Value], values: RunValues) -> None:
-    """Raise ``InvalidInput`` unless ranks and dims match the declared ones, and dims of the same
-    name are equal."""
+    """Raise ``InvalidInput`` unless dims match the declared ones, and are equal by name."""
     bound: dict[str, tuple[int, str]] = {}
     for declared, value in zip(inputs, values, strict=True):
         if isinstance(declared.type, TensorType):
@@ -221,8 +220,7 @@ def _check_shape(
     array: np.ndarray,
     bound: dict[str, tuple[int, str]] | None = None,
 ) -> None:
-    """Check the rank and the dims of ``array``. ``bound`` maps the name of a dim to its size, and
-    to the input and axis that set it."""
+    """Check the dims of ``array``. ``bound``: the size of each named dim, and where it was set."""
     if input_type.shape is None:
         return
     if len(input_type.shape) != array.ndim:
@@ -264,8 +262,7 @@ def _rank_hint(dims: Shape, shape: Sequence[int]) -> str:
 
 
 def _order_hint(dims: Shape, shape: Sequence[int]) -> str:
-    """Return a hint to move one axis, as of an image with channels last, if the array would then
-    fit; else ""."""
+    """Return a hint to move one axis, such as channels, if the array would then fit; else ""."""
     axes = range(len(shape))
     # The first axis is tried last: it is mostly the batch, which stays in place.
     for source in sorted(axes, key=lambda axis: (axis == 0, -axis)):

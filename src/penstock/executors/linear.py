@@ -74,8 +74,7 @@ class LinearExecutor(InlineExecutor, CompiledExecutor):
         self.fallback: Callable[[RunValues, Control], tuple[Any, ...]] | None = None
         """runs inputs whose dims differ from those of the plan, or that need too much memory"""
         self._core_seconds = 0.0
-        """core seconds of a run; 0 before the first run, and if runs are never delayed for others
-        """
+        """core seconds of a run; 0 before the first run, and if runs are never delayed"""
         self._may_wait = not self._share.single and _only_computes(program, hosts)
         bind = partial(_with_arenas, program)
         self._arenas = self._allocate(hosts[0], limits, bind, remote=program.arena_plan.remote)

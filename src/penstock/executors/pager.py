@@ -110,8 +110,7 @@ def _watch(own: weakref.ref[Pager], wakes: threading.Event) -> None:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of mapped files that this process has in memory. Raises ``OSError`` where
-    the system does not report them."""
+    """Return the resident bytes of mapped files. Raises ``OSError`` if the system has no report."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[2]) * mmap.PAGESIZE
 

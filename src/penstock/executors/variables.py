@@ -117,8 +117,7 @@ class Variables(Mapping[str, np.ndarray]):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the current values of all variables on exit, for runs that the user did not ask
-        for."""
+        """Restore all variables on exit, for runs that the user did not request."""
         values = [(variable, variable.value) for variable in map(self._variable, self)]
         try:
             yield

@@ -101,8 +101,7 @@ def are_close(value: RunValue, other: RunValue, tolerance: float = _TOLERANCE) -
 
 
 def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...]:
-    """Return the key of requests that may be joined: the dtypes of their feeds, and all dims except
-    the first."""
+    """Return the key of requests that may be joined: the dtypes and all dims but the first."""
     return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
 
 

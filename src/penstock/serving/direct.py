@@ -251,8 +251,7 @@ class _Requests:
                 self._client.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
     def _receive(self, into: list[memoryview]) -> int:
-        """Return the number of bytes received; 0 after the timeout, or if the connection has ended,
-        which the event loop will detect."""
+        """Return the number of bytes received; 0 after the timeout or the end of the connection."""
         try:
             return self._client.recvmsg_into(into)[0]
         except OSError:  # TimeoutError among them

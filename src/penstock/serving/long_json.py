@@ -230,8 +230,7 @@ class _Reader:
         return LongData(text, [*cuts, self.at - 1], brackets[1:-1])
 
     def _check_brackets(self, last: bytes, byte: bytes) -> None:
-        """Refuse a misplaced bracket after the ``last`` byte, since pieces are parsed without
-        brackets."""
+        """Refuse a misplaced bracket after ``last``, since pieces are parsed without brackets."""
         if (
             last + byte in (b"[,", b",]")
             or (last == b"]" and byte not in b",]")

@@ -1,5 +1,4 @@
-"""Self-description of the server: its endpoints in OpenAPI 3.1, for client generators; example
-requests; and an HTML page."""
+"""Self-description of the server: its endpoints in OpenAPI 3.1, example requests, an HTML page."""
 
 from __future__ import annotations
 

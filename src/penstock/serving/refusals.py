@@ -21,8 +21,7 @@ _MOST_NAMES = 16
 
 
 class HasPorts(Protocol):
-    """Interface of a request's target: a session, or the sequences of a model with state.
-    ``values`` may be fed and fetched."""
+    """The target of a request: a session or sequences. ``values`` may be fed and fetched."""
 
     @property
     def inputs(self) -> Sequence[Port]: ...

@@ -64,8 +64,7 @@ class LoopsReplica(SessionReplica):
     def begin(
         self, options: RunOptions, done: RunDone, check: Callable[[], object] | None = None
     ) -> None:
-        """Begin a run as ``SessionReplica.begin`` does, but without ``check``: requests are not
-        joined to batches."""
+        """Begin a run as ``SessionReplica.begin`` does; ``check`` is only for batches."""
         feeds = cast("Mapping[str, ArrayLike]", options.feeds)
 
         # A thread for each run, which waits in its loop for steps that another one may compute.

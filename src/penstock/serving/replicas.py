@@ -104,8 +104,7 @@ def _freezes(options: dict[str, object], max_batch_tokens: int | None) -> bool:
 def _tried(
     session: Session, sample: NamedValues | None, max_batch: int, max_batch_tokens: int | None
 ) -> UnequalRequests | None:
-    """Return how to batch requests of unequal lengths, or None. Raises ``ValueError`` if the model
-    does not support batches."""
+    """Return how to batch requests of unequal lengths, or None. Raises ``ValueError``."""
     unequal = None
     if max_batch_tokens is not None:
         unequal = tried_lengths(session, sample)
@@ -367,8 +366,7 @@ class Replicas:
         return alone and self._replicas[0].runs_here
 
     def _wait_for_turn(self, control: Control) -> int:
-        """Wait for a free replica, and return the number of the one on which the calling thread may
-        run its request."""
+        """Wait for the turn of the calling thread, and return the number of its replica."""
         with self._lock:
             self._admit()
             # First come, first served: a thread that returns at once must not overtake waiting
@@ -461,8 +459,7 @@ class Replicas:
         return self.submit(*arguments, **options).result()
 
     async def arun(self, *arguments: Any, **options: Any) -> dict[str, RunValue]:
-        """Submit a request as ``submit`` does, and await its outputs. Cancelling the task cancels
-        the request."""
+        """Submit a request and await its outputs. Cancelling the task cancels the request."""
         import asyncio
 
         return await asyncio.wrap_future(self.submit(*arguments, **options))

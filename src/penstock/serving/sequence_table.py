@@ -42,8 +42,7 @@ class TooManySequences(PenstockError):  # noqa: N818
 
 @dataclass(eq=False, slots=True)
 class OpenSequence:
-    """An open sequence. ``used``: the time at which its last request ended; ``busy``: whether it
-    has a running request."""
+    """An open sequence. ``used``: the end of its last request; ``busy``: whether one is running."""
 
     sequence: StepSequence
     used: float
@@ -96,8 +95,7 @@ class SequenceTable:
             raise ReplicasClosed("the sequences are closed")
 
     def start(self, key: Key, sequence: StepSequence) -> OpenSequence:
-        """Open a sequence for a request, replacing one with the same id. Raises
-        ``TooManySequences``."""
+        """Open a sequence, replacing one with the same id. Raises ``TooManySequences``."""
         own = OpenSequence(sequence, perf_counter())
         with self._lock:
             self.check_open()

@@ -88,8 +88,7 @@ class Sequences:
 
     @property
     def histograms(self) -> ReplicaHistograms:
-        """Return histograms of the seconds that requests waited for a step, of the seconds of their
-        steps, and of the rows of steps."""
+        """Return histograms of the seconds of waits and of steps, and of the rows of steps."""
         of = self._histograms
         with self._lock:
             copies = [h.copy() for h in (of.queue_seconds, of.compute_seconds, of.batch_rows)]
@@ -115,8 +114,7 @@ class Sequences:
         }
 
     def of(self, control: SequenceControl | None) -> SequenceRun:
-        """Return the runner of a sequence's request. Raises ``InvalidInput`` for a request without
-        a sequence."""
+        """Return the runner of a request. Raises ``InvalidInput`` if it has no sequence."""
         if control is None:
             raise InvalidInput(
                 'the model has state: requests must have the parameter "sequence_id", and the '
@@ -274,8 +272,7 @@ class SequenceRun:
     def _checked(
         self, feeds: NamedValues, fetches: Sequence[str] | None
     ) -> tuple[NamedValues, NamedValues]:
-        """Return the rows of a request and the initial inputs of its sequence. Raises
-        ``InvalidInput``."""
+        """Return the rows of a request and its initial inputs. Raises ``InvalidInput``."""
         have, stepper = self._stepper.outputs, self._stepper
         if unknown := [name for name in fetches or () if name not in have]:
             raise InvalidInput(f"unknown outputs {unknown}; available are {have}")

@@ -128,8 +128,7 @@ class SharedPlace:
 
 
 class SharedMemory:
-    """The regions that clients have registered, by name. ``max_bytes``: the maximum total bytes of
-    a request's inputs in shared memory."""
+    """Registered regions, by name. ``max_bytes``: the maximum of a request's inputs in them."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -137,8 +136,7 @@ class SharedMemory:
         self._regions: dict[str, SharedRegion] = {}
 
     def register(self, name: str, document: JsonObject) -> None:
-        """Register the region that a request describes by ``key``, ``offset`` and ``byte_size``.
-        Raises ``InvalidInput``."""
+        """Register a region by ``key``, ``offset`` and ``byte_size``. Raises ``InvalidInput``."""
         key, offset, size = map(document.get, ("key", "offset", "byte_size"))
         if not isinstance(key, str):
             raise InvalidInput(f"shared memory region {name!r} has no key")

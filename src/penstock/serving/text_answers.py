@@ -157,8 +157,7 @@ def token_bytes(tokenizer: TextTokenizer, token: int) -> bytes:
 def embeddings_answer(
     model: str, vectors: Sequence[np.ndarray], tokens: int, *, base64_coded: bool
 ) -> JsonObject:
-    """Return the response with the embeddings [width] of texts that have ``tokens`` tokens in
-    total."""
+    """Return the response with embeddings [width]; ``tokens``: the total tokens of the texts."""
     data = []
     for index, vector in enumerate(vectors):
         # The official client asks for bytes: numbers in JSON take four times as many.

@@ -64,8 +64,7 @@ async def texts_events(
     priority: int,
     describe: Callable[[Exception], JsonObject],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream. Errors before the first event are raised. Closing the generator
-    ends the texts."""
+    """Yield the events of a stream; raises errors before the first. Closing it ends the texts."""
     began: set[int] = set()
     answer = _answer_of(model, asked)
     try:

@@ -253,8 +253,7 @@ class TextModel:
 
 
 class TextModels:
-    """The text models of a server, by name: generators, and embedding models, whose replicas are in
-    the repository."""
+    """The text models of a server, by name: generators, and embedders of the repository."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ class UnequalRequests:
         self._checked: dict[Hashable, str] = {}  # why batches of some shapes are refused, or ""
 
     def check(self, session: Session, batch: _Feeds) -> None:
-        """Raise ``PenstockError`` unless a batch of these shapes is proven to have the same results
-        as its requests alone."""
+        """Raise ``PenstockError`` unless a batch of these shapes is proven to change no result."""
         key = tuple([x.shape for _, x in sorted(batch.items())])
         if key not in self._checked:
             reason = ""
@@ -59,8 +58,8 @@ class UnequalRequests:
 
     @staticmethod
     def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
-        """Return the key of requests that may be joined: the dtypes of their feeds, and all dims but
-        the first two. None if the inputs of the request have different lengths."""
+        """Return the key of requests that may be joined: the dtypes, and dims after the first two.
+        None if the inputs of the request have different lengths."""
         lengths = {x.shape[1] if x.ndim > 1 else 0 for x in feeds.values()}
         if len(lengths) != 1 or 0 in lengths:
             return None

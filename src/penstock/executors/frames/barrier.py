@@ -30,8 +30,7 @@ Dispatch = Callable[[Callable[[], object]], object]
 
 
 class PartRun(Protocol):
-    """A part of a run. It is ``resting`` while it has no work and none of its kernels runs on
-    another thread."""
+    """A part of a run. It is ``resting`` while it has no work and no kernels on other threads."""
 
     resting: bool
 
@@ -43,8 +42,7 @@ class PartRun(Protocol):
         """Work on this part on the calling thread until no work is left."""
 
     def post(self, *job: object) -> None:
-        """Queue a call for the part's thread: the first element of ``job`` is the function, the
-        others are its arguments."""
+        """Queue a call for the part's thread. ``job``: the function and its arguments."""
 
     def outputs(self) -> RunValues:
         """The outputs of a part that has ended. Raises ``DeadTensor`` if one has no value."""

@@ -183,8 +183,7 @@ class NodeKernel:
 
 
 class ValueNumbers:
-    """Assigns the slots that observers see to the values of one graph, with all its parts, and of
-    nested plans."""
+    """Assigns slots, which observers see, to the values of a graph and of nested plans."""
 
     def __init__(self) -> None:
         self._values: list[Value | Slot] = []

@@ -24,8 +24,7 @@ class NoValue(Aborted):
 
 
 def edge_key(source: str, target: str, name: str) -> str:
-    """Return the part that all keys of an edge share: the devices at its ends, and the value's
-    name."""
+    """Return the common part of the keys of an edge: its devices, and the value's name."""
     return f"{source};{target};{name}"
 
 
@@ -41,8 +40,7 @@ class Rendezvous:
         self._error: str | None = None
 
     def send(self, key: Hashable, value: RunValue, dead: bool = False) -> None:
-        """Leave a value, or call the receiver that waits for it. Raises ``Aborted`` after
-        ``abort``."""
+        """Leave a value, or call its waiting receiver. Raises ``Aborted`` after ``abort``."""
         with self._lock:
             if self._error is not None:
                 raise Aborted(self._error)
@@ -74,8 +72,7 @@ class Rendezvous:
             return value
 
     def is_remote(self, key: Hashable) -> bool:
-        """Whether values of this key come from another process, so that a part that waits for one
-        does not rest."""
+        """Whether values of this key come from another process: a part that waits does not rest."""
         return False
 
     def abort(self, error: BaseException) -> None:

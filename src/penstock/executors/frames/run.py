@@ -66,8 +66,7 @@ _TURN = 1000
 
 @dataclass(slots=True, eq=False)
 class _Completion:
-    """The callback of an asynchronous kernel. It refers to the run only until it is called, since
-    the kernel may keep it."""
+    """The callback of an asynchronous kernel, which may keep it: it drops the run when called."""
 
     run: FramesRun | None
     token: Token

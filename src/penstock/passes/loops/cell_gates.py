@@ -24,7 +24,8 @@ from penstock.passes.loops.loop_rows import LoopRows
 from penstock.passes.loops.recompose_cells import begin_of, lstm_cells
 from penstock.passes.rewrite import argument, produced_by, swapped
 
-# A sum x + x visits x twice, so the sums of n nodes may have 2^n terms.
+# A sum x + x visits x twice, so nested sums of n nodes may have 2^n terms. The gates of cells have
+# few.
 _MOST_TERMS = 32
 
 
@@ -93,7 +94,8 @@ class CellMatcher:
             sums = [self._sum(x) for x in (parts.input, parts.output, parts.forget, parts.new)]
             if all(sums):
                 yield CellGates("LSTM", sums), parts.cell, parts.following  # type: ignore[arg-type]
-        # In a recurrence, a cell blends its new state with its old state, and no other value.
+        # A cell that blends its new state with another value than its old state is not a step of a
+        # recurrence.
         if node.op in (GRU_CELL, GRU_STATE) and node.inputs[2] is self.state:
             gru = self._gru_cell(node) if node.op is GRU_CELL else self._gru_state(node)
             if gru is not None:
@@ -238,6 +240,7 @@ class CellMatcher:
             joined = normalize_axis(node.attrs["axis"], last + 1) == last
             return self._joined(node, begin) if joined else None
         if "reshapes" in node.op.traits:
+            # A reshape that keeps the last dim keeps the columns.
             return None if x is None or _last(x) != dims[-1] else [Columns(x, begin)]
         return self._product_terms(node, columns, total)
 
@@ -326,8 +329,7 @@ def row_of(const: np.ndarray, begin: int, width: int) -> np.ndarray | None:
 
 
 def _part_of(value: Value) -> Columns:
-    """Return the value of which ``value`` is a part along the last axis, or ``value`` itself, and
-    the offset."""
+    """Return the value of which ``value`` is a part along the last axis, or itself; the offset."""
     node = value.producer
     if node is None or node.control_inputs or not value.rank or node.inputs[0] is None:
         return Columns(value, 0)

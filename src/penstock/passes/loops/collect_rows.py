@@ -49,8 +49,7 @@ class CollectRows(Pass):
 def _collect(
     loop: Node, readers: Readers, taken: Counter[str], joined: dict[Node, list[Node]]
 ) -> None:
-    """Collect the rows of ``loop`` as scan outputs, and add the replacements of nodes to
-    ``joined``."""
+    """Collect the rows of ``loop`` as scan outputs; add the replaced nodes to ``joined``."""
     body: Graph = loop.attrs["body"]
     entering, leaving = loop_carried(loop)
     pairs = zip(body.inputs[entering], body.outputs[leaving], strict=True)

@@ -86,6 +86,7 @@ def _counted(node: Node) -> list[Node] | None:
     # Without the check, the first iteration runs and adds 1 even if a counter is past its limit.
     if not checked and any(not _may_grow(counter.start) for counter in counters):
         return None
+    # A Loop that is entered without a check runs at least once.
     least = 0 if checked else 1
     inputs: list[Value | None] = [value for own in counters for value in (own.start, own.limit)]
     trips = Value(f"{body.outputs[0].name}/trips")
@@ -141,8 +142,7 @@ def _is_endless(limit: Value) -> bool:
 
 
 def _bounds(condition: Value, kinds: str = "iu") -> list[_Bound]:
-    """Return the bounds whose conjunction a condition is, on numbers of these kinds; empty if the
-    condition has another form."""
+    """Return the bounds, of these kinds, whose conjunction a condition is; else none."""
     bounds: list[_Bound] = []
     left, seen = [condition], {condition}
     while left:

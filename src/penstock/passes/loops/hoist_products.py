@@ -76,8 +76,7 @@ class _Slice:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """``x @ weights + bias + other``, where ``other`` is an addend of a Gemm with as many elements
-    as the product."""
+    """``x @ weights + bias + other``; ``other``, of a Gemm, is not broadcast."""
 
     x: Value
     weights: np.ndarray
@@ -150,8 +149,7 @@ class _Hoister:
     # Biases.
 
     def _biased(self, node: Node) -> tuple[_Slice, Value] | None:
-        """Return the slice of hoisted products to which ``node`` adds a constant row, and that row;
-        None for other nodes."""
+        """Return the slice of products to which ``node`` adds a constant row, and that row."""
         if node.op.full_name != "Add" or node.control_inputs:
             return None
         for x, bias in swapped(node):
@@ -319,8 +317,7 @@ class _Hoister:
     def _add_products(
         self, product: _Product, parts: Sequence[Value], y: Value, beside: Node
     ) -> None:
-        """Compute ``y`` as the sum of the products of a Concat's parts, each with its rows of the
-        weights."""
+        """Compute ``y`` as the sum of the products of a Concat's parts and rows of the weights."""
         begin, bias, total = 0, product.bias, None
         for number, part in enumerate(parts):
             end = begin + _dims(part)[-1]

@@ -417,8 +417,7 @@ class _CarriedCell:
         return total
 
     def _replace(self, new: Value, mask: _Mask | None, y: Value, states: Sequence[int]) -> None:
-        """Let the nodes of the body read the new state, and the loop-carried values ``states``, as
-        rows of ``y``."""
+        """Let nodes of the body read the new state, and values ``states``, as rows of ``y``."""
         # A substitution for the body only: that of the pass replaces results of loops.
         row, own = self._row_of(y), Substitution()
         for value in {new if mask is None else self.after, *[self.updated[i] for i in states]}:

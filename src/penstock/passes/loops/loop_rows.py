@@ -198,6 +198,7 @@ class LoopRows(Expansion):
             return None
         source = self.loop.inputs[layout.states + place]
         sign = -1 if layout.input_backward[place] else 1
+        # A backward scan input begins with its last slice.
         start = 0 if sign > 0 else self.trips - 1
         return self._slice(source, layout.input_axes[place], Count(sign, start))
 
@@ -216,8 +217,7 @@ class LoopRows(Expansion):
         return None if rows is None else self.reshaped(rows, (self.trips, *dims))
 
     def _slice(self, source: Value | None, axis: int, count: Count) -> Value | None:
-        """Return the slices of ``source`` along ``axis`` that all iterations read, stacked along
-        the first axis."""
+        """Return the slices of ``source`` along ``axis`` that iterations read, along axis 0."""
         if source is None or not is_static(source.type, _KINDS):
             return None
         dims, dtype = dims_and_dtype(source)

@@ -110,8 +110,7 @@ class FrameLoop:
                 raise UnraisedError(node, "it needs a value of the previous iteration")
 
     def _predicate(self) -> tuple[Value, int]:
-        """Return the predicate that decides whether the loop continues, and its value if it
-        does."""
+        """Return the predicate by which the loop continues, and its value if it does."""
         conditions = self.deadness.conditions
         first = conditions[self.next_iterations[0]]
         for node in self.next_iterations:

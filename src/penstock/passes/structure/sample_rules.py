@@ -138,8 +138,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def sampled_outputs(sampled: SampledNode) -> Sequence[Value]:
-    """Return the outputs of the replacement of a node, all with a samples axis. Raises ``NoRule``
-    if there is no rule for the node."""
+    """Return the outputs of a node's replacement, all with a samples axis. Raises ``NoRule``."""
     op = sampled.node.op
     name = op.full_name
     rule = _RULES.get("Reduce" if name.startswith("Reduce") else name)
