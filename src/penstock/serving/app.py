@@ -82,7 +82,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-# Endpoints of Triton that Penstock does not have.
+# Triton's endpoints that Penstock does not support.
 _UNSUPPORTED = (
     *("/v2/trace/setting", "/v2/models/{model}/trace/setting", "/v2/logging"),
     "/v2/cudasharedmemory/{rest:path}",
@@ -362,7 +362,7 @@ class Server:
                 with self._counted(model, begin):
                     body = await self._body(request) if body is None else body
                     return await self._infer(request, model, body)
-            except ReplicasClosed:  # it was loaded again, or unloaded
+            except ReplicasClosed:  # the model was reloaded or unloaded
                 continue
 
     async def _infer(self, request: Request, model: ServedModel, body: bytes) -> Response:
@@ -396,7 +396,7 @@ class Server:
         headers = {"content-type": "application/json"}
         if header is not None:
             headers = {HEADER_LENGTH: str(header), "content-type": "application/octet-stream"}
-        # A batch that failed runs again, one request at a time.
+        # The requests of a failed batch run again, one at a time.
         headers[HEADER_TIMING] = times[-1]
         return Response(content, headers=headers)
 
@@ -466,7 +466,7 @@ class Server:
             try:
                 with self._counted(model, begin):
                     return JSONResponse(await _unless_gone(document, request))
-            except ReplicasClosed:  # it was loaded again, or unloaded
+            except ReplicasClosed:  # the model was reloaded or unloaded
                 continue
 
     async def text_models(self, request: Request) -> Response:
@@ -480,7 +480,7 @@ class Server:
             raise UnknownModel(f"unknown model {name!r:.80}; available are {', '.join(entries)}")
         return JSONResponse(model_entry(name, entries[name]))
 
-    # Requests that are answered on a thread.
+    # Requests that a thread answers without the event loop.
 
     def is_direct(self, path: str) -> bool:
         """Whether ``infer_here`` answers the requests of a path, without waking another thread:
@@ -639,7 +639,7 @@ def _is_short(asked: InferenceRequest, outputs: NamedValues) -> bool:
     numbers = 0
     for name, value in outputs.items():
         if getattr(value, "dtype", None) == STRING:
-            return False  # a value of any size, whose size is slow to compute
+            return False  # strings of any length, whose size is slow to compute
         size += getattr(value, "nbytes", 0)
         if not asked.binary.get(name, asked.binary_by_default):
             numbers += getattr(value, "size", 0)

@@ -18,7 +18,7 @@ from penstock.executors.feeds import convert
 from penstock.session.session import Session
 
 _ROWS = 3
-# Batches change the summation order.
+# Tolerance: batches change the summation order.
 _TOLERANCE = 1e-2
 
 

@@ -35,7 +35,7 @@ from penstock.serving.protocol import HEADER_LENGTH, HEADER_TIMING
 _GATHERED = 1 << 20
 # Bytes that are concatenated for a single write.
 _PACKET = 1 << 16
-# Largest head of a request, in bytes, also for other bytes outside of a body.
+# Maximum bytes of a request's head, and of other data outside a body.
 _HEAD = 1 << 16
 _TIMING = HEADER_TIMING.encode()
 # A client that closed its connection fully, not just its sending side, resets it when it receives

@@ -32,7 +32,7 @@ from penstock.host.threads import Workers
 from penstock.serving.access_log import log_request
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, priority_of
 
-# Most connections that are lent at the same time: each has a thread, with memory for a body.
+# Maximum number of lent connections: each has a thread, with memory for a body.
 _MOST = 32
 # Timeouts of a thread, in seconds: for the next bytes of a client, and for a whole request or
 # response.
@@ -52,7 +52,7 @@ _MOST_DIGITS = 20
 # Alignment, in bytes: that of the widest vectors.
 _ALIGNMENT = 64
 _QUICK_ACK = getattr(socket, "TCP_QUICKACK", None)
-# Most buffers that the system sends in one call.
+# Maximum number of buffers that the system sends in one call.
 _MOST_PARTS = 512
 
 
@@ -136,7 +136,7 @@ class DirectAnswers:
             while self._answer_next(connection, requests, client):
                 pass
         finally:
-            client.detach()  # it is the event loop's
+            client.detach()  # the event loop has the connection
 
     def _answer_next(
         self, connection: Borrowed, requests: _Requests, client: socket.socket
@@ -147,7 +147,7 @@ class DirectAnswers:
         except _UnfitError as error:
             connection.give_back(error.unread, b"", odd=error.odd)
             return False
-        claim = threading.Lock()  # taken by the one that answers
+        claim = threading.Lock()  # taken by the thread that answers first
 
         def late(answer: Answer) -> None:
             if claim.acquire(blocking=False):
@@ -247,7 +247,7 @@ class _Requests:
         """Acknowledge received bytes at once, not with the response: otherwise a client that delays
         small packets (without TCP_NODELAY) sends the rest 40 ms later."""
         if _QUICK_ACK is not None:
-            with suppress(OSError):  # no socket of TCP
+            with suppress(OSError):  # not a TCP socket
                 self._client.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
     def _receive(self, into: list[memoryview]) -> int:

@@ -115,9 +115,9 @@ def _tried(
     return unequal
 
 
-# One lock for queue, loads and counts, since each decision reads and changes several of them. It is
-# never held while users' code runs: futures end, and replicas begin, after its release. It is
-# re-entrant, since registering ``_waited`` may call it at once, if its time is over, and a signal
+# One lock guards queue, loads and counts, since each decision reads and changes several of them. It
+# is never held while user code runs: futures end, and replicas begin, after its release. It is
+# re-entrant, since registering ``_waited`` may call it at once if the time has passed, and a signal
 # handler may submit a request while its thread holds the lock.
 #
 # The queue has no thread: every event that may let a request begin calls ``_dispatch``. Waking a
@@ -181,7 +181,7 @@ class Replicas:
             raise wrong_type("cluster", cluster, "a penstock.Cluster")
         if n is None:
             n = 1 if cluster is None else cluster.workers
-        # Before anything is compiled or started that would have to be undone.
+        # Checked first, before anything is compiled or started that would have to be undone.
         _check_sizes([n, queue, max_batch], max_batch_tokens, max_delay)
         loops = shared_loops(model, max_batch)
         model = model if loops is None else loops.session
@@ -194,8 +194,8 @@ class Replicas:
             self._sessions, most = worker_sessions(model, n, cluster, options), MOST_ON_WORKERS
         elif self._own:
             self._sessions = [compile(model, **options)]
-        # A thread for each run. The pool of the process has one for each core, on which the runs of
-        # all other sessions count.
+        # Each run has a thread. The pool of the process has only one for each core, which the runs
+        # of all other sessions need.
         workers = Workers("replicas", n) if cluster is None else None
         if workers is not None:
             weakref.finalize(self, _close_later, workers).atexit = False
@@ -214,7 +214,7 @@ class Replicas:
         self.max_delay = max_delay
         self._replicas = replicas_of(self._sessions, loops, n, most, workers)
         self._workers = workers
-        # Batches that each replica has been given and has not ended; a worker may have several.
+        # The number of batches in progress on each replica; a worker may have several.
         self._load = [0] * n
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
@@ -253,8 +253,8 @@ class Replicas:
         names = None if fetches is None else tuple(fetches)
         request = QueuedRequest(feeds or {}, names, future, own, timed)
         try:
-            # On the caller's thread, before the queue: wrong feeds are the caller's error at once,
-            # and are in no batch with requests of others.
+            # On the caller's thread, before the queue: invalid feeds raise an error at once, and do
+            # not get into a batch with other requests.
             if self.max_batch > 1:
                 self._prepare(request)
             self._enqueue(request, future, timeout, cancel)
@@ -297,7 +297,7 @@ class Replicas:
         # all of them.
         if me in self._here:
             raise PenstockError("a run of a replica must not call its replicas: it could deadlock")
-        # Begins here and not with the run: the time in the queue counts, too.
+        # The timeout begins here and not with the run, since the time in the queue counts.
         came, control = monotonic(), begin_run(timeout, cancel)
         control.priority = self.session.options.priority if priority is None else priority
         self._here.add(me)
@@ -306,7 +306,7 @@ class Replicas:
                 control.add_listener(told.late)
             number, ok = self._wait_for_turn(control), False
             begin = monotonic()
-            # From here on the replica is this thread's, and must be given back whatever happens.
+            # From now on this thread has the replica, and must return it in every case.
             try:
                 outputs = self.session._run_under(control, feeds, fetches)
                 ok = True
@@ -352,7 +352,7 @@ class Replicas:
             except BaseException:
                 self._end_turn(number, False, begin)
                 raise
-            # When the run ends, not when its values are read: a caller may never read them.
+            # Released at the end of the run, not when its values are read: they may never be read.
             values.then(lambda error: self._end_turn(number, error is None, begin))
             with values:
                 yield values
@@ -369,8 +369,8 @@ class Replicas:
         """Wait for the turn of the calling thread, and return the number of its replica."""
         with self._lock:
             self._admit()
-            # First come, first served: a thread that returns at once must not overtake waiting
-            # requests, which would starve some of them for seconds (decision 64).
+            # In FIFO order: a thread that submits its next request at once must not overtake
+            # waiting requests, some of which would starve for seconds (decision 64).
             if not self._queue and self._free():
                 return self._replica_for([0.0])
             turn = QueueTurn()
@@ -383,7 +383,7 @@ class Replicas:
             turn.come.acquire()
         except BaseException as error:  # KeyboardInterrupt, for example
             leave(error)
-            # The turn may have come just before: then nobody else gives the replica back.
+            # The turn may have come just before: then this thread must return the replica.
             if turn.number is not None:
                 self._end_turn(turn.number, False, monotonic())
             raise
@@ -419,7 +419,7 @@ class Replicas:
             if self._closed:
                 self._idle.notify_all()
             others = bool(self._queue)
-        # Mostly nobody waits, and the thread returns without a second look under the lock.
+        # Mostly no request waits, and the thread returns without taking the lock again.
         if others:
             self._dispatch()
 
@@ -435,8 +435,8 @@ class Replicas:
             self._admit()
             request.control = begin_run(timeout, cancel)
             self._queue.append(request, request.priority)
-        # Outside of the lock: both call at once if the request has been stopped or has ended, which
-        # runs callbacks of the user. ``_mark_ended`` then takes it out of the queue.
+        # Without the lock: both call at once if the request was stopped or has ended, which runs
+        # user callbacks. ``_mark_ended`` then takes it out of the queue.
         request.control.add_listener(partial(self._end, request, None))
         future.add_done_callback(lambda _: self._mark_ended(request, _BY_CALLER))
         self._dispatch()
@@ -445,8 +445,8 @@ class Replicas:
         """Raise ``QueueFull`` or ``ReplicasClosed`` if no request is accepted."""
         if self._closed:
             raise ReplicasClosed("the replicas are closed")
-        # With a free replica the queue is about to be dispatched: requests that wait for others of
-        # their batch do not make it full.
+        # With a free replica, the queue is about to be dispatched: requests that wait for others to
+        # join their batch do not count as a full queue.
         if len(self._queue) >= self._most and not self._free():
             self._counts.refused += 1
             raise QueueFull(
@@ -496,7 +496,7 @@ class Replicas:
             self._closed = True
             queued = [] if wait else [*self._queue]
         error = Cancelled("the replicas were closed")
-        for one in queued:  # outside of the lock: to end a request runs callbacks of the user
+        for one in queued:  # without the lock, since the end of a request runs user callbacks
             if isinstance(one, QueueTurn):
                 self._leave_queue(one, error)
             else:
@@ -504,7 +504,7 @@ class Replicas:
         self._dispatch()
         with self._idle:
             self._idle.wait_for(lambda: not self._queue and not any(self._load))
-        # Only now: queued requests have run on these threads and sessions.
+        # At the end, since queued requests run on these threads and sessions.
         if self._workers is not None:
             self._workers.close()
         if self._own:
@@ -532,7 +532,7 @@ class Replicas:
             raise InvalidInput("the inputs of a request must have the same number of rows")
         (request.rows,) = rows
         request.feeds = feeds
-        # A request that fills a batch need not wait for others; without rows, outputs cannot be
+        # A request that fills a batch does not wait for others. Without rows, outputs cannot be
         # split.
         if 0 < request.rows < self.max_batch:
             own = kind(feeds) if self._unequal is None else self._unequal.key(feeds)
@@ -542,12 +542,12 @@ class Replicas:
 
     def _end(self, request: QueuedRequest, outputs: RunValue, error: BaseException | None) -> None:
         """End a request, unless it has ended."""
-        # On any thread; counted before a thread that waits for the future goes on.
+        # On any thread. Counted first, before a thread that waits for the future continues.
         from concurrent.futures import InvalidStateError
 
         future = self._mark_ended(request, error)
         if future is not None:
-            with suppress(InvalidStateError):  # the user has just cancelled it
+            with suppress(InvalidStateError):  # cancelled by the user meanwhile
                 future.set_exception(error) if error is not None else future.set_result(outputs)
 
     def _mark_ended(
@@ -570,7 +570,7 @@ class Replicas:
         end_run(request.control)
         if request.span is not None:
             request.span.end(error)
-        # A batch goes on for the requests that are left in it, and stops when nobody waits for it.
+        # A batch continues for its remaining requests, and is stopped when there are none.
         if batch is not None and not batch.left:
             batch.cancel.cancel()
         return future
@@ -583,15 +583,15 @@ class Replicas:
 
     def _dispatch(self) -> None:
         """Hand batches to free replicas."""
-        # Called when a request has come or has waited long enough, and when a replica is free.
+        # Called when a request arrives or has waited long enough, and when a replica is free.
         while True:
             with self._lock:
                 if not self._queue or not self._free():
                     return
                 seconds = self._seconds_to_wait()
                 if seconds > 0:
-                    # The watchdog of runs is the timer: a run that is never stopped but by its
-                    # time.
+                    # The watchdog of runs is the timer, of a control that is only stopped by its
+                    # deadline.
                     if not self._waits:
                         self._waits = True
                         begin_run(seconds, None).add_listener(self._waited)
@@ -605,7 +605,7 @@ class Replicas:
                 batch.since = now = monotonic()
                 waited = [now - request.since for request in batch.requests]
                 number = self._replica_for(waited, sum(r.rows for r in batch.requests))
-            # Outside of the lock: joining copies, and a replica may call back before it returns.
+            # Without the lock: joining copies, and a replica may call back before it returns.
             self._begin(number, batch)
 
     def _replica_for(self, waited: Sequence[float], rows: int = 1) -> int:
@@ -640,7 +640,7 @@ class Replicas:
 
     def _joinable(self, first: QueuedRequest) -> list[QueuedRequest]:
         """Return the queued requests with the same key."""
-        # A walk through the queue, which is bounded. Queues by key would lose the order of arrival.
+        # A search of the bounded queue. Separate queues by key would lose the order of arrival.
         return [r for r in self._queue if isinstance(r, QueuedRequest) and r.key == first.key]
 
     def _take(self, first: QueuedRequest) -> RequestBatch:
@@ -653,7 +653,7 @@ class Replicas:
                     requests.append(request)
                     rows, tokens = rows + request.rows, tokens + request.tokens
                     self._queue.remove(request)
-                # One that is too large stays, and later, smaller ones may fill the batch.
+                # A request that is too large stays, and later, smaller ones may fill the batch.
         batch = RequestBatch(requests)
         for request in requests:
             request.batch = batch
@@ -698,7 +698,7 @@ class Replicas:
         with self._lock:
             self._load[number] -= 1
             self._histograms.compute_seconds.add(seconds, len(requests))
-            # One request may be at fault, and the others must get their outputs. Each now runs
+            # One request may be at fault, but the others must get their outputs. Each now runs
             # alone, at the head of the queue, since they have already waited.
             if parts is None:
                 again = [request for request in requests if request.future is not None]
@@ -708,11 +708,11 @@ class Replicas:
                 for request in reversed(again):
                     self._queue.append(request, request.priority, front=True)
             self._idle.notify_all()
-        # Outside of the lock: futures run callbacks of users on this thread of the replica.
+        # Without the lock: futures run user callbacks on this thread of the replica.
         if parts is not None:
             for request, part in zip(requests, parts, strict=True):
                 if request.timed is not None:
                     request.timed(batch.since - request.since, seconds)
                 self._end(request, part, error)
-        batch.requests = []  # a replica may keep ``done``, and with it all that was fed
+        batch.requests = []  # a replica may keep ``done``, and with it the feeds
         self._dispatch()

@@ -297,7 +297,7 @@ class SequenceRun:
             self._table.check_open()  # the stepper may have been closed
             raise
 
-    # The end of the request, on the thread that ran the step.
+    # Called at the end of the request, on the thread that ran the step.
 
     def _done(self, outputs: Rows | None, error: BaseException | None) -> None:
         now = perf_counter()
@@ -307,7 +307,7 @@ class SequenceRun:
         error = self._released(error)
         if self._timed is not None:
             self._timed(queue, run)
-        with suppress(InvalidStateError):  # it was cancelled
+        with suppress(InvalidStateError):  # the future was cancelled
             if outputs is None:
                 self._future.set_exception(error)
             else:
