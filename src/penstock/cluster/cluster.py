@@ -405,8 +405,7 @@ class Cluster:
 
     @contextmanager
     def _observe(self, handle: int, workers: Sequence[int]) -> Iterator[list[StepRow]]:
-        """Let workers measure the steps of a graph within the context. The yielded list contains
-        the measured steps afterwards."""
+        """Let workers measure the steps of a graph in the context, and add them to the list."""
         rows: list[StepRow] = []
         for worker in workers:
             self._ask(worker, "observe", handle)
@@ -418,8 +417,7 @@ class Cluster:
                 rows += [replace(row, worker=self.devices[worker]) for row in own]
 
     def home(self, store: Store, name: str) -> tuple[int, int] | None:
-        """Return the worker that has a variable, and the number of its store there; None if no
-        registered graph names the variable."""
+        """Return the worker of a variable, and the number of its store; None if it has none."""
         with self._lock:
             return self._variables.find(store, name)
 

@@ -179,8 +179,7 @@ class Worker:
         self._observed[handle] = part or self._parts[handle].observed(), Profile()
 
     def observed(self, handle: int) -> list[StepRow]:
-        """Return the steps of a part that were measured since ``observe``; none if this worker has
-        replaced the one that measured them."""
+        """Return the steps of a part measured since ``observe``; none on a replacement."""
         part, profile = self._observed.get(handle, (None, None))
         if part is None or profile is None:
             return []

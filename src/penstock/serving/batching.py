@@ -112,8 +112,7 @@ def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray
 
 
 def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]] | None:
-    """Return copies of the outputs of each request, given their numbers of rows; None if the
-    outputs have another number of rows."""
+    """Return copies of the outputs of each request; None if the numbers of rows differ."""
     total, ends = sum(rows), np.cumsum(rows)[:-1]
     for value in outputs.values():
         if not isinstance(value, np.ndarray) or not value.ndim or len(value) != total:

@@ -136,8 +136,7 @@ class SequenceTable:
         return own
 
     def release(self, key: Key, own: OpenSequence, *, ends: bool) -> bool:
-        """Let a sequence wait for its next request, or end. Return False if it was ended or
-        restarted meanwhile."""
+        """Let a sequence wait, or end. Return False if it was ended or restarted meanwhile."""
         with self._lock:
             is_open = self._open.get(key) is own
             if is_open:

@@ -218,8 +218,7 @@ class FrameGraphBuilder:
         return call
 
     def _pool_of(self, device: str, devices: int) -> Workers | None:
-        """Return the threads of the host, or of a virtual device: its share of the cores. None if
-        the caller's thread runs all kernels."""
+        """Return the threads of the host or a virtual device; None if the caller's runs all."""
         if not device:
             return pool() if self._workers > 1 else None
         share = max(1, min(core_budget(), self._workers) // devices)

@@ -91,8 +91,7 @@ class FramesExecutor:
 
     @property
     def source(self) -> str:
-        """The nodes of each device, with the frame of each; then the programs of segments, and of
-        frames that are one node."""
+        """The nodes and frames of each device; then programs of segments and of frames."""
         lines: list[str] = []
         for part in self.parts:
             lines += [f"# {part.device}"] if part.device else []

@@ -88,8 +88,7 @@ class _Adding:
     numbers: Iterator[int] = field(default_factory=counter)
 
     def rewrite(self, graph: Graph, wanted: Collection[int] | None = None) -> None:
-        """Rewrite the nodes and outputs of a graph; outputs ``wanted``, by default all, get
-        samples."""
+        """Rewrite a graph; outputs ``wanted``, by default all, get samples."""
         nodes: list[Node] = []
         for node in graph.nodes:
             nodes += self._rewritten(node)

@@ -239,8 +239,7 @@ class _BlockBuilder:
         return self.read(value, value.producer)
 
     def waited(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the replacements of control inputs in the block; others are left to the enclosing
-        block."""
+        """Return the replacements of control inputs in the block; others are left outside."""
         places: dict[Node, None] = {}
         for node in nodes:
             if node in self.place:
