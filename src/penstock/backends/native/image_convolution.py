@@ -66,9 +66,9 @@ _LEAST_LINE, _LEAST_WIDE = 24, 9
 # positions of a line per position that reads padding.
 _MOST_OF_ROW, _MOST_OF_STRIDED, _MOST_ELEMENTS, _PER_END = 24, 40, 192, 16
 _ELEMENTS = np.array([0, 0, 1], np.int64)  # ``even_lines`` for elements with addresses
-# Most channels for which image rows are copied with zero padding, and least positions per item for
-# which layout copies take less time than a separate step.
-_MOST_COPIED, _LEAST_OF_COPIES = 16, 96
+# Most channels for which image rows are copied with zero padding, least positions of a line, and
+# least positions per item for which layout copies take less time than a separate step.
+_MOST_COPIED, _LEAST_COPIED_LINE, _LEAST_OF_COPIES = 16, 2, 96
 # Most channels for which a line of a depthwise convolution is computed as one run of elements.
 _MOST_FLAT = 12
 _FOLLOWERS = frozenset(
@@ -615,7 +615,7 @@ def _copied_lines(
     image row fit; the number of copies, and the columns of each. None if positions are too few."""
     slices, rows, columns = axes
     of_line, line, stride = slices.most_taps * rows.most_taps, columns.positions, columns.stride
-    if line < _LEAST_LINE or 2 * of_line > _MOST_ROWS or max(len(a.taps) for a in axes) > 1:
+    if line < _LEAST_COPIED_LINE or 2 * of_line > _MOST_ROWS or max(len(a.taps) for a in axes) > 1:
         return None
     columns_of_line = (line - 1) * stride + columns.reach
     room = min(_COPIED // (columns_of_line * channels), _MOST_ROWS) // of_line

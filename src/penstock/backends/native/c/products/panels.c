@@ -237,11 +237,11 @@ static inline int64_t most_rows(int64_t line, int64_t vectors, int kind)
     return tall ? smaller(TALL, TALL_SUMS / vectors) : most[vectors];
 }
 
-/* The rows whose ends no tile crosses: a line, or two lines if these make a tall tile. */
+/* The rows whose ends no tile crosses: a line, or two lines if these make a tall tile of rows with addresses. */
 static inline int64_t unit_of(const operands *x, int64_t rows, int64_t vectors, int kind)
 {
     const int64_t two = 2 * x->line;
-    return x->line >= LEAST_GROUP && two <= rows && two <= most_rows(two, vectors, kind) ? two : x->line;
+    return !x->step && x->line >= LEAST_GROUP && two <= rows && two <= most_rows(two, vectors, kind) ? two : x->line;
 }
 
 /* The product of rows of x with columns `column` to `end` of a panel, `vectors` vectors at a time. */
