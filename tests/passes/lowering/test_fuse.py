@@ -154,20 +154,20 @@ def steps(model, **feeds) -> list[str]:
 @there
 def test_compile_residual_block_is_a_copy_and_two_fused_steps():
     model = model_from_text(
-        """g (float[1, 16, 20, 20] x, float[1, 16, 20, 20] z) => (float[1, 16, 20, 20] y)
-        <float[16] s, float[16] b> {
+        """g (float[1, 24, 20, 20] x, float[1, 24, 20, 20] z) => (float[1, 24, 20, 20] y)
+        <float[24] s, float[24] b> {
             w = ConstantOfShape <value = float[1] {0.01}> (shape)
-            shape = Constant <value_ints = [16, 16, 3, 3]> ()
+            shape = Constant <value_ints = [24, 24, 3, 3]> ()
             a = Conv <pads = [1, 1, 1, 1]> (x, w)
             c = BatchNormalization(a, s1, s1, s1, s1)
-            s1 = Constant <value = float[16] {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> ()
+            s1 = Constant <value = float[24] {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> ()
             d = Relu(c)
             e = Conv <pads = [1, 1, 1, 1]> (d, w)
             f = Add(e, d)
             y = Relu(f)
-        }""".replace("<float[16] s, float[16] b> ", "").replace(", float[1, 16, 20, 20] z", "")
+        }""".replace("<float[24] s, float[24] b> ", "").replace(", float[1, 24, 20, 20] z", "")
     )
-    x = rng.standard_normal((1, 16, 20, 20)).astype(np.float32)
+    x = rng.standard_normal((1, 24, 20, 20)).astype(np.float32)
     reorder, *kernels = steps(model, x=x)
     assert reorder.startswith("Reorder")
     assert kernels == ["Conv Relu on native", "Conv Add Relu on native"]

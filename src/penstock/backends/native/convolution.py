@@ -25,6 +25,7 @@ from penstock.ops.work_estimate import Workload, flops, layout_seconds
 # As in c/windows/convolution.c.
 _AXES, _BUFFER, _LINE, _MOST_SLICES, _BLOCK = 3, 10240, 2048 - 16, 32, 4
 _LEAST_COLUMNS, _LANES = 8, 16
+_LINE_COPIED = 0.06  # of the time of an item
 _TOGETHER = 4096  # elements per item of CausalConvWithState
 
 
@@ -58,22 +59,33 @@ def plane_workload(node: Node) -> Workload | None:
         return None
     group, transposed = node.attrs.get("group", 1), node.op.name == "ConvTranspose"
     filters = w.shape[1] if transposed else w.shape[0] // group
-    # Capacity of a line, in positions of a phase of the result or a split of the input.
+    # Room for a line, in positions of a phase of the result or a split of the input.
     steps, (x, y) = math.prod(node.attrs.get("strides", ())), [t.dims for t in tensors]
     room = _BUFFER // max(x[1] // group * (1 if transposed else steps), 1)
-    line = max(min(math.prod(y[2:]) // (steps if transposed else 1), room), 1)
-    # Input rows that two items share are copied for both.
-    stride, (*_, rows, columns) = (node.attrs.get("strides") or (1,))[0], (1, *y[2:])
-    shared = (w.shape[2] - 1) * (node.attrs.get("dilations") or (1,))[0] // stride
-    if transposed:
-        rows, columns = rows // stride, columns // stride
-    own = max(min(room // max(columns, 1) - shared, rows), 1) if len(y) > 3 else rows
-    again = 1 + shared / max(own, 1) if len(y) > 3 and own < rows else 1
+    every = math.prod(y[2:]) // (steps if transposed else 1)
+    line, again, lines = every, 1.0, 0.0
+    if len(y) > 3:
+        # Input rows and columns that two items share are copied for both.
+        strides, dilations = [node.attrs.get(name) or (1, 1) for name in ("strides", "dilations")]
+        sizes = zip(w.shape[-2:], dilations[-2:], strides[-2:], strict=True)
+        shared = [(kernel - 1) * dilation // stride for kernel, dilation, stride in sizes]
+        (rows, columns), (row, column) = y[-2:], shared
+        if transposed:
+            rows, columns = rows // strides[-2], columns // strides[-1]
+        chunks = columns
+        while room // (columns + column) <= row and columns > _LEAST_COLUMNS:
+            columns = -(-columns // 2)
+        own = max(min(room // (columns + column) - row, rows), 1)
+        line = own * columns
+        again = 1 + row / own if own < rows else 1
+        lines = tensors[0].elements / x[-1] * again * chunks / columns
+        again *= 1 + column / columns
+    line = max(min(line, every, room), 1)
     return Workload(
         "planes" if filters > 1 else "planes, one filter",
         flops=flops(node) * -(-line // _LANES) * _LANES / line,
         elements=again * tensors[0].elements + tensors[1].elements,
-        items=tensors[0].dims[0] * group,
+        items=tensors[0].dims[0] * group + _LINE_COPIED * lines,
         beside_s=layout_seconds(node)[1],
     )
 

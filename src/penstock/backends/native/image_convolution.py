@@ -129,8 +129,11 @@ def image_workload(node: Node) -> Workload | None:
         lines = positions * of_rows
         return Workload("depthwise image", moved, flops(conv), 0, more, lines, copies_s)
     groups = _merged(given, max(filters // given, 1))
-    elements = positions * groups * padded(filters // groups)
-    products = 2 * elements * (x.dims[1] // groups) * taps
+    channels, each = x.dims[1] // groups, filters // groups
+    # Pairs of channels take turns in the vectors of few filters.
+    is_half = each <= GRAIN // 2 and channels % 2 == 0
+    elements = positions * groups * (GRAIN // 2 if is_half else padded(each))
+    products = 2 * elements * channels * taps
     # The address of each tap, or row of taps, is computed once for all filters.
     lines = positions * (taps if x.dims[1] >= _FEW_CHANNELS else of_rows)
     return Workload("image", moved, products, 0, elements + more, lines, copies_s)
