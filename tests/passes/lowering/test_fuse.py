@@ -152,7 +152,7 @@ def steps(model, **feeds) -> list[str]:
 
 
 @there
-def test_compile_residual_block_is_a_copy_and_two_fused_steps():
+def test_compile_residual_block_is_two_fused_steps():
     model = model_from_text(
         """g (float[1, 24, 20, 20] x, float[1, 24, 20, 20] z) => (float[1, 24, 20, 20] y)
         <float[24] s, float[24] b> {
@@ -168,9 +168,8 @@ def test_compile_residual_block_is_a_copy_and_two_fused_steps():
         }""".replace("<float[24] s, float[24] b> ", "").replace(", float[1, 24, 20, 20] z", "")
     )
     x = rng.standard_normal((1, 24, 20, 20)).astype(np.float32)
-    reorder, *kernels = steps(model, x=x)
-    assert reorder.startswith("Reorder")
-    assert kernels == ["Conv Relu on native", "Conv Add Relu on native"]
+    # The first kernel copies lines of the input itself.
+    assert steps(model, x=x) == ["Conv Relu on native", "Conv Add Relu on native"]
     (ours,) = run(model, ["native", "numpy"], x=x)
     (expected,) = run(model, ["numpy"], x=x)
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
