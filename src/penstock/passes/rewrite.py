@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.analysis.type_inference import node_types
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
+from penstock.ir.op import Op
 from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
@@ -69,7 +71,7 @@ def replace_nodes(graph: Graph, parts: Mapping[str, Parts]) -> bool:
 
 
 class Expansion:
-    """Builder of the ``nodes`` that replace or precede a node, in order; ``emit`` adds one."""
+    """Builder of the ``nodes`` that replace or precede a node, in order; ``add`` adds one."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -85,6 +87,23 @@ class Expansion:
         """Return a new value of this type; ``name``, its operation, is for subclasses."""
         return Value(f"{self._name}/part{next(self._numbers)}", TensorType(dtype, tuple(dims)))
 
+    def add(self, op: str | Op, inputs: Sequence[Value | None], **attrs: Any) -> Value:
+        """Add a node of an operation, a standard one by its name; return its only result, with the
+        type that follows from the inputs."""
+        return self.several(op, inputs, 1, **attrs)[0]
+
+    def several(
+        self, op: str | Op, inputs: Sequence[Value | None], count: int, **attrs: Any
+    ) -> list[Value]:
+        """``add`` for an operation with ``count`` results."""
+        op = standard(op) if isinstance(op, str) else op
+        results = [Value(f"{self._name}/part{next(self._numbers)}") for _ in range(count)]
+        node = self.node.derived(inputs, results, attrs, op=op, name=results[0].name)
+        for value, type_ in zip(results, node_types(node), strict=False):
+            value.type = type_
+        self.nodes.append(node)
+        return results
+
     def emit(
         self,
         name: str,
@@ -93,7 +112,7 @@ class Expansion:
         dtype: np.dtype,
         **attrs: Any,
     ) -> Value:
-        """Add a node of a standard operation; return its result, of this type."""
+        """``add`` for a standard operation whose result has a type that is known."""
         value = self.value(name, dims, dtype)
         self.finish(name, inputs, value, **attrs)
         return value

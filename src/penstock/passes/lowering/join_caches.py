@@ -65,9 +65,9 @@ def _nodes(node: Node, substitution: Substitution) -> Sequence[Node] | None:
         return None
     if _waits_for({k.concat, v.concat}, [k.new, v.new]):
         return None
-    parts = _Parts(node)
+    parts = Expansion(node)
     first = parts.constant([0])
-    rows = [parts.add("Unsqueeze", [parts.turned(x.new, x.perm), first]) for x in (k, v)]
+    rows = [parts.add("Unsqueeze", [_turned(parts, x.new, x.perm), first]) for x in (k, v)]
     new = parts.add("Concat", rows, axis=0)
     parts.finish("Concat", [k.past, new], present, axis=axis + 1)
     both = [Value(f"{present.name}/half{i}") for i in range(2)]
@@ -77,20 +77,12 @@ def _nodes(node: Node, substitution: Substitution) -> Sequence[Node] | None:
         whole = parts.add("Squeeze", [half, first])
         substitution[x.whole] = whole
         if x.concat.outputs[0] is not x.whole:
-            substitution.replace(x.concat.outputs, [parts.turned(whole, x.back)])
+            substitution.replace(x.concat.outputs, [_turned(parts, whole, x.back)])
     return parts.nodes
 
 
-class _Parts(Expansion):
-    """Nodes whose types are inferred later."""
-
-    def add(self, name: str, inputs: Sequence[Value], **attrs: int | Sequence[int]) -> Value:
-        output = Value(f"{self._name}/part{next(self._numbers)}")
-        self.finish(name, inputs, output, **attrs)
-        return output
-
-    def turned(self, value: Value, perm: Sequence[int]) -> Value:
-        return value if perm == sorted(perm) else self.add("Transpose", [value], perm=perm)
+def _turned(parts: Expansion, value: Value, perm: Sequence[int]) -> Value:
+    return value if perm == sorted(perm) else parts.add("Transpose", [value], perm=perm)
 
 
 def _half(value: Value | None, place: int) -> _Half | None:

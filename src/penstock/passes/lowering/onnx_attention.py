@@ -173,7 +173,7 @@ class _AttentionNodes(Expansion):
                 self._biases[key] = self.constant(infinite)
             else:
                 numbers = [self.constant(np.float32(x)) for x in (0, -np.inf)]
-                self._biases[key] = self._float("Where", [mask, *numbers], _dims(mask))
+                self._biases[key] = self.add("Where", [mask, *numbers])
         return self._biases[key]
 
     def _infinite(self, hidden: np.ndarray) -> Value:
@@ -192,11 +192,9 @@ class _AttentionNodes(Expansion):
             return self.constant(flags) if flags.any() else None
         key = "blind", bias
         if key not in self._biases:
-            dims = (*_dims(bias)[:-1], 1)
             axes = self.constant(np.array([-1], np.int64))
-            most = self._float("ReduceMax", [bias, axes], dims, keepdims=1)
-            lowest = self.constant(np.float32(-np.inf))
-            self._biases[key] = self.emit("Equal", [most, lowest], dims, BOOL)
+            most = self.add("ReduceMax", [bias, axes], keepdims=1)
+            self._biases[key] = self.add("Equal", [most, self.constant(np.float32(-np.inf))])
         return self._biases[key]
 
     # The decomposed form.
@@ -206,26 +204,24 @@ class _AttentionNodes(Expansion):
     ) -> Value:
         heads = self.heads
         q, k, v = self._share_keys(q, k, v, mask)
-        operands = [q, self._as_columns(k)]
-        scores = self._capped(self._float("MatMul", operands, (*_dims(q)[:3], heads.keys)))
+        scores = self._capped(self.add("MatMul", [q, self._as_columns(k)]))
         # Queries of heads that share keys are rows of one product: the mask is the same.
         rows = _dims(q)[2] // heads.queries
         bias = None if hidden is None else self._infinite(np.tile(hidden, (rows, 1)))
         if bias is not None and mask is not None:
             key = "sum", mask, bias
             if key not in self._biases:
-                dims = np.broadcast_shapes(_dims(mask), _dims(bias))
-                self._biases[key] = self._float("Add", [mask, bias], dims)
+                self._biases[key] = self.add("Add", [mask, bias])
             bias = self._biases[key]
         bias = mask if bias is None else bias
         if bias is not None:
-            scores = self._float("Add", [scores, bias], _dims(scores))
-        weights = self._float("Softmax", [scores], _dims(scores), axis=-1)
-        y = self._float("MatMul", [weights, v], (*_dims(q)[:3], heads.value_size))
+            scores = self.add("Add", [scores, bias])
+        weights = self.add("Softmax", [scores], axis=-1)
+        y = self.add("MatMul", [weights, v])
         # Softmax of a row of minus infinities is NaN.
         blind = None if bias is None else self._blind(bias)
         if blind is not None:
-            y = self._float("Where", [blind, self.constant(np.float32(0)), y], _dims(y))
+            y = self.add("Where", [blind, self.constant(np.float32(0)), y])
         return self.reshaped(y, (heads.batch, heads.heads, heads.queries, heads.value_size))
 
     def _as_columns(self, k: Value) -> Value:
@@ -255,22 +251,17 @@ class _AttentionNodes(Expansion):
         group = self.heads.group
         value = self.reshaped(value, (batch, kv_heads, 1, positions, size))
         dims = (batch, kv_heads, group, positions, size)
-        value = self._float("Expand", [value, self.constant(np.array(dims, np.int64))], dims)
+        value = self.add("Expand", [value, self.constant(np.array(dims, np.int64))])
         return self.reshaped(value, (batch, kv_heads * group, positions, size))
 
     def _capped(self, scores: Value) -> Value:
         """Return the scaled scores, limited by ``softcap``."""
-        factor, cap, dims = self._scale(), self.node.attrs.get("softcap", 0.0), _dims(scores)
+        factor, cap = self._scale(), self.node.attrs.get("softcap", 0.0)
         # ONNX: cap * tanh(scores / cap), with the scale folded into the first factor.
         if cap:
-            scores = self._float("Mul", [scores, self.constant(np.float32(factor / cap))], dims)
-            scores, factor = self._float("Tanh", [scores], dims), cap
-        return self._float("Mul", [scores, self.constant(np.float32(factor))], dims)
-
-    def _float(
-        self, name: str, inputs: Sequence[Value], dims: Sequence[int], **attrs: Any
-    ) -> Value:
-        return self.emit(name, inputs, dims, FLOAT32, **attrs)
+            scores = self.add("Mul", [scores, self.constant(np.float32(factor / cap))])
+            scores, factor = self.add("Tanh", [scores]), cap
+        return self.add("Mul", [scores, self.constant(np.float32(factor))])
 
 
 def _dims(value: Value) -> tuple[int, ...]:

@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.type_inference import node_types
 from penstock.core.errors import RowsStay
 from penstock.core.records import NamedTuple
 from penstock.core.types import FLOAT32, INT64, TensorType
 from penstock.ir.graph import Graph, Node, Value, readers_of
-from penstock.ir.op import Attrs, Op
+from penstock.ir.op import Attrs
 from penstock.ops.internal.attention import ATTENTION
 from penstock.ops.internal.joined_steps import (
     FIXED_PAGES,
@@ -46,6 +45,7 @@ from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.lowering.row_rules import Stays, static_dims
 from penstock.passes.lowering.score_biases import ScoreBiases, Seen
 from penstock.passes.lowering.step_probes import Probes, Roles, is_mask
+from penstock.passes.rewrite import Expansion
 
 _OF_HEADS = 4
 """number of axes of keys or values"""
@@ -287,7 +287,7 @@ class PageAttention:
             place = next(v for v in self.graph.inputs if v.name == POSITIONS)
             rotary = standard("RotaryEmbedding", MICROSOFT)
             q, k = [
-                writer.add(rotary, [x, place, *inputs[7:9]], turned | {"num_heads": n})
+                writer.add(rotary, [x, place, *inputs[7:9]], **turned, num_heads=n)
                 for x, n in ((q, heads), (k, groups))
             ]
         q, k, v = writer.split(q, heads), writer.split(k, groups), writer.split(v, groups)
@@ -388,45 +388,26 @@ def _repeats(present: Value, moves: Iterable[Node], heads: int, last: bool) -> b
     return np.array_equal(x, wanted.swapaxes(2, 3) if last else wanted)
 
 
-class _HeadsWriter:
+class _HeadsWriter(Expansion):
     """Writer of the ``nodes`` around attention whose inputs have all heads concatenated."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.nodes: list[Node] = []
-
-    def add(self, op: Op, inputs: Sequence[Value | None], attrs: Attrs | None = None) -> Value:
-        """Add a node and return its result."""
-        y = Value(f"{self.node.label}/joined{len(self.nodes)}")
-        node = self.node.derived(inputs, [y], attrs or {}, op=op)
-        (y.type,) = node_types(node)[:1]
-        self.nodes.append(node)
-        return y
+    def constant(self, array: Sequence[int]) -> Value:
+        """Return a constant that the pass creates, which depends on no probe."""
+        return Value(f"{WRITTEN}constant", const=np.array(array))
 
     def split(self, x: Value | None, heads: int) -> Value:
         """Reshape [1, rows, heads * size] to [1, heads, rows, size]."""
         one, rows, width = static_dims(x)
-        dims = Value(f"{WRITTEN}dims", const=np.array([one, rows, heads, width // heads]))
-        four = self.add(standard("Reshape"), [x, dims])
-        return self.add(standard("Transpose"), [four], {"perm": [0, 2, 1, 3]})
+        four = self.add("Reshape", [x, self.constant([one, rows, heads, width // heads])])
+        return self.add("Transpose", [four], perm=[0, 2, 1, 3])
 
     def parts(self, packed: Value | None, heads: int, groups: int) -> list[Value]:
         """Split queries, keys and values that are concatenated in each row."""
         width = static_dims(packed)[-1]
         size = width // (heads + 2 * groups)
         ends = np.cumsum([0, heads * size, groups * size, groups * size])
-        axis = Value(f"{WRITTEN}axis", const=np.array([2]))
-        return [
-            self.add(
-                standard("Slice"),
-                [
-                    packed,
-                    *[Value(f"{WRITTEN}end", const=np.array([n])) for n in ends[i : i + 2]],
-                    axis,
-                ],
-            )
-            for i in range(3)
-        ]
+        bounds = [[self.constant([n]) for n in (*ends[i : i + 2], 2)] for i in range(3)]
+        return [self.add("Slice", [packed, *own]) for own in bounds]
 
     def result(self, q: Value, v: Value, y: Value | None) -> Value:
         """Return ``y``, or a new value for the result of attention."""
@@ -436,7 +417,7 @@ class _HeadsWriter:
     def merged(self, result: Value, y: Value | None) -> list[Node]:
         """Return all nodes; the last ones merge the heads of [1, heads, rows, size]."""
         one, heads, rows, size = static_dims(result)
-        turned = self.add(standard("Transpose"), [result], {"perm": [0, 2, 1, 3]})
-        wide = Value(f"{WRITTEN}dims", const=np.array([one, rows, heads * size]))
+        turned = self.add("Transpose", [result], perm=[0, 2, 1, 3])
+        wide = self.constant([one, rows, heads * size])
         self.nodes.append(self.node.derived([turned, wide], [y], {}, op=standard("Reshape")))
         return self.nodes

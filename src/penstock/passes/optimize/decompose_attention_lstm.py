@@ -17,13 +17,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from penstock.core.types import FLOAT32, TensorType
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ir.op import AttrDict, Op
 from penstock.ops.internal.attention import POSITIONS_BEHIND
 from penstock.ops.internal.cells import LSTM_CELL
 from penstock.ops.onnx.recurrent import Layer, parse_layer
-from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import Expansion, dims_and_dtype, replace_nodes
 
@@ -82,9 +80,7 @@ class _Steps(Expansion):
         (steps, batch, width), (_, positions, _) = dims_and_dtype(x)[0], dims_and_dtype(memory)[0]
         behind = None
         if lengths is not None:
-            behind = self.value("behind", (batch, 1, positions), FLOAT32)
-            attrs = {"positions": positions}
-            self._node(POSITIONS_BEHIND, [lengths], [behind], attrs)
+            behind = self.add(POSITIONS_BEHIND, [lengths], positions=positions)
         rows = self.reshaped(x, [steps * batch, width])
         sides = [
             self._direction(d, reverse, rows, memory, behind, (steps, batch))
@@ -96,7 +92,7 @@ class _Steps(Expansion):
         if every is not None:
             order = [side[t] for t in range(steps) for side in states]
             order = [self.reshaped(state, [1, batch, hidden]) for state in order]
-            joined = self.emit("Concat", order, [len(order), batch, hidden], FLOAT32, axis=0)
+            joined = self.add("Concat", order, axis=0)
             shape = self.constant(np.array([steps, len(sides), batch, hidden], np.int64))
             self.finish("Reshape", [joined, shape], every, allowzero=1)
         pairs = zip(states, self.layer.reverse, strict=True)
@@ -130,12 +126,10 @@ class _Steps(Expansion):
         of_x = self._gemm(rows, own, self.constant(bias))
         slices = [of_x]
         if steps > 1:
-            slices = [self.value("gates", (batch, gates), FLOAT32) for _ in range(steps)]
-            attrs: AttrDict = {"axis": 0, "num_outputs": steps}
-            self._node(standard("Split"), [of_x], slices, attrs)
+            slices = self.several("Split", [of_x], steps, axis=0, num_outputs=steps)
         at_first, behind_first, of_mean = map(self._constant, (first, later, seen))
         attend = self._attention(d, memory, behind)
-        state, cell = (self._given(i, d, batch, hidden) for i in (_H, _C))
+        state, cell = (self._given(i, d) for i in (_H, _C))
         mean: Value | None = None
         if cell is None:
             cell = self.constant(np.zeros((batch, hidden), np.float32))
@@ -146,9 +140,8 @@ class _Steps(Expansion):
                 total = self._gemm(state, at_first if mean is None else behind_first, total)
             if mean is not None:
                 total = self._gemm(mean, of_mean, total)
-            state, following = (self.value("cell", (batch, hidden), FLOAT32) for _ in range(2))
-            self._node(LSTM_CELL, [total, cell], [state, following], {"order": _ORDER})
-            states[t], cell = state, following
+            state, cell = self.several(LSTM_CELL, [total, cell], 2, order=_ORDER)
+            states[t] = state
             if t != (0 if reverse else steps - 1):
                 mean = attend(state)
         return states, cell
@@ -158,43 +151,28 @@ class _Steps(Expansion):
         batch, positions, depth = dims_and_dtype(memory)[0]
         key, v = self.constant_of(_KEY, d), self._constant(self.constant_of(_V, d)[:, None])
         query, inner = self._constant(self.constant_of(_QUERY, d)), key.shape[1]
-        keys = self._product(memory, self._constant(key), batch, positions, inner)
+        keys = self.add("MatMul", [memory, self._constant(key)])
 
         def attend(state: Value) -> Value:
-            asked = self.reshaped(self._product(state, query, batch, inner), [batch, 1, inner])
-            near = self.emit("Add", [keys, asked], [batch, positions, inner], FLOAT32)
-            near = self.emit("Tanh", [near], [batch, positions, inner], FLOAT32)
-            scores = self._product(near, v, batch, positions, 1)
-            scores = self.reshaped(scores, [batch, 1, positions])
+            asked = self.reshaped(self.add("MatMul", [state, query]), [batch, 1, inner])
+            near = self.add("Tanh", [self.add("Add", [keys, asked])])
+            scores = self.reshaped(self.add("MatMul", [near, v]), [batch, 1, positions])
             if behind is not None:
-                scores = self.emit("Add", [scores, behind], [batch, 1, positions], FLOAT32)
-            shares = self.emit("Softmax", [scores], [batch, 1, positions], FLOAT32, axis=-1)
-            return self.reshaped(self._product(shares, memory, batch, 1, depth), [batch, depth])
+                scores = self.add("Add", [scores, behind])
+            shares = self.add("Softmax", [scores], axis=-1)
+            return self.reshaped(self.add("MatMul", [shares, memory]), [batch, depth])
 
         return attend
-
-    def _product(self, a: Value, b: Value, *dims: int) -> Value:
-        return self.emit("MatMul", [a, b], dims, FLOAT32)
 
     def _constant(self, matrix: np.ndarray) -> Value:
         return self.constant(np.ascontiguousarray(matrix))
 
-    def _given(self, index: int, d: int, batch: int, hidden: int) -> Value | None:
+    def _given(self, index: int, d: int) -> Value | None:
         """Return the part of a direction of the initial hidden or cell state."""
         value = self.inputs[index]
         if value is None:
             return None
-        place = self.constant(np.array(d, np.int64))
-        return self.emit("Gather", [value, place], [batch, hidden], FLOAT32, axis=0)
+        return self.add("Gather", [value, self.constant(np.array(d, np.int64))], axis=0)
 
     def _gemm(self, x: Value, w: Value | np.ndarray, total: Value) -> Value:
-        matrix = w if isinstance(w, Value) else self._constant(w)
-        assert matrix.const is not None
-        dims = [dims_and_dtype(x)[0][0], matrix.const.shape[1]]
-        return self.emit("Gemm", [x, matrix, total], dims, FLOAT32)
-
-    def _node(
-        self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], attrs: AttrDict
-    ) -> None:
-        """Add a node of a non-standard operation, or with several outputs."""
-        self.nodes.append(self.node.derived(inputs, outputs, attrs, op=op, name=outputs[0].name))
+        return self.add("Gemm", [x, w if isinstance(w, Value) else self._constant(w), total])

@@ -63,11 +63,6 @@ class _EinsumNodes(EinsumLowering):
     def _constant(self, numbers: Sequence[int]) -> Value:
         return self.parts.constant(np.array(numbers, np.int64))
 
-    def _emit(
-        self, name: str, inputs: Sequence[Value | None], dims: tuple[int, ...], **attrs: Any
-    ) -> Value:
-        return self.parts.emit(name, inputs, dims, self.dtype, **attrs)
-
     def _arranged(
         self, value: Value | None, axes: Sequence[int], dims: tuple[int, ...] | None = None
     ) -> Value:
@@ -85,7 +80,7 @@ class _EinsumNodes(EinsumLowering):
 
     def add_sum(self, i: int, axes: tuple[int, ...], dims: tuple[int, ...]) -> None:
         numbers = self._constant(axes)
-        self.known[i] = self._emit("ReduceSum", [self.known[i], numbers], dims, keepdims=0)
+        self.known[i] = self.parts.add("ReduceSum", [self.known[i], numbers], keepdims=0)
 
     def add_copy(self, axes: tuple[int, ...]) -> None:
         self.known.append(self._arranged(self.known[0], axes))
@@ -95,13 +90,12 @@ class _EinsumNodes(EinsumLowering):
         x = self._arranged(self.known[i], axes_a, dims_a)
         y = self._arranged(self.known[j], axes_b, dims_b)
         if dims[-2:] == (1, 1):  # a dot product, which needs no MatMul
-            row = (*dims[:-2], dims_a[-1])
             y = self._arranged(y, range(len(dims_b)), (*dims_b[:-2], 1, dims_b[-2]))
             numbers = self._constant([len(dims) - 1])
-            terms = self._emit("Mul", [x, y], (*dims[:-1], row[-1]))
-            result = self._emit("ReduceSum", [terms, numbers], dims, keepdims=1)
+            terms = self.parts.add("Mul", [x, y])
+            result = self.parts.add("ReduceSum", [terms, numbers], keepdims=1)
         else:
-            result = self._emit("MatMul", [x, y], dims)
+            result = self.parts.add("MatMul", [x, y])
         result = self._arranged(result, range(len(dims)), shape)
         self.known.append(self._arranged(result, order))
 
@@ -119,4 +113,4 @@ class _EinsumNodes(EinsumLowering):
             moved = iter([value.type.dims[axis] for axis in order])
             dims = tuple([1 if place is None else next(moved) for place in places])
             operands.append(self._arranged(value, order, dims))
-        self.known.append(self._emit("Mul", operands, self._shape(labels)))
+        self.known.append(self.parts.add("Mul", operands))

@@ -71,7 +71,7 @@ def _blocks(sizes: Value, pairs: Value) -> tuple[list[int], np.ndarray] | None:
 @_expresses("SpaceToBatchND")
 def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     x, found = inputs[0], _blocks(*inputs[1:])
-    (batch, *dims), dtype = dims_and_dtype(x)
+    batch, *dims = dims_and_dtype(x)[0]
     if found is None or len(found[0]) > len(dims):
         return False
     sides, pads = found
@@ -82,8 +82,7 @@ def _space_to_batch(parts: Expansion, inputs: Sequence[Value], result: Value) ->
     if pads.any():
         ends = np.zeros((2, 1 + n + len(rest)), np.int64)
         ends[:, 1 : n + 1] = pads.T
-        padded = [x, parts.constant(ends.reshape(-1))]
-        x = parts.emit("Pad", padded, [batch, *dims, *rest], dtype, mode="constant")
+        x = parts.add("Pad", [x, parts.constant(ends.reshape(-1))], mode="constant")
     inner = [part for d, s in zip(dims, sides, strict=True) for part in (d // s, s)]
     x = parts.reshaped(x, [batch, *inner, *rest])
     # In the new batch, the position in a block varies slower than the image.
@@ -198,12 +197,12 @@ def _main_diagonal(parts: Expansion, inputs: Sequence[Value], result: Value) -> 
 @_expresses("FakeQuantWithMinMaxArgs")
 def _rounded(parts: Expansion, inputs: Sequence[Value], result: Value) -> bool:
     (x,), attrs = inputs, parts.node.attrs
-    dims, dtype = dims_and_dtype(x)
+    dtype = dims_and_dtype(x)[1]
     numbers = nudged(*(attrs[name] for name in ("min", "max", "num_bits", "narrow_range")))
     low, high, step = (parts.constant(np.asarray(number, dtype)) for number in numbers)
     half = parts.constant(dtype.type(0.5))
     formula = (("Clip", low, high), ("Sub", low), ("Div", step), ("Add", half), ("Floor",))
     for name, *operands in (*formula, ("Mul", step)):
-        x = parts.emit(name, [x, *operands], dims, dtype)
+        x = parts.add(name, [x, *operands])
     parts.finish("Add", [x, low], result)
     return True
