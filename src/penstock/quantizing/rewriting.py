@@ -18,6 +18,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from penstock.analysis.type_inference import node_types
 from penstock.core.records import NamedTuple, dataclass, field
 from penstock.core.types import FLOAT32, TensorType, dtypes
 from penstock.ir.graph import Graph, Node, Value, clone
@@ -230,13 +231,17 @@ class _Rewriting:
         self,
         op: str,
         inputs: Sequence[Value | None],
-        output: Value,
+        output: Value | str,
         attrs: Attrs | None = None,
         domain: str = "",
     ) -> Value:
-        node = Node(standard(op, domain), inputs, [output], attrs, name=f"{output.name}/{op}")
+        """Add a node; return its ``output``, a new value if that is a name."""
+        own = Value(output) if isinstance(output, str) else output
+        node = Node(standard(op, domain), inputs, [own], attrs, name=f"{own.name}/{op}")
         self.append(node)
-        return output
+        if own is not output:
+            own.type = node_types(node)[0]
+        return own
 
     def append(self, node: Node) -> None:
         """Add a new node, which belongs to the layer or the value at hand."""
@@ -254,13 +259,10 @@ class _Rewriting:
     def converted(self, value: Value, range_: ValueRange) -> Value:
         """The value as codes, and from these as real numbers again."""
         name = value.name
-        shape = value.type.shape if isinstance(value.type, TensorType) else None
         scale = Value(f"{name}/scale", const=np.asarray(range_.scale, FLOAT32))
         zero = Value(f"{name}/zero", const=np.asarray(range_.zero, _UINT8))
-        codes = Value(f"{name}/codes", TensorType(_UINT8, shape))
-        self.add("QuantizeLinear", [value, scale, zero], codes)
-        result = Value(f"{name}/dequantized", TensorType(FLOAT32, shape))
-        self.add("DequantizeLinear", [codes, scale, zero], result)
+        codes = self.add("QuantizeLinear", [value, scale, zero], f"{name}/codes")
+        result = self.add("DequantizeLinear", [codes, scale, zero], f"{name}/dequantized")
         # Where these are steps of their own, their seconds belong to no layer.
         self.value_of.update((node.name, name) for node in self.nodes[-2:])
         return result
@@ -284,7 +286,7 @@ class _Rewriting:
             numbers = np.rint(bias.reshape(-1).astype(np.float64) / steps)
             stored = Value(f"{name}/bias", const=numbers.clip(-(2**31), 2**31 - 1).astype(_INT32))
             scale = Value(f"{name}/bias/scale", const=steps)
-            real = Value(f"{name}/bias/dequantized", TensorType(FLOAT32, bias.reshape(-1).shape))
+            real = f"{name}/bias/dequantized"
             node.inputs[2:] = [self.add("DequantizeLinear", [stored, scale], real, {"axis": 0})]
         self.nodes.append(node)
 
@@ -309,9 +311,8 @@ class _Rewriting:
         stored = self.shared(name, codes)
         scale = self.shared(f"{name}/scale", scales)
         zero = Value(f"{name}/zero", const=np.zeros(scales.shape, _INT8))
-        real = Value(f"{name}/dequantized", TensorType(FLOAT32, codes.shape))
-        attrs = {"axis": own.axis}
-        return self.add("DequantizeLinear", [stored, scale, zero], real, attrs), scales
+        inputs, attrs = [stored, scale, zero], {"axis": own.axis}
+        return self.add("DequantizeLinear", inputs, f"{name}/dequantized", attrs), scales
 
     def stored_as_codes(self, layer: QuantizableLayer) -> None:
         """The node, with weights that are dequantized when the model is loaded; of a Gather of rows
@@ -326,27 +327,23 @@ class _Rewriting:
                 node.inputs[2:] = [Value(f"{layer.name}/bias", const=bias)]
             self.nodes.append(node)
             return
-        name, indices, output = layer.name, node.inputs[1], layer.output
+        name, indices = layer.name, node.inputs[1]
         codes, scales = self.codes(layer, own)
         by_row = scales.reshape(-1, *[1] * (own.weights.ndim - 1))
-        shape = output.type.shape if isinstance(output.type, TensorType) else None
         table = self.shared(f"{name}/weights", codes)
-        rows = self.add("Gather", [table, indices], Value(f"{name}/rows", TensorType(_INT8, shape)))
-        real = Value(f"{name}/real", TensorType(FLOAT32, shape))
-        self.add("Cast", [rows], real, {"to": 1})
-        scale = Value(f"{name}/scale", TensorType(FLOAT32))
-        self.add("Gather", [Value(f"{name}/weights/scale", const=by_row), indices], scale)
-        self.add("Mul", [real, scale], output)
+        rows = self.add("Gather", [table, indices], f"{name}/rows")
+        real = self.add("Cast", [rows], f"{name}/real", {"to": 1})
+        scales_of_rows = Value(f"{name}/weights/scale", const=by_row)
+        scale = self.add("Gather", [scales_of_rows, indices], f"{name}/scale")
+        self.add("Mul", [real, scale], layer.output)
 
     def rounded_to_bfloat16(self, x: Value | None) -> Value:
         """A value rounded to bfloat16, as float32; the same for all layers that read it."""
         assert x is not None
         if x not in self.rounded:
-            shape = x.type.shape if isinstance(x.type, TensorType) else None
-            narrow = Value(f"{x.name}/bfloat16", TensorType(_BFLOAT16, shape))
-            wide = Value(f"{x.name}/rounded", TensorType(FLOAT32, shape))
-            self.add("Cast", [x], narrow, {"to": element_number("bfloat16")})
-            self.rounded[x] = self.add("Cast", [narrow], wide, {"to": 1})
+            to = element_number("bfloat16")
+            narrow = self.add("Cast", [x], f"{x.name}/bfloat16", {"to": to})
+            self.rounded[x] = self.add("Cast", [narrow], f"{x.name}/rounded", {"to": 1})
         return self.rounded[x]
 
     def stored_as_halves(self, layer: QuantizableLayer, dtype: np.dtype) -> None:
@@ -357,14 +354,12 @@ class _Rewriting:
             if key not in self.cache:
                 self.cache[key] = StoredCodes(own.weights.astype(dtype), np.empty(0))
             halves = self.shared(name, self.cache[key].codes)
-            real = Value(f"{name}/real", TensorType(FLOAT32, own.weights.shape))
-            layer.node.inputs[own.place] = self.add("Cast", [halves], real, {"to": 1})
+            layer.node.inputs[own.place] = self.add("Cast", [halves], f"{name}/real", {"to": 1})
         self.nodes.append(layer.node)
 
     def dynamic_layer(self, layer: QuantizableLayer) -> None:
         """A convolution or product of integers, with the range of its input as it is in the run."""
         node, name, output = layer.node, layer.name, layer.output
-        shape = output.type.shape if isinstance(output.type, TensorType) else None
         x, x_scale, x_zero = self.run_codes(node.inputs[0])
         codes, scales = self.codes(layer, layer.stored[0])
         is_conv = node.op.name == "Conv"
@@ -376,21 +371,17 @@ class _Rewriting:
         # Behind the channels of a convolution come the axes of images.
         channels = (-1, *[1] * (codes.ndim - 2)) if is_conv else (-1,)
         stored = self.shared(f"{name}/weights", codes)
-        sums = Value(f"{name}/sums", TensorType(_INT32, shape))
         op, attrs = ("ConvInteger", node.attrs) if is_conv else ("MatMulInteger", None)
-        self.add(op, [x, stored, x_zero], sums, attrs)
-        real = Value(f"{name}/real", TensorType(FLOAT32, shape))
-        self.add("Cast", [sums], real, {"to": 1})
+        sums = self.add(op, [x, stored, x_zero], f"{name}/sums", attrs)
+        real = self.add("Cast", [sums], f"{name}/real", {"to": 1})
         weight_scale = Value(f"{name}/weights/scale", const=scales.reshape(channels))
-        scale = Value(f"{name}/scale", TensorType(FLOAT32, weight_scale.shape))
         # The two scales are multiplied first: one factor for each channel is left for the sums.
-        self.add("Mul", [x_scale, weight_scale], scale)
+        scale = self.add("Mul", [x_scale, weight_scale], f"{name}/scale")
         bias = self.bias(layer)
         if bias is None:
             self.add("Mul", [real, scale], output)
             return
-        product = Value(f"{name}/product", output.type)
-        self.add("Mul", [real, scale], product)
+        product = self.add("Mul", [real, scale], f"{name}/product")
         self.add("Add", [product, Value(f"{name}/bias", const=bias.reshape(channels))], output)
 
     def run_codes(self, x: Value | None) -> tuple[Value, Value, Value]:
@@ -419,12 +410,12 @@ class _Rewriting:
         stored = self.shared(f"{name}/weights", packed)
         scale = Value(f"{name}/weights/scale", const=scales.reshape(-1))
         bias = self.bias(layer, codes=False)
-        product = layer.output if bias is None else Value(f"{name}/product", layer.output.type)
+        output = layer.output if bias is None else f"{name}/product"
         # By codes: the input becomes int8 over the range of each block.
         attrs = {"K": inner, "N": columns, "bits": bits, "block_size": BLOCK, "accuracy_level": 4}
         x = layer.node.inputs[0]
         # Older versions of the operation have no input for a bias.
-        self.add("MatMulNBits", [x, stored, scale], product, attrs, MICROSOFT)
+        product = self.add("MatMulNBits", [x, stored, scale], output, attrs, MICROSOFT)
         if bias is not None:
             value = Value(f"{name}/bias", const=bias.reshape(-1))
             self.add("Add", [product, value], layer.output)
