@@ -31,7 +31,7 @@ def test_what_lies_between_layers_is_paid_by_their_types():
     coded = NodeSeconds(dict.fromkeys(ones, 0.25), {add: 0.5}, {})
     seconds, errors = {"float32": real, "static": coded}, {"last": {"static": 0.1}}
     sizes = {layer.x.name: 1000 for layer in layers}
-    costs = layer_costs(graph, layers, seconds, errors, Conversions(sizes, 1.0))
+    costs = layer_costs(layers, seconds, errors, Conversions(sizes, 1.0))
     every = {layer.name: "static" for layer in layers}
     floats = costs.total({})
     assert floats.seconds == pytest.approx(5 + 3)
@@ -47,6 +47,6 @@ def test_stored_weights_cost_no_time():
         "float32": NodeSeconds({"up": 1.0, "down": 1.0}, {}, {}),
         "weights8": NodeSeconds({"up": 1.05, "down": 2.0}, {}, {}),
     }
-    up, down = layer_costs(graph, layers, seconds, {}, Conversions({}, 1.0)).table
+    up, down = layer_costs(layers, seconds, {}, Conversions({}, 1.0)).table
     assert up["weights8"].seconds == 1.0  # the difference is noise
     assert down["weights8"].seconds == 2.0

@@ -112,7 +112,6 @@ class Worker:
         self._doorbell = Doorbell(ray.util.get_node_ip_address())
         self._tasks = {device: i for i, device in enumerate(devices)}
         self._readers: dict[int, LinkReader] = {}
-        self._driver: Link | None = None
         self._parts: dict[int, FramesExecutor] = {}
         # Observed executors of parts, and the profiles of those that are currently observed.
         self._observed: dict[int, tuple[FramesExecutor, Profile | None]] = {}

@@ -212,7 +212,6 @@ class ProgramMemory:
 
 def bind_names(
     plan: Plan,
-    arena_plan: ArenaPlan,
     names: ProgramNames,
     sequences: Mapping[str, CallSequence],
     read: Collection[str],

@@ -152,9 +152,7 @@ class Program:
         ``workspace=``; ``remote``: the arenas in other memories, by default new ones."""
         remote = self.remote_arenas() if remote is None else remote
         arenas = ProgramMemory(memory, remote, workspaces or {}, on_streams=bool(streams))
-        namespace = bind_names(
-            self.plan, self.arena_plan, self.names, self.sequences, self.read, arenas
-        )
+        namespace = bind_names(self.plan, self.names, self.sequences, self.read, arenas)
         # Constants of the text are equal in every arena.
         namespace.update(self.constants)
         namespace.update(streams or {})

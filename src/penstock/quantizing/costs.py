@@ -102,7 +102,6 @@ def _ways(layers: Sequence[QuantizableLayer]) -> list[_Way]:
 
 
 def layer_costs(
-    graph: Graph,
     layers: Sequence[QuantizableLayer],
     seconds: Mapping[LayerType, NodeSeconds],
     errors: Mapping[str, Mapping[LayerType, float]],

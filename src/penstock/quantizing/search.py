@@ -332,7 +332,7 @@ class Search:
         else:
             seconds["weights16"] = seconds["float32"]
         conversions = Conversions(self.record.sizes, scale)
-        return layer_costs(self.graph, self.layers, seconds, self.record.errors, conversions)
+        return layer_costs(self.layers, seconds, self.record.errors, conversions)
 
     def point(self, choice: Choice, note: str) -> Point:
         """Measure a choice, unless that was done: its error, its time, its size."""
@@ -425,7 +425,7 @@ class Search:
             self.point(self.uniform("weights8"), "weights in 8 bits")
         self.measure_errors()
         if self.goal.time is not None:
-            return self.least_error_in_time(self.goal.time)
+            return self.least_error_in_time()
         assert self.goal.size is not None
         return self.least_error_of_size(self.goal.size)
 
@@ -610,9 +610,9 @@ class Search:
             weight *= 4
         return weight
 
-    def least_error_in_time(self, share: float) -> Point:
-        """The choice of least error that takes at most ``share`` of the original's time, with the
-        size that is wanted, if one is."""
+    def least_error_in_time(self) -> Point:
+        """The choice of least error that takes at most the wanted share of the original's time,
+        with the size that is wanted, if one is."""
         fastest, costs, size = self.fastest(), self.measured(self.costs()), self.size_weight()
         low, high = 1e-9, 1e9
         for _ in range(_BISECTIONS):

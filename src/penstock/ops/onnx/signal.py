@@ -129,7 +129,7 @@ def dft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routin
     return Routine(into, prepared=(1, 2))
 
 
-def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, Dim]:
+def _stft_sizes(types: Types, consts: Consts) -> tuple[Dim, Dim, Dim]:
     """The frame step, frame length and number of frames of an STFT."""
     shape = rules.tensor(types, 0).shape
     signal: Dim = None
@@ -160,7 +160,7 @@ def _stft_sizes(types: Types, attrs: Attrs, consts: Consts) -> tuple[Dim, Dim, D
 
 def _infer_stft(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
     x = rules.tensor(types, 0)
-    _, bins, frames = _stft_sizes(types, attrs, consts)
+    _, bins, frames = _stft_sizes(types, consts)
     if attrs.get("onesided", 1):
         bins = bins // 2 + 1 if isinstance(bins, int) else None
     batch = None if x.shape is None else x.shape[0]
@@ -178,7 +178,7 @@ def stft(node: Node, inputs: Tensors, outputs: Tensors, consts: Consts) -> Routi
             "as [batch, length, 1], as in ONNX Runtime",
             RuntimeWarning,
         )
-    step, length, frames = _stft_sizes(inputs, node.attrs, consts)
+    step, length, frames = _stft_sizes(inputs, consts)
     assert isinstance(step, int) and isinstance(length, int) and isinstance(frames, int)
     layout, windowed, n_inputs = Scratch(), rules.given(inputs, 2), len(inputs)
     framed = layout.field((batch, frames, length), _complex_dtype(dtype) if last == [2] else dtype)

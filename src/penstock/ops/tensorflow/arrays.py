@@ -156,7 +156,7 @@ def ensure_shape(node: Node, types: Types) -> Kernel:
     return returning(run, view=True)
 
 
-@common.array_operator("BroadcastArgs", infer=common.dtype_only())
+@common.array_operator("BroadcastArgs", infer=common.dtype_only)
 def broadcast_args(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array(np.broadcast_shapes(_shape_of(a), _shape_of(b)), a.dtype)
 
@@ -326,7 +326,7 @@ def reverse(x: np.ndarray, axes: np.ndarray) -> np.ndarray:
     return np.flip(x, rules.normalize_axes(axes.reshape(-1).tolist(), x.ndim))
 
 
-@common.array_operator("Transpose", infer=common.dtype_only(), view=True, strings=True, moves=True)
+@common.array_operator("Transpose", infer=common.dtype_only, view=True, strings=True, moves=True)
 def transpose(x: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Transpose with a permutation that is known only at run time."""
     if sorted(order.tolist()) != list(range(x.ndim)):

@@ -24,9 +24,9 @@ array_operator = partial(registry.array_operator, domain=registry.TENSORFLOW)
 # Types.
 
 
-def dtype_only(index: int = 0) -> Infer:
-    """``infer`` for one output with the dtype of input ``index`` and an unknown shape."""
-    return lambda types, attrs, consts: (TensorType(tensor(types, index).dtype),)
+def dtype_only(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
+    """``infer`` for one output with the dtype of the first input and an unknown shape."""
+    return (TensorType(tensor(types, 0).dtype),)
 
 
 def sized(shape: Callable[..., Sequence[int]], *contents: int, index: int = 0) -> Infer:

@@ -57,7 +57,7 @@ def dropout(node: Node, value: Value, output: Value) -> Replacement:
     return (value,) if inference else None
 
 
-def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
+def unchanged_type(value: Value, output: Value) -> Replacement:
     """Remove a view, cast or pad whose output type equals its input type."""
     before, after = value.type, output.type
     if not isinstance(before, TensorType) or not isinstance(after, TensorType):
@@ -69,7 +69,7 @@ def unchanged_type(node: Node, value: Value, output: Value) -> Replacement:
 def repeat(node: Node, value: Value, output: Value) -> Replacement:
     """Remove an Expand or a Tile to its input's shape. A shape computed at run time may be invalid
     for the input, which must remain an error."""
-    return unchanged_type(node, value, output) if _known(node, 1) else None
+    return unchanged_type(value, output) if _known(node, 1) else None
 
 
 def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
@@ -77,7 +77,7 @@ def whole_slice(node: Node, value: Value, output: Value) -> Replacement:
     steps = node.const(4)
     if node.input(4) is not None and (steps is None or not np.all(steps > 0)):
         return None
-    return unchanged_type(node, value, output)
+    return unchanged_type(value, output)
 
 
 def no_pad(node: Node, value: Value, output: Value) -> Replacement:
@@ -85,7 +85,7 @@ def no_pad(node: Node, value: Value, output: Value) -> Replacement:
     pads = node.const(1)
     if pads is None or np.any(pads) or not _fixed(node, 3):
         return None
-    return unchanged_type(node, value, output)
+    return unchanged_type(value, output)
 
 
 def cast(node: Node, value: Value, output: Value) -> Replacement:
@@ -128,7 +128,7 @@ RESHAPES = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 def reshape(node: Node, value: Value, output: Value) -> Replacement | bool:
     """Merge a chain of reshapes with a known result; remove it if the shape is unchanged."""
-    unchanged = unchanged_type(node, value, output) if _known(node, 1) else None
+    unchanged = unchanged_type(value, output) if _known(node, 1) else None
     before, after = value.producer, output.type
     if unchanged is not None or not isinstance(after, TensorType) or not after.static:
         return unchanged
