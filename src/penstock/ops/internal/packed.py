@@ -36,9 +36,8 @@ import numpy as np
 from penstock.core.types import INT64, TensorType, Type
 from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
-from penstock.ir.op import Attrs, Consts, Dims, Op, Types
+from penstock.ir.op import Attrs, Consts, Op, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.products import attention_work
 from penstock.ops.internal.attention import ATTENTION, attend
 
 LOWEST = -9e3
@@ -183,12 +182,9 @@ def _cut(bias: np.ndarray, sample: int, rows: slice) -> np.ndarray:
     return own if own.shape[3] == 1 else own[..., rows]
 
 
-def _work(attrs: Attrs, inputs: Dims, output: tuple[int, ...]) -> int:
-    return attention_work(attrs, [inputs[0], inputs[2]], output)
-
-
 PACKED_ATTENTION = Op(
-    "PackedAttention", "penstock", 1, 1, _infer_attention, _compile_attention, work=_work
+    *("PackedAttention", "penstock", 1, 1, _infer_attention, _compile_attention),
+    work=ATTENTION.work,
 )
 """Attention of packed rows. Inputs: queries, keys and values [1, heads, T, size], ``ranges``, and
 biases of the padded batch. The attributes are Attention's."""

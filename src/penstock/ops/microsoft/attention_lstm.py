@@ -9,6 +9,7 @@ attention layer, its product with [state, context]) in addition to X. The first 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,7 +21,6 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.products import recurrent_work
 from penstock.ops.common.specialize import Routine, Tensors, specialized
 from penstock.ops.onnx import recurrent
@@ -157,25 +157,14 @@ def _attended(weights: _Direction, inputs: RunValues, reverse: bool) -> CellWeig
 @operator("AttnLSTM", domain=MICROSOFT, infer=_infer, work=recurrent_work)
 def attention_lstm(node: Node, types: Types) -> Kernel:
     layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=rules.given(node.inputs, 7))
-    consts = rules.constants(node, 14)
-    ours = [i for i in _WEIGHTS if rules.given(node.inputs, i)]
-    fixed = rules.all_constant(node, ours)
-    prepared: dict[bool, Shared[list[_Direction]]] = {}
-
-    def directions(inputs: RunValues, single: bool) -> list[_Direction]:
-        if not fixed:
-            return _weights(layer, inputs, single)
-        if single not in prepared:
-            name = "AttnLSTM", single, layer.halved
-            made = [consts[i] for i in ours]
-            prepared[single] = shared(name, lambda: _weights(layer, consts, single), *made)
-        return prepared[single].value
+    name = "AttnLSTM", layer.halved
+    directions, fixed = recurrent.prepared_weights(node, _WEIGHTS, name, partial(_weights, layer))
 
     def weigh(inputs: RunValues, single: bool) -> list[CellWeights]:
         pairs = zip(directions(inputs, single), layer.reverse, strict=True)
         return [_attended(weights, inputs, reverse) for weights, reverse in pairs]
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
-        return recurrent.layer_routine(layer, inputs, outputs, weigh, tuple(ours) if fixed else ())
+        return recurrent.layer_routine(layer, inputs, outputs, weigh, fixed)
 
     return specialized(node, types, make, arity=(14, 3))

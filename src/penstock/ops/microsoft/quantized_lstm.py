@@ -7,6 +7,7 @@ each step, are quantized to uint8 over their own ranges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from penstock.ir.graph import Node
 from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import shape_rules as rules
-from penstock.ops.common.constant_cache import Shared, shared
 from penstock.ops.common.products import recurrent_work
 from penstock.ops.common.specialize import Routine, Tensors, specialized, static_type
 from penstock.ops.onnx import recurrent
@@ -75,7 +75,9 @@ def _infer_quantized_lstm(types: Types, attrs: Attrs, consts: Consts) -> Sequenc
     return [TensorType(FLOAT32, shape) for shape in shapes]
 
 
-def _weights(layer: recurrent.Layer, inputs: RunValues) -> list[recurrent.CellWeights]:
+def _weights(
+    layer: recurrent.Layer, inputs: RunValues, single: bool
+) -> list[recurrent.CellWeights]:
     """The weights of each direction."""
     directions = []
     for d in range(len(layer.reverse)):
@@ -102,23 +104,18 @@ def _weights(layer: recurrent.Layer, inputs: RunValues) -> list[recurrent.CellWe
 
 @operator("DynamicQuantizeLSTM", domain=MICROSOFT, infer=_infer_quantized_lstm, work=recurrent_work)
 def dynamic_quantize_lstm(node: Node, types: Types) -> Kernel:
-    consts = rules.constants(node, 12)
     layer = recurrent.parse_layer("LSTM", node.attrs, peepholes=rules.given(node.inputs, _P))
-    ours = [i for i in (_W, _R, _B, _P, *_PARAMETERS) if rules.given(node.inputs, i)]
-    fixed = rules.all_constant(node, ours)
-    prepared: Shared[list[recurrent.CellWeights]] | None = None
-    if fixed:
-        name = "DynamicQuantizeLSTM", layer.halved
-        prepared = shared(name, lambda: _weights(layer, consts), *[consts[i] for i in ours])
+    name, read = ("DynamicQuantizeLSTM", layer.halved), (_W, _R, _B, _P, *_PARAMETERS)
+    weights, fixed = recurrent.prepared_weights(node, read, name, partial(_weights, layer))
 
     def weigh(inputs: RunValues, single: bool) -> list[recurrent.CellWeights]:
-        return _weights(layer, inputs) if prepared is None else prepared.value
+        return weights(inputs, False)  # they are the same for all batches
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
         as_lstm = list(inputs)
         for i in (_W, _R):
             dims, dtype = static_type(inputs, i)
             as_lstm[i] = TensorType(dtype, _swapped(dims))
-        return recurrent.layer_routine(layer, as_lstm, outputs, weigh, tuple(ours) if fixed else ())
+        return recurrent.layer_routine(layer, as_lstm, outputs, weigh, fixed)
 
     return specialized(node, types, make, arity=(12, 3))

@@ -10,10 +10,10 @@ weights, so that one ``tanh`` computes all gates of an LSTM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -400,6 +400,7 @@ def _buffered(
     return h
 
 
+Weights = TypeVar("Weights")
 Weigh: TypeAlias = Callable[[RunValues, bool], Sequence[CellWeights]]
 """``weigh(inputs, single)`` returns the weights of each direction; ``single``: the batch is 1"""
 
@@ -501,26 +502,41 @@ class _LayerRun:
         return h
 
 
-def _compile(node: Node, types: Types) -> Kernel:
-    layer = parse_layer(node.op.name, node.attrs, peepholes=rules.given(node.inputs, 7))
-    weights = tuple(i for i in (1, 2, 3, 7) if rules.given(node.inputs, i))
-    consts, fixed = rules.constants(node, 8), rules.all_constant(node, weights)
+def prepared_weights(
+    node: Node,
+    weights: Sequence[int],
+    name: Hashable,
+    make: Callable[[RunValues, bool], list[Weights]],
+) -> tuple[Callable[[RunValues, bool], list[Weights]], tuple[int, ...]]:
+    """Return a function of inputs that returns the weights of each direction, as ``make`` does, and
+    the inputs that it does not read: the given ones of ``weights``, if all of them are constant.
+    ``make`` then runs once for all nodes of the same ``name`` and constants."""
+    given = tuple([i for i in weights if rules.given(node.inputs, i)])
+    if not rules.all_constant(node, given):
+        return make, ()
+    consts = rules.constants(node, max(weights) + 1)
 
     @cache
-    def prepared(single: bool) -> Shared[list[CellWeights]]:
-        def make() -> list[CellWeights]:
-            # 16-bit inputs are widened in each run, constants only once.
-            wide = [c.astype(FLOAT32) if c is not None and is_half(c.dtype) else c for c in consts]
-            return cell_weights(layer, wide, single)
+    def prepared(single: bool) -> Shared[list[Weights]]:
+        sources = [consts[i] for i in given]
+        return shared((name, single), lambda: make(consts, single), *sources)
 
-        name = layer.cell, single, layer.halved, layer.linear_before_reset
-        return shared(name, make, *[consts[i] for i in weights])
+    return lambda inputs, single: prepared(single).value, given
 
-    def weigh(inputs: RunValues, single: bool) -> list[CellWeights]:
-        return prepared(single).value if fixed else cell_weights(layer, inputs, single)
+
+def _compile(node: Node, types: Types) -> Kernel:
+    layer = parse_layer(node.op.name, node.attrs, peepholes=rules.given(node.inputs, 7))
+
+    def weights(inputs: RunValues, single: bool) -> list[CellWeights]:
+        # Constants may have 16 bits; other inputs are widened by now.
+        wide = [x.astype(FLOAT32) if x is not None and is_half(x.dtype) else x for x in inputs[:8]]
+        return cell_weights(layer, wide, single)
+
+    name = layer.cell, layer.halved, layer.linear_before_reset
+    weigh, fixed = prepared_weights(node, (1, 2, 3, 7), name, weights)
 
     def make(inputs: Tensors, outputs: Tensors, _: Consts) -> Routine:
-        return layer_routine(layer, inputs, outputs, weigh, weights if fixed else ())
+        return layer_routine(layer, inputs, outputs, weigh, fixed)
 
     return specialized(node, types, make, arity=(8, 3))
 

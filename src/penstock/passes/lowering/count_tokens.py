@@ -15,9 +15,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from penstock.core.types import INT64, TensorType
+from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Value
-from penstock.ops.registry import standard
+from penstock.passes.rewrite import Expansion
 
 _MOST_NODES = 8
 """operations between token ids and the flags of non-padding tokens"""
@@ -32,13 +32,10 @@ def count_tokens(graph: Graph, rows: Collection[str]) -> None:
         if tokens is not None:
             flags = node.inputs[0]
             assert flags is not None
-            dims = Value(f"{flags.name}/dims", TensorType(INT64, (_OF_TOKENS,)))
-            ones = Value(f"{flags.name}/ones", flags.type)
-            one = np.ones(1, flags.dtype)
-            nodes += [
-                node.derived([tokens], [dims], {}, op=standard("Shape")),
-                node.derived([dims], [ones], {"value": one}, op=standard("ConstantOfShape")),
-            ]
+            parts = Expansion(node)
+            dims = parts.add("Shape", [tokens])
+            ones = parts.add("ConstantOfShape", [dims], value=np.ones(1, flags.dtype))
+            nodes += parts.nodes
             node.inputs = [ones, *node.inputs[1:]]
         nodes.append(node)
     graph.nodes = nodes

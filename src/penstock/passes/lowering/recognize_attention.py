@@ -33,6 +33,7 @@ from penstock.ops.onnx.softmax import SINGLE_AXIS
 from penstock.ops.registry import standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
+from penstock.passes.rewrite import number_of
 
 _MOST_QUERIES = 32
 _MOST_TERMS = 8
@@ -300,14 +301,9 @@ def _softmax(node: Node) -> tuple[Node | None, Node | None]:
     return (softmax, guard) if last else (None, None)
 
 
-def _number(value: Value | None) -> float | None:
-    const = None if value is None else value.const
-    return float(const.reshape(())) if const is not None and const.size == 1 else None
-
-
 def _factor(node: Node, i: int) -> float | None:
     """Return the factor by which input ``i`` of a Mul or a Div scales the other one."""
-    number = _number(node.inputs[i])
+    number = number_of(node.inputs[i])
     if number is None or not _LEAST < abs(number) < 1 / _LEAST:
         return None
     return number if node.op.name == "Mul" else 1 / number
@@ -373,7 +369,7 @@ def _capped(node: Node, x: Value | None, highest: float, readers: Readers) -> _S
 def _where(node: Node, readers: Readers, depth: int) -> _Scores | None:
     condition, yes, no = node.inputs
     for x, other, holds in ((no, yes, True), (yes, no, False)):
-        number = _number(other)
+        number = number_of(other)
         # The negation rejects NaN, which must not count as a replacement that hides scores from
         # softmax, since it would spread to all results of the row.
         if condition is None or number is None or not number <= _LOWEST:
