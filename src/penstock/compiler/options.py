@@ -15,6 +15,7 @@ from typing import (
     Protocol,
     Self,
     TypeAlias,
+    TypeGuard,
     TypeVar,
     get_args,
 )
@@ -127,13 +128,14 @@ def _is_place(value: Any) -> bool:
 
 def _are_shapes(value: Any) -> bool:
     by_name = partial(
-        _by_name, allowed=lambda x: _is_list(x) or isinstance(x, np.ndarray) or _is_size(x)
+        _by_name, allowed=lambda x: _is_list(x) or isinstance(x, np.ndarray) or is_integer(x)
     )
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
 
 
 # Python's bools are ints as well.
-def _is_size(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer."""
     return isinstance(value, int | np.integer) and not _is_flag(value)
 
 
@@ -273,7 +275,7 @@ class CompileOptions:
         "weights, plans, the arenas of its runs, and their results until they are returned. Runs "
         "wait until others release memory; a plan that needs more is refused with LimitExceeded, "
         "which says how much would be enough. Memory of Python and of libraries is not counted.",
-        lambda value: isinstance(value, str) or _is_size(value),
+        lambda value: isinstance(value, str) or is_integer(value),
     )
     map_weights: bool = option(
         False,
@@ -361,7 +363,7 @@ class CompileOptions:
         0,
         "Runs of higher priority are served first: running ones of lower priority pause for "
         "them, and of waiting runs one in eight is of a lower priority.",
-        _is_size,
+        is_integer,
     )
     max_pending: int = option(
         1000,
@@ -542,7 +544,7 @@ class RunOptions:
         if self.out is not None and not _by_name(self.out, lambda x: isinstance(x, np.ndarray)):
             raise wrong_type("out", self.out, "a mapping of names to arrays")
         check_choice("returns", self.returns, RETURNS)
-        if self.priority is not None and not _is_size(self.priority):
+        if self.priority is not None and not is_integer(self.priority):
             raise wrong_type("priority", self.priority, "int")
         if self.out is not None and self.returns != "numpy":
             raise OptionError("out= has arrays to write into, and returns= asks for new tensors")

@@ -47,6 +47,15 @@ class DisplayTable:
         return f"{table}<p>{self._more}</p>" if self._more else table
 
 
+def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """An element ``table`` of texts, for pages with a style of their own."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
 def _cell(cell: str | int) -> str:
     side = "right" if isinstance(cell, int) else "left"
     return f'<td style="text-align:{side}">{escape(str(cell))}</td>'

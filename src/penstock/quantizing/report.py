@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from penstock.core.types import JsonObject
+from penstock.ir.tables import html_table
 from penstock.ops.internal.fused import operation_name
 from penstock.quantizing.costs import by_node
 from penstock.quantizing.layers import STORING, LayerType, QuantizableLayer
@@ -163,7 +164,7 @@ def _facts(document: JsonObject) -> list[tuple[str, str]]:
 
 
 def _outputs(document: JsonObject) -> str:
-    return _table(
+    return html_table(
         ("output", "root mean square", "largest difference"),
         [(o["name"], error_text(o["rms"]), error_text(o["largest"])) for o in document["outputs"]],
     )
@@ -182,7 +183,7 @@ def _layers(document: JsonObject) -> str:
         )
         for own in document["layers"]
     ]
-    return _table(titles, rows)
+    return html_table(titles, rows)
 
 
 def _points(document: JsonObject) -> str:
@@ -194,7 +195,7 @@ def _points(document: JsonObject) -> str:
         )
         for p in document["points"]
     ]
-    return _table(("what was tried", "time", "size", "error", "held out", "limit"), rows)
+    return html_table(("what was tried", "time", "size", "error", "held out", "limit"), rows)
 
 
 _POLICY = (
@@ -207,14 +208,6 @@ _STYLE = (
     "td,th{text-align:left;padding:.2em .8em .2em 0;border-bottom:1px solid #ccc;"
     "vertical-align:top}svg text{font-size:11px}"
 )
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 _WIDTH, _HEIGHT, _EDGE = 520, 260, 40

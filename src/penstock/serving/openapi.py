@@ -14,6 +14,7 @@ from urllib.parse import quote
 from penstock.core import VERSION
 from penstock.core.records import dataclass
 from penstock.core.types import JsonObject, TensorType
+from penstock.ir.tables import html_table
 from penstock.serving.batching import shapes_of
 from penstock.serving.protocol import HEADER_LENGTH, HEADER_PRIORITY, datatypes, element_bytes
 from penstock.serving.repository import ServedModel
@@ -282,11 +283,7 @@ def _texts(names: Sequence[str]) -> str:
 
 def _table(title: str, ports: Sequence[JsonObject]) -> str:
     rows = [(port["name"], port["datatype"], str(port["shape"])) for port in ports]
-    lines = "\n".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    head = f"<tr><th>{title}</th><th>Datatype</th><th>Shape</th></tr>"
-    return f"<table>\n{head}\n{lines}\n</table>"
+    return html_table((title, "Datatype", "Shape"), rows)
 
 
 # From the root of whatever host the page came by, which may be a proxy.

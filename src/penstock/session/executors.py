@@ -15,6 +15,7 @@ from weakref import WeakMethod, WeakSet, ref
 import numpy as np
 
 from penstock.compiler.compiler import AFTER_LOWERING, Compiler
+from penstock.compiler.options import is_integer
 from penstock.compiler.subgraph import Subgraph
 from penstock.compiler.subgraphs import Subgraphs
 from penstock.core.errors import (
@@ -633,7 +634,7 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: RunValue
 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     """The sizes of dims that ``shapes=`` names. Raises ``InvalidInput`` for names that are none."""
-    sizes = {name: n for name, n in shapes.items() if _is_size(n)}
+    sizes = {name: n for name, n in shapes.items() if is_integer(n)}
     # Most callers name inputs.
     if not sizes:
         return sizes
@@ -649,12 +650,8 @@ def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
     return sizes
 
 
-def _is_size(x: object) -> TypeGuard[int]:
-    return isinstance(x, int | np.integer) and not isinstance(x, bool)
-
-
 def _is_dim(dim: object) -> TypeGuard[int]:
-    return _is_size(dim) and int(dim) >= 0
+    return is_integer(dim) and int(dim) >= 0
 
 
 def _is_fixed(type_: Type) -> bool:

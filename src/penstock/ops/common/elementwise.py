@@ -52,6 +52,11 @@ def minimum(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     return np.minimum(a, b, out=out)
 
 
+def plain_sigmoid(x: np.ndarray) -> np.ndarray:
+    """``1 / (1 + exp(-x))``, computed as it stands: exp may overflow."""
+    return 1 / (1 + np.exp(-x))
+
+
 def typed_scalar(value: RunValue, dtype: np.dtype) -> np.ndarray:
     """A constant of a formula."""
     return np.array(value, dtype)

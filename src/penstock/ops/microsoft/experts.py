@@ -20,6 +20,7 @@ from penstock.ir.graph import Node
 from penstock.ir.op import Attrs, Consts, Dims, Types
 from penstock.ops.common import shape_rules as rules
 from penstock.ops.common.dtypes import is_float
+from penstock.ops.common.elementwise import plain_sigmoid
 from penstock.ops.common.products import product_in_parts
 from penstock.ops.common.shape_rules import check_shape, given, tensor
 from penstock.ops.common.specialize import Routine, Tensors, by_shape
@@ -47,15 +48,11 @@ QMOE = (
 ROUTER_WEIGHTS = 14  # of QMoE
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
 _ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     # tanh(u) = 2 sigmoid(2 u) - 1; the factor is 2 sqrt(2 / pi).
-    "gelu": lambda x: x * _sigmoid(1.5957691216 * (x + 0.044715 * x**3)),  # with tanh
-    "silu": lambda x: x * _sigmoid(x),
+    "gelu": lambda x: x * plain_sigmoid(1.5957691216 * (x + 0.044715 * x**3)),  # with tanh
+    "silu": lambda x: x * plain_sigmoid(x),
     "identity": lambda x: x,
 }
 
@@ -64,7 +61,7 @@ def _swiglu(attrs: Attrs, gate: np.ndarray, x: np.ndarray) -> np.ndarray:
     limit = attrs.get("swiglu_limit", np.inf)
     gate, x = np.minimum(gate, limit), np.clip(x, -limit, limit)
     alpha, beta = attrs.get("activation_alpha", 1.0), attrs.get("activation_beta", 0.0)
-    return gate * _sigmoid(alpha * gate) * (x + beta)
+    return gate * plain_sigmoid(alpha * gate) * (x + beta)
 
 
 def fusion_of(attrs: Attrs) -> int:

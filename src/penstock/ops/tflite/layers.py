@@ -15,6 +15,7 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.op import Attrs, Consts, Types
 from penstock.ops.common import fixed_point
 from penstock.ops.common.dtypes import INT8, INT16, INT32
+from penstock.ops.common.elementwise import plain_sigmoid
 from penstock.ops.common.integer_curves import integer_logistic, integer_tanh
 from penstock.ops.common.products import product_work
 from penstock.ops.common.shape_rules import check_shape, match_dims, same_dim, tensor
@@ -103,11 +104,11 @@ def lstm(node: Node, types: Types) -> Kernel:
             return sums + b[place]
 
         for step in range(len(x))[:: -1 if attrs["direction"] == "reverse" else 1]:
-            f = _sigmoid(gate(last + 2, last + 2, step, c))
-            i = 1 - f if last else _sigmoid(gate(0, 0, step, c))
+            f = plain_sigmoid(gate(last + 2, last + 2, step, c))
+            i = 1 - f if last else plain_sigmoid(gate(0, 0, step, c))
             c = f * c + i * activate(gate(last + 3, None, step, c))
             c = np.clip(c, -cell_clip, cell_clip) if cell_clip > 0 else c
-            h = _sigmoid(gate(last + 1, last + 1, step, c)) * activate(c)
+            h = plain_sigmoid(gate(last + 1, last + 1, step, c)) * activate(c)
             if projection is not None:
                 h = h @ projection.T
                 h = h if projected is None else h + projected
@@ -117,10 +118,6 @@ def lstm(node: Node, types: Types) -> Kernel:
         return np.expand_dims(outputs.swapaxes(0, axis), 1 + axis), *ends
 
     return Kernel(function)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
 
 
 # Integers.
