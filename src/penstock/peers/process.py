@@ -48,7 +48,6 @@ class Loaded(NamedTuple):
     """The description of an engine that its process sends once the model is loaded."""
 
     version: str
-    import_seconds: float
     load_seconds: float
 
 
@@ -183,17 +182,16 @@ def _load(job: EngineJob) -> tuple[Message, Callable[[RunValue], Message]]:
         sys.path.insert(0, "")
     for module in job.modules:
         import_module(module)
-    begin = time.perf_counter()
     engine = ENGINES[job.engine]()
-    imported = time.perf_counter()
+    begin = time.perf_counter()
     run = engine.load(job)
-    loaded = time.perf_counter()
+    load_seconds = time.perf_counter() - begin
     requests: dict[str, Callable[..., Message]] = {
         "run": lambda: _timed(run, job),
         "time": lambda clients, seconds: time_runs(lambda: run(job.feeds), clients, seconds),
         "describe": engine.describe,
     }
-    answer = Loaded(engine.version, imported - begin, loaded - imported)
+    answer = Loaded(engine.version, load_seconds)
     return answer, lambda message: requests[message[0]](*message[1])
 
 

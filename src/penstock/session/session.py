@@ -215,9 +215,9 @@ class Session:
         retired.retire()
         self._executors.save_memory()
 
-    def _compile_ahead(self) -> bool:
+    def _compile_ahead(self) -> None:
         """``Executors.compile_fixed``, for servers."""
-        return self._executors.compile_fixed()
+        self._executors.compile_fixed()
 
     def _run_ahead(self, feeds: NamedValues) -> dict[str, RunValue]:
         """``run``, for servers that take no requests yet: its plan is compiled in any case."""
