@@ -21,7 +21,7 @@ itself gives the logits of the first step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,10 +35,10 @@ from penstock.frontends.onnx.messages import GraphProto, ValueInfoProto
 from penstock.frontends.onnx.microsoft_rules import RULES
 from penstock.frontends.onnx.node_upgrade import NodeUpgrade
 from penstock.frontends.onnx.tensors import value_type
-from penstock.ir.graph import Graph, Node, Value, embed
-from penstock.ir.op import AttrDict, Attrs, Op
+from penstock.ir.graph import Graph, Value, embed
+from penstock.ir.op import AttrDict, Attrs
 from penstock.ops.common.shape_rules import all_known
-from penstock.ops.internal.search import SEARCH_END, SEARCH_START, SEARCH_STEP, STATE, STATE_TYPES
+from penstock.ops.internal.search import STATE, STATE_TYPES
 from penstock.ops.registry import MICROSOFT
 
 _GREEDY = (
@@ -254,16 +254,6 @@ def _called(
     return outputs
 
 
-def _node(
-    b: NodeUpgrade, op: Op, inputs: Iterable[Value | None], count: int, attrs: Attrs
-) -> list[Value]:
-    """The outputs of a new node, of which there are ``count``."""
-    outputs = [Value(b.fresh(op.name.lower())) for _ in range(count)]
-    name = outputs[0].name
-    b.nodes.append(Node(op, list(inputs), outputs, attrs, name=name, origin=b.origin))
-    return outputs
-
-
 def _emit(
     old: NodeUpgrade,
     inputs: Inputs,
@@ -274,7 +264,9 @@ def _emit(
 ) -> None:
     """Emit the loop and what is around it. ``ids`` are the first tokens."""
     start = [ids, inputs["max_length"], inputs.get("num_beams"), mask]
-    trips, samples, *begun = _node(old, SEARCH_START, start, 2 + STATE, attrs)
+    trips, samples, *begun = old.emit_several(
+        "SearchStart", start, attrs, count=2 + STATE, domain="penstock"
+    )
     inner = NodeUpgrade(
         old.name, [], old.outputs, {}, types=old.types, unique=old.unique, origin=old.origin
     )
@@ -287,7 +279,8 @@ def _emit(
         """Whether to go on, the next state and pasts; scores."""
         logits, *presents = decoded
         arguments = [logits, *state, ids, *(inputs.get(name) for name in _OF_STEPS)]
-        go_on, beams, scores, *state = _node(b, SEARCH_STEP, arguments, 3 + STATE, attrs)
+        results = b.emit_several("SearchStep", arguments, attrs, count=3 + STATE, domain="penstock")
+        go_on, beams, scores, *state = results
         if attrs["beam_search"]:
             presents = [b.emit("Gather", [x, beams], axis=decoding.axis) for x in presents]
         return [go_on, *state, *presents], scores
@@ -315,9 +308,7 @@ def _emit(
     old.become("Loop", [trips, *carried], {"body": body}, results)
     final = [inputs.get("length_penalty"), inputs.get("num_return_sequences")]
     final += [first_scores, results[-1] if shown else None, ids]
-    node = Node(SEARCH_END, [*results[3:STATE], *final], old.outputs, attrs, name=old.name)
-    node.origin = old.origin
-    old.nodes.append(node)
+    old.emit_final("SearchEnd", [*results[3:STATE], *final], attrs, domain="penstock")
 
 
 def _copy(source: Graph, own: Sequence[Value], target: Graph, arguments: Sequence[Value]) -> None:
