@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import compress
 
 from penstock.core.checkpoints import with_checkpoints
-from penstock.ir.graph import Graph, Node, Value, captures, clone
+from penstock.ir.graph import Graph, Node, Value, all_reads, captures, clone
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import CONTROL, loop_carried
 from penstock.passes.context import Pass, PassContext
@@ -123,7 +123,7 @@ def _drop_carried(node: Node, needed: set[Value | None]) -> bool:
         if before not in seen:
             seen.add(before)
             # Values captured by nested graphs are not among the node's inputs.
-            left += [*before.inputs, *[v for _, inner in before.graphs for v in captures(inner)]]
+            left += all_reads(before)
             waiting += before.control_inputs
     live = [value in seen for value in inside]
     if all(live):

@@ -19,7 +19,7 @@ from penstock.core.errors import InvalidInput
 from penstock.core.records import NamedTuple, replace
 from penstock.core.types import BOOL, INT64, TensorType
 from penstock.frontends.load import check_and_sort
-from penstock.ir.graph import Graph, Model, Node, Value, captures, clone, is_framed, sort
+from penstock.ir.graph import Graph, Model, Node, Value, all_reads, captures, clone, is_framed, sort
 from penstock.ir.op import Role
 from penstock.ops.internal.joined_steps import WRITTEN
 from penstock.ops.onnx.control_flow import loop_carried
@@ -88,7 +88,7 @@ def _levels(graph: Graph, loops: set[Node]) -> dict[Node, int]:
     """Return how many of ``loops`` end before each node, along the longest path to it."""
     level: dict[Node, int] = {}
     for node in graph.nodes:
-        before = [v.producer for v in _reads(node) if v.producer in level]
+        before = [v.producer for v in all_reads(node) if v.producer in level]
         level[node] = max([level[p] + (p in loops) for p in before if p is not None], default=0)
     return level
 
@@ -100,12 +100,6 @@ def _named(graph: Graph, names: Sequence[str]) -> dict[str, str]:
             graph.outputs[i] = Value(f"{value.name}/output", value.type)
             graph.nodes.append(Node(standard("Identity"), [value], [graph.outputs[i]]))
     return {name: value.name for name, value in zip(names, graph.outputs, strict=True)}
-
-
-def _reads(node: Node) -> list[Value]:
-    """Return the inputs of a node that are no constants, with those of its graphs."""
-    read = [v for v in node.inputs if v is not None and not v.is_constant]
-    return [*read, *[v for _, inner in node.graphs for v in captures(inner)]]
 
 
 def _reason(node: Node) -> str | None:
@@ -126,9 +120,9 @@ def _part(model: Model, graph: Graph, nodes: Sequence[Node]) -> Model:
     """A model of some nodes, which returns what others read, and outputs."""
     own = {value for node in nodes for value in node.outputs if value is not None}
     others = [node for node in graph.nodes if node not in set(nodes)]
-    wanted = dict.fromkeys([v for node in others for v in _reads(node) if v in own])
+    wanted = dict.fromkeys([v for node in others for v in all_reads(node) if v in own])
     wanted |= dict.fromkeys([v for v in graph.outputs if v in own])
-    read = dict.fromkeys([v for node in nodes for v in _reads(node) if v not in own])
+    read = dict.fromkeys([v for node in nodes for v in all_reads(node) if v not in own])
     part = clone(Graph([*read], [*wanted], nodes, graph.name))
     return _model(model, part)
 

@@ -144,7 +144,7 @@ def _truth(x: np.ndarray | None) -> bool:
 
 @operator("Dropout", since=12, infer=_infer_dropout, pure=False, traits={"any order"})
 def dropout(node: Node, types: Types) -> Kernel:
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    mode = node.input(2)
     inactive = mode is None or (mode.const is not None and not _truth(mode.const))
     if inactive and len(node.outputs) == 1:
         return view_kernel(lambda x, *_: x)

@@ -96,7 +96,7 @@ class _Inserter:
             for i in (
                 kernel.layout.contiguous_inputs if kernel is not None and order is not None else ()
             ):
-                value = node.inputs[i] if i < len(node.inputs) else None
+                value = node.input(i)
                 if value is None or order is None or self.memory.has_order(value, order):
                     continue
                 copy = scope.copy_of(value, order)

@@ -351,7 +351,7 @@ def _of_gemm(node: Node, inputs: _Inputs) -> Packed:
         raise Stays("combines different rows")
     _want_plain(axes[1:])
     result = axes[0], features(static_dims(node.outputs[0])[1])
-    added = node.inputs[2] if len(node.inputs) > 2 else None
+    added = node.input(2)
     own = None if added is None else inputs[2] or beside(added, result)
     return Packed([result], [axes, None, own][: len(node.inputs)])
 
@@ -382,8 +382,7 @@ def _of_rotation(node: Node, inputs: _Inputs) -> Packed:
         raise Stays("rotates a value without rows")
     row = x[0], x[1 if len(x) == 3 else 2]
     _want_plain([axis for i, axis in enumerate(x) if i not in (0, 1 if len(x) == 3 else 2)])
-    given = node.inputs[positions] if positions < len(node.inputs) else None
-    of_rows = [(cos, sin), (positions,)][given is not None]
+    of_rows = (cos, sin) if node.input(positions) is None else (positions,)
     found = [*inputs, None]
     for i in (cos, sin, positions):
         wanted = row if i == positions else (*row, features(static_dims(node.inputs[cos])[-1]))
@@ -413,9 +412,9 @@ def _of_softmax(node: Node, inputs: _Inputs) -> Packed:
 @_rule("Reduce")
 def _of_reduction(node: Node, inputs: _Inputs) -> Packed:
     axes, spelled = _only(inputs), node.attrs.get("axes")
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is not None and given.const is not None:
-        spelled = given.const.reshape(-1).tolist()
+    given = node.const(1)
+    if given is not None:
+        spelled = given.reshape(-1).tolist()
     if not spelled:
         raise Stays("computes over the axis of rows or samples")
     reduced = normalize_axes(spelled, len(axes))
@@ -453,10 +452,10 @@ def _of_reshape(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("CumSum")
 def _of_sums(node: Node, inputs: _Inputs) -> Packed:
-    axes, named = _only(inputs), node.inputs[1]
-    if named is None or named.const is None:
+    axes, named = _only(inputs), node.const(1)
+    if named is None:
         raise Stays("computes over the axis of rows or samples")
-    _want_plain([axes[i] for i in normalize_axes(named.const.reshape(-1).tolist(), len(axes))])
+    _want_plain([axes[i] for i in normalize_axes(named.reshape(-1).tolist(), len(axes))])
     return Packed([axes], inputs)
 
 
@@ -476,10 +475,10 @@ def _of_order(node: Node, inputs: _Inputs) -> Packed:
 def _of_padding(node: Node, inputs: _Inputs) -> Packed:
     axes, dims = _only(inputs), static_dims(node.inputs[0])
     result = static_dims(node.outputs[0])
-    amounts = node.inputs[1] if len(node.inputs) > 1 else None
-    if amounts is None or amounts.const is None or len(node.inputs) > 3:
+    amounts = node.const(1)
+    if amounts is None or len(node.inputs) > 3:
         raise Stays("reads several rows for one result row")
-    ends = amounts.const.reshape(2, -1)
+    ends = amounts.reshape(2, -1)
     for axis, begin, end in zip(axes, *ends, strict=True):
         if begin or end:
             _want_plain([axis])
@@ -514,10 +513,10 @@ def _of_split(node: Node, inputs: _Inputs) -> Packed:
 
 @_rule("Slice")
 def _of_slice(node: Node, inputs: _Inputs) -> Packed:
-    axes, named = _only(inputs), node.inputs[3] if len(node.inputs) > 3 else None
-    if named is None or named.const is None:
+    axes, named = _only(inputs), node.const(3)
+    if named is None:
         raise Stays("computes over the axis of rows or samples")
-    cut = normalize_axes(named.const.reshape(-1).tolist(), len(axes))
+    cut = normalize_axes(named.reshape(-1).tolist(), len(axes))
     _want_plain(axes[i] for i in cut)
     pairs = enumerate(zip(axes, static_dims(node.outputs[0]), strict=True))
     return Packed([tuple([features(n) if i in cut else axis for i, (axis, n) in pairs])], inputs)

@@ -18,7 +18,7 @@ from penstock.analysis.type_inference import infer_types
 from penstock.core.errors import RowsStay
 from penstock.core.records import dataclass, field
 from penstock.core.types import INT64, TensorType, Type
-from penstock.ir.graph import Graph, Node, Value, captures, clone, embed, is_framed, sort
+from penstock.ir.graph import Graph, Node, Value, all_reads, clone, embed, is_framed, sort
 from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import loop_carried
 from penstock.ops.registry import standard
@@ -104,8 +104,7 @@ class _Adding:
         graph.nodes = nodes
 
     def _rewritten(self, node: Node) -> list[Node]:
-        read = [v for _, inner in node.graphs for v in captures(inner)]
-        own = [v for v in (*node.inputs, *read) if v is not None and v in self.sampled]
+        own = [value for value in all_reads(node) if value in self.sampled]
         if not own:
             return [node]
         # Draws of random numbers per sample would differ from those of separate runs.
@@ -244,7 +243,6 @@ def _behind(nodes: Sequence[Node], known: set[Value]) -> set[Value]:
     """Return ``known`` and values computed from it, except shapes, which samples share."""
     found = {*known}
     for node in nodes:
-        read = [*node.inputs, *[v for _, inner in node.graphs for v in captures(inner)]]
-        if node.op.full_name not in ("Shape", "Size") and not found.isdisjoint(read):
+        if node.op.full_name not in ("Shape", "Size") and not found.isdisjoint(all_reads(node)):
             found.update([value for value in node.outputs if value is not None])
     return found
