@@ -32,7 +32,7 @@ HARD_FILES = (
     "scheduler.py",
     "native/kernel.py",
     "arena_layout.py",
-    "replicas.py",
+    "replica_queue.py",
     "cluster/cluster.py",
     "stages.py",
 )

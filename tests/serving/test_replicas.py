@@ -501,7 +501,7 @@ def test_representation_has_model_and_load():
 @pytest.mark.parametrize("here", [False, True])
 def test_histograms_split_waiting_from_computing(monkeypatch, max_batch, here):
     clock = [100.0]
-    for module in ("replicas", "request_records"):
+    for module in ("replicas", "replica_queue", "request_records"):
         monkeypatch.setattr(f"penstock.serving.{module}.monotonic", lambda: clock[0])
     replicas, backend = held(max_batch=max_batch)
     run = replicas.run_here if here else replicas.run

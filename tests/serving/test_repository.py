@@ -54,7 +54,7 @@ def test_request_whose_model_is_loaded_again_meanwhile_runs_on_the_new_one(tmp_p
             if not replaced:
                 replaced.append(replicas)
                 server.repository.load("g")
-                wait_until(lambda: replicas._closed)
+                wait_until(lambda: replicas._queue._closed)
             return submit(replicas, *arguments, **options)
 
         monkeypatch.setattr(ps.Replicas, "submit", replacing)

@@ -52,13 +52,13 @@ def test_batches_have_no_more_tokens_than_asked_for():
     seen = []
     options = {"max_batch": 100, "max_batch_tokens": 64, "queue": 100, "cache": False}
     with ps.Replicas(model_of(MEAN), 1, **options) as replicas:
-        join = replicas._unequal.joined
+        join = replicas._batching.joined
 
         def joined(requests):
             seen.append(sum(feeds["input_ids"].size for feeds in requests))
             return join(requests)
 
-        replicas._unequal.joined = joined
+        replicas._batching.joined = joined
         futures = [replicas.submit(request(20, i)) for i in range(20)]
         for future in futures:
             future.result(SOON)
@@ -86,7 +86,7 @@ def test_lengths_that_the_model_does_not_take_when_rounded_up_are_run():
             for n, future in zip(lengths, futures, strict=True):
                 (got,), (want,) = answers(future.result(SOON)), answers(alone.run(request(n, n)))
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-        assert not replicas._unequal.rounds
+        assert not replicas._batching.rounds
 
 
 def test_model_without_a_mask_is_refused():

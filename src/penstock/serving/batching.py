@@ -52,9 +52,10 @@ def check_rows(session: Session, sample: NamedValues | None) -> None:
                 # Values of the sample: synthetic ones may be invalid indices for the model.
                 else rng.permuted(given.reshape(1, -1), axis=1).reshape(given.shape)
             )
+    batching = EqualRequests()
     try:
         alone = [session._run_ahead(row) for row in rows]
-        together = split(session._run_ahead(joined(rows)), [1] * _ROWS)
+        together = batching.split(session._run_ahead(batching.joined(rows)), rows)
     except PenstockError as error:
         hint = "" if sample is not None else "; give an example request as sample="
         raise ValueError(f"the model fails on batches of generated inputs{hint}") from error
@@ -100,25 +101,41 @@ def are_close(value: RunValue, other: RunValue, tolerance: float = _TOLERANCE) -
     return np.allclose(value, other, tolerance, tolerance * largest, equal_nan=True)
 
 
-def kind(feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...]:
-    """Return the key of requests that may be joined: the dtypes and all dims but the first."""
-    return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
+class EqualRequests:
+    """Batching of requests of equal shapes, but for the number of rows. Its methods are all that
+    ``Replicas`` know of batches: ``UnequalRequests`` have others."""
 
+    def key(self, feeds: Mapping[str, np.ndarray]) -> tuple[Hashable, ...] | None:
+        """Return the key of requests that may be joined: the dtypes and all dims but the first."""
+        return tuple([(name, x.dtype, x.shape[1:]) for name, x in sorted(feeds.items())])
 
-def joined(requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the concatenated feeds of several requests."""
-    first = requests[0]
-    return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
+    def tokens(self, feeds: Mapping[str, np.ndarray]) -> int:
+        """Return the tokens of a request, which bound a batch; none are counted here."""
+        return 0
 
+    def joined(self, requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the concatenated feeds of several requests."""
+        first = requests[0]
+        return {name: np.concatenate([feeds[name] for feeds in requests]) for name in first}
 
-def split(outputs: NamedValues, rows: Sequence[int]) -> list[dict[str, RunValue]] | None:
-    """Return copies of the outputs of each request; None if the numbers of rows differ."""
-    total, ends = sum(rows), np.cumsum(rows)[:-1]
-    for value in outputs.values():
-        if not isinstance(value, np.ndarray) or not value.ndim or len(value) != total:
-            return None
-    parts = {name: np.split(value, ends) for name, value in outputs.items()}
-    return [{name: parts[name][i].copy() for name in parts} for i in range(len(rows))]
+    def check(self, session: Session, batch: Mapping[str, np.ndarray]) -> None:
+        """Raise ``PenstockError`` if requests of this batch affect one another; ``check_rows`` has
+        tried that."""
+
+    def split(
+        self, outputs: NamedValues, requests: Sequence[Mapping[str, np.ndarray]]
+    ) -> list[dict[str, RunValue]] | None:
+        """Return copies of the outputs of each request; None if the numbers of rows differ."""
+        rows = [len(next(iter(feeds.values()))) for feeds in requests]
+        total, ends = sum(rows), np.cumsum(rows)[:-1]
+        for value in outputs.values():
+            if not isinstance(value, np.ndarray) or not value.ndim or len(value) != total:
+                return None
+        parts = {name: np.split(value, ends) for name, value in outputs.items()}
+        return [{name: parts[name][i].copy() for name in parts} for i in range(len(rows))]
+
+    def note_failure(self, error: BaseException) -> None:
+        """Take the error of a batch, of which each request runs alone afterwards."""
 
 
 # Warm-up on synthetic values before the first request, so that no request waits for a plan.

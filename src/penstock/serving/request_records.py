@@ -61,6 +61,12 @@ class ReplicaHistograms:
     compute_seconds: Histogram = field(default_factory=Histogram)
     batch_rows: Histogram = field(default_factory=partial(Histogram, ROWS))
 
+    def copy(self) -> ReplicaHistograms:
+        """What they count by now."""
+        return ReplicaHistograms(
+            self.queue_seconds.copy(), self.compute_seconds.copy(), self.batch_rows.copy()
+        )
+
 
 class QueuedRequest:
     """One request. Its ``control`` is stopped at the deadline and by cancellation, which ends the

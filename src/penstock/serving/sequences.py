@@ -89,10 +89,8 @@ class Sequences:
     @property
     def histograms(self) -> ReplicaHistograms:
         """Return histograms of the seconds of waits and of steps, and of the rows of steps."""
-        of = self._histograms
         with self._lock:
-            copies = [h.copy() for h in (of.queue_seconds, of.compute_seconds, of.batch_rows)]
-        return ReplicaHistograms(*copies)
+            return self._histograms.copy()
 
     def configuration(self) -> JsonObject:
         """Return the configuration of sequences in Triton's format."""

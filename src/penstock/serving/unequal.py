@@ -18,10 +18,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Cancelled, InvalidInput, PenstockError, RunError
 from penstock.core.types import NamedValues, RunValue, TensorType
 from penstock.executors.feeds import convert
-from penstock.serving.batching import are_close, made_up
+from penstock.serving.batching import EqualRequests, are_close, made_up
 from penstock.session.session import Session
 
 _LENGTHS = 12, 5
@@ -33,7 +33,7 @@ _STEP, _SHORT = 32, 8
 _Feeds = Mapping[str, np.ndarray]
 
 
-class UnequalRequests:
+class UnequalRequests(EqualRequests):
     """Batching of requests of unequal lengths. ``masks``: the inputs that mark padding rows;
     ``by_token``: outputs with a row for each token. ``rounds``: whether lengths are rounded up."""
 
@@ -56,14 +56,18 @@ class UnequalRequests:
         if self._checked[key]:
             raise PenstockError(self._checked[key])
 
-    @staticmethod
-    def key(feeds: _Feeds) -> tuple[Hashable, ...] | None:
+    def key(self, feeds: _Feeds) -> tuple[Hashable, ...] | None:
         """Return the key of requests that may be joined: the dtypes, and dims after the first two.
         None if the inputs of the request have different lengths."""
         lengths = {x.shape[1] if x.ndim > 1 else 0 for x in feeds.values()}
         if len(lengths) != 1 or 0 in lengths:
             return None
         return tuple([(name, x.dtype, x.shape[2:]) for name, x in sorted(feeds.items())])
+
+    def tokens(self, feeds: _Feeds) -> int:
+        """Return the tokens of a request, which bound a batch: rows times length."""
+        rows, length = next(iter(feeds.values())).shape[:2]
+        return int(rows * length)
 
     def joined(self, requests: Sequence[_Feeds]) -> dict[str, np.ndarray]:
         """Return the padded and concatenated feeds of several requests."""
@@ -113,6 +117,11 @@ class UnequalRequests:
             parts.append(own)
             at += rows
         return parts
+
+    def note_failure(self, error: BaseException) -> None:
+        """Round lengths no longer: the rounded one may exceed the model's limit."""
+        if isinstance(error, InvalidInput | RunError) and not isinstance(error, Cancelled):
+            self.rounds = False
 
 
 def tried_lengths(session: Session, sample: NamedValues | None) -> UnequalRequests:
