@@ -196,7 +196,7 @@ def test_closed_cluster_refuses_runs_and_graphs(ray_started):
 
 def test_more_workers_than_ray_has_cpus_for_are_refused(ray_started, monkeypatch):
     monkeypatch.setattr(Members.result, "__defaults__", (0.1,))
-    with pytest.raises(ps.PenstockError, match="fewer workers or threads"):
+    with pytest.raises(ps.PenstockError, match="reduce workers= or threads="):
         ps.Cluster(1, threads=1000).start()
 
 
