@@ -659,10 +659,12 @@ def select(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _infer_truths(types: Types, attrs: Attrs, consts: Consts) -> Sequence[Type]:
-    given = rules.tensor(types, 1).dtype
+    given, reduced = rules.tensor(types, 1).dtype, rules.tensor(types, 0)
     if given is not None and given.kind not in "iu":  # a TFLite file may declare any type
         raise ShapeError(f"axes must be integers, not {given}")
-    dims, axes = rules.tensor(types, 0).shape, rules.all_known(rules.ints(types, consts, 1))
+    if reduced.dtype not in (None, BOOL):
+        raise ShapeError(f"the input must be bool, not {reduced.dtype}; compare it with 0 first")
+    dims, axes = reduced.shape, rules.all_known(rules.ints(types, consts, 1))
     if dims is None or axes is None:
         return (TensorType(BOOL),)
     return (TensorType(BOOL, rules.reduced_shape(dims, axes, bool(attrs.get("keep_dims")))),)
