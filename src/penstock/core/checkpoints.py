@@ -111,9 +111,13 @@ def cancelled_by(stop: Work) -> Iterator[None]:
         THREAD.run = outer
 
 
+_COLLECTIONS: tuple[type, ...] = (list, tuple, dict, type({}.items()))
+
+
 def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
     """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
-    if isinstance(items, list) and len(items) <= CHECK_EVERY:  # of most models all
+    collection: Any = items
+    if isinstance(items, _COLLECTIONS) and len(collection) <= CHECK_EVERY:  # of most models all
         if (run := THREAD.run) is not None:  # as in ``checkpoint``
             run.check()
         return iter([*items])
@@ -123,7 +127,8 @@ def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, CHECK_EVERY)):
-        checkpoint()
+        if (run := THREAD.run) is not None:  # as in ``checkpoint``
+            run.check()
         yield batch
 
 

@@ -200,7 +200,7 @@ _ML_DTYPES = (
 
 
 _OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
-_OWN_DTYPES = frozenset(_OWN.values())
+_OWN_DTYPES = {dtype: dtype for dtype in _OWN.values()}
 
 
 @lru_cache(maxsize=64)  # dtypes of texts are without end
@@ -230,10 +230,17 @@ def dtypes() -> Mapping[str, np.dtype]:
     return _OWN | {np.dtype(t).name: np.dtype(t) for t in small if t is not None}
 
 
+@lru_cache(maxsize=1024)
+def array_type(dtype: np.dtype, shape: tuple[int, ...]) -> TensorType:
+    """The type of an array. One object stands for equal ones: it computes its sizes once."""
+    # NumPy has several dtypes that are equal, such as "<f4" and "=f4".
+    return TensorType(_OWN_DTYPES.get(dtype, dtype), shape)
+
+
 def type_of(value: object) -> Type:
     """The type of a run-time value."""
     if isinstance(value, np.ndarray):
-        return TensorType(value.dtype, value.shape)
+        return array_type(value.dtype, value.shape)
     if isinstance(value, list):
         # Of arrays of one type only the last is looked at: sequences may be long.
         samples = {(id(x.dtype), x.shape) if isinstance(x, np.ndarray) else id(x): x for x in value}
@@ -253,10 +260,10 @@ def is_static(type_: object, kinds: str = "") -> TypeGuard[TensorType]:
 
 def constant_type(array: np.ndarray) -> TensorType:
     """The type of a constant, with its contents where they may take part in shape arithmetic."""
-    data = None
-    if array.ndim <= 1 and array.size <= MAX_DATA and array.dtype.kind in "iu":
-        data = tuple(array.reshape(-1).tolist())
-    return TensorType(array.dtype, array.shape, data)
+    dtype, shape = array.dtype, array.shape
+    if len(shape) <= 1 and array.size <= MAX_DATA and dtype.kind in "iu":
+        return TensorType(dtype, shape, tuple(array.reshape(-1).tolist()))
+    return array_type(dtype, shape)
 
 
 def _common(a: Shape | None, b: Shape | None) -> Shape | None:

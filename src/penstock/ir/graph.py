@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
-from typing import Any, TypeAlias, overload
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import ref
 
 import numpy as np
@@ -19,7 +19,7 @@ from penstock.algorithms.dag import CycleError, Dag
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import InvalidModel
 from penstock.core.records import dataclass, field
-from penstock.core.types import ANY, Shape, TensorType, Type, constant_type
+from penstock.core.types import ANY, Shape, TensorType, Type, array_type, constant_type
 from penstock.ir.op import FRAMED, Attrs, Op, Role
 
 
@@ -40,9 +40,12 @@ class Value:
         const: np.ndarray | None = None,
     ) -> None:
         self.name = name
-        self.type = constant_type(const) if const is not None and type is ANY else type
+        if const is not None and type is ANY:
+            is_plain = const.ndim > 1 or const.dtype.kind not in "iu"  # without known contents
+            type = array_type(const.dtype, const.shape) if is_plain else constant_type(const)
+        self.type = type
         # A strong one would close a circle.
-        self._producer = None if producer is None else ref(producer)
+        self._producer = _NO_PRODUCER if producer is None else ref(producer)
         self.const = const
         self.is_constant = const is not None
         self.is_held = True
@@ -97,17 +100,31 @@ class Value:
         shape = self.type.shape if isinstance(self.type, TensorType) else None
         return None if shape is None else len(shape)
 
-    @property
-    def producer(self) -> Node | None:
-        """The node that has this value among its outputs, as long as that exists."""
-        return None if self._producer is None else self._producer()
+    def _set_producer(self, node: Node | None) -> None:
+        self._producer = _NO_PRODUCER if node is None else ref(node)
 
-    @producer.setter
-    def producer(self, node: Node | None) -> None:
-        self._producer = None if node is None else ref(node)
+    if TYPE_CHECKING:
+
+        @property
+        def producer(self) -> Node | None:
+            """The node that has this value among its outputs, as long as that exists."""
+
+        @producer.setter
+        def producer(self, node: Node | None) -> None: ...
+
+    else:
+        # Asked for every value in most passes: without a function of Python.
+        producer = property(methodcaller("_producer"), _set_producer)
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
+
+
+class _Nothing:
+    """An object that is dropped at once."""
+
+
+_NO_PRODUCER: ref[Any] = ref(_Nothing())  # gives None
 
 
 @dataclass(frozen=True)
@@ -235,7 +252,11 @@ class Node:
         node that is made without any stays without."""
         if not self.nests:
             return ()
-        return [(k, v) for k, v in self.attrs.items() if isinstance(v, Graph)]
+        graphs = []
+        for name, attribute in self.attrs.items():
+            if isinstance(attribute, Graph):
+                graphs.append((name, attribute))
+        return graphs
 
     @property
     def inner(self) -> list[Node]:
@@ -255,7 +276,7 @@ class Node:
         return f"{outputs} = {self.op.name}({inputs})"
 
 
-_NESTS, _OP, _ROLE = map(attrgetter, ("nests", "op", "role"))
+_NESTS, _OP, _PRODUCER, _ROLE = map(attrgetter, ("nests", "op", "producer", "role"))
 
 
 class Graph:
@@ -290,7 +311,8 @@ class Graph:
             for node in stack[-1]:
                 nodes.append(node)
                 if node.nests:
-                    stack.extend([iter(graph.nodes) for _, graph in reversed(node.graphs)])
+                    for _, graph in reversed(node.graphs):
+                        stack.append(iter(graph.nodes))
                     break
             else:
                 stack.pop()
@@ -300,7 +322,8 @@ class Graph:
         """This graph and every nested one, each behind those around it."""
         graphs = [self]
         for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
-            graphs += [graph for _, graph in node.graphs] if node.nests else ()
+            for _, graph in node.graphs if node.nests else ():
+                graphs.append(graph)
         return graphs
 
     @property
@@ -438,20 +461,21 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
         # Producers in graphs around this one: the node with the graph waits.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
-            needed = [p for v in node.inputs if v and (r := v._producer) and (p := r())]
+            needed = [*map(_PRODUCER, filter(None, node.inputs))]
             if node.op.role is Role.MERGE:
-                needed = [p for p in needed if p.op.role is not Role.NEXT_ITERATION]
+                needed = [p for p in needed if p and p.op.role is not Role.NEXT_ITERATION]
             needed += node.control_inputs
             for _, inner in node.graphs if node.nests else ():
                 needed.extend(reads[inner])
-            for source in needed:
+            for source in filter(None, needed):
                 a = position.get(source)
                 if a is None:
                     beyond.add(source)
                 else:
                     edges.append((a, b))
-        producers = (v.producer for v in subgraph.outputs)
-        beyond.update(p for p in producers if p is not None and p not in position)
+        for source in filter(None, map(_PRODUCER, subgraph.outputs)):
+            if source not in position:
+                beyond.add(source)
         reads[subgraph] = beyond
         yield subgraph, edges
 
@@ -560,7 +584,7 @@ class _Cloner(dict["Value | None", Any]):
 
     def copied(self, nodes: list[Node]) -> list[Node]:
         """Copies of nodes, without their control inputs."""
-        copy_of, copies = self.__getitem__, []
+        copy_of, copies, suffix = self.__getitem__, [], self.suffix
         for node in with_checkpoints(nodes):
             attrs, outputs = node.attrs, node.outputs
             if node.nests:
@@ -571,6 +595,13 @@ class _Cloner(dict["Value | None", Any]):
                     Value(f"{v.name}/unfed", v.type) if v is not None and v in self.fed else v
                     for v in outputs
                 ]
+            for value in node.inputs:
+                # As ``__missing__``, which is called for the values of all nodes otherwise.
+                if value is not None and value.is_constant and value not in self:
+                    self[value] = value
+            for value in outputs:
+                if value is not None and value not in self:
+                    self[value] = Value(value.name + suffix, value.type)
             inputs = map(copy_of, node.inputs)
             copy = Node(node.op, inputs, map(copy_of, outputs), attrs, name=node.name)
             copy.device, copy.origin = node.device, node.origin

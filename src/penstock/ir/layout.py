@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeGuard
 
 import numpy as np
@@ -68,8 +68,9 @@ class RuntimeArray:
         return tuple(sorted(range(len(self.strides)), key=lambda i: -self.strides[i])) or None
 
 
+@lru_cache(maxsize=1024)  # the tensors of a model are of few shapes
 def packed_strides(
-    dims: Sequence[int], itemsize: int, order: Sequence[int] = ()
+    dims: tuple[int, ...], itemsize: int, order: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
     """The strides of a tensor without gaps, its dims in memory in ``order``, the outermost first;
     by default in their own.

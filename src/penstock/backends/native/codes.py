@@ -26,7 +26,7 @@ def check_order(dims: tuple[int, ...], strides: Sequence[tuple[int, ...] | None]
     own = [packed_strides(dims, 1) if s is None else s for s in strides]
     wide = [axis for axis, dim in enumerate(dims) if dim > 1]
     wide.sort(key=lambda axis: -own[0][axis])
-    packed = packed_strides([dims[axis] for axis in wide], 1)
+    packed = packed_strides(tuple([dims[axis] for axis in wide]), 1)
     if any(tuple([s[axis] for axis in wide]) != packed for s in own):
         raise UnsupportedError
 
@@ -178,7 +178,7 @@ def pair_call(
     """Return the call on two quantized tensors, inputs ``read``, that the kernel reads without
     copies; one may be broadcast along rows or columns of these merged dims. None for others."""
     dims, steps = merged
-    dense, inner, size = packed_strides(dims, 1), dims[-1], math.prod(dims)
+    dense, inner, size = packed_strides(tuple(dims), 1), dims[-1], math.prod(dims)
     order = [0, 1, 2] if (*steps[0],) == dense else [1, 0, 2]
     x, y = [(*steps[i],) for i in order[:2]]
     ways = {dense: (0, 0)}

@@ -145,7 +145,7 @@ def _order(dims: Sequence[int], strides: tuple[int, ...] | None) -> list[int]:
     order = [axis for axis, n in enumerate(dims) if n > 1]
     if strides is not None:
         order.sort(key=lambda axis: -strides[axis])
-        packed = packed_strides([dims[i] for i in order], 1)
+        packed = packed_strides(tuple([dims[i] for i in order]), 1)
         if tuple([strides[i] for i in order]) != packed:
             raise UnsupportedError
     return order
