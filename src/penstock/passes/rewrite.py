@@ -18,13 +18,14 @@ from penstock.ir.op import Op
 from penstock.ops.registry import standard
 
 Replacement = Sequence[Value | None] | None
-Visit = Callable[[Node], Replacement | bool]
+Visit = Callable[[Node, Value, Value], Replacement | bool]
 Parts = Callable[[Node], Sequence[Node] | None]
 
 
 def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | None = None) -> bool:
     """Call the visitor of its operation, by full name, for each node that has one and has no
-    control inputs, nested graphs first; return whether anything changed.
+    control inputs, nested graphs first, with its first input and its first output; a node that
+    leaves one of these out stays. Return whether anything changed.
 
     A visitor returns a value for each of the node's outputs, which replaces every later use of that
     output, and the node is dropped; or ``None`` or ``False`` to keep the node; or ``True`` if it
@@ -39,7 +40,11 @@ def forward(graph: Graph, visits: Mapping[str, Visit], outer: Substitution | Non
         for _, inner in node.graphs if node.nests else ():
             changed |= forward(inner, visits, substitution)
         visit = visits.get(node.op.full_name)
-        values = None if visit is None or node.control_inputs else visit(node)
+        values: Replacement | bool = None
+        if visit is not None and not node.control_inputs and node.inputs and node.outputs:
+            first, output = node.inputs[0], node.outputs[0]
+            if first is not None and output is not None:
+                values = visit(node, first, output)
         if values is None or isinstance(values, bool):
             kept.append(node)
             changed |= bool(values)
@@ -215,7 +220,8 @@ class Substitution:
         """Apply the replacements to ``graph`` and all graphs nested in it."""
         for inner in graph.graphs() if self else ():
             for node in with_checkpoints(inner.nodes):
-                self.apply(node)
+                if node.control_inputs or not self.replaced.isdisjoint(node.inputs):
+                    self.apply(node)
             self.apply_outputs(inner)
 
     def _without_removed(self, nodes: Sequence[Node]) -> list[Node]:

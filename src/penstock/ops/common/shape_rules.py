@@ -71,9 +71,8 @@ def ints(
             f"input {index} has shape {list(shape)}, and is to have at most {most_dims} "
             + ("dim" if most_dims == 1 else "dims")
         )
-    if const is not None:
-        return _whole_numbers(const)
-    return type_.data if isinstance(type_, TensorType) else None
+    data = type_.data if isinstance(type_, TensorType) else None
+    return _whole_numbers(const) if const is not None and data is None else data
 
 
 def one_integer(types: Types, consts: Consts, index: int, name: str, low: int | None = None) -> Dim:
@@ -113,10 +112,11 @@ def known_ints(node: Node, types: Types, index: int) -> tuple[int, ...] | None:
     """The contents of integer input ``index`` when a kernel is compiled, if all are known."""
     if index >= len(node.inputs):
         return None
-    value = node.inputs[index]
-    if value is not None and value.const is not None:
+    value, type_ = node.inputs[index], types[index] if index < len(types) else None
+    data = type_.data if isinstance(type_, TensorType) else None
+    if data is None and value is not None and value.const is not None:
         return _whole_numbers(value.const)
-    return all_known(ints(types, (), index, None))
+    return all_known(data)
 
 
 # The dtypes that ``TensorProto.DataType`` numbers, in its order; 0 is undefined.
@@ -337,9 +337,10 @@ def broadcast_type(types: Types, attrs: Attrs, consts: Consts) -> tuple[TensorTy
     # Most often all inputs are of one type, which then need not be made again.
     if isinstance(first, TensorType) and first.data is None and types == [first] * len(types):
         return (first,)
-    every = range(len(types))
-    shape = broadcast_shapes([tensor(types, i).shape for i in every])
-    return (TensorType(same_dtype(types, every), shape),)
+    shapes: list[Shape | None] = []
+    for i, type_ in enumerate(types):
+        shapes.append((type_ if isinstance(type_, TensorType) else tensor(types, i)).shape)
+    return (TensorType(same_dtype(types, range(len(types))), broadcast_shapes(shapes)),)
 
 
 def broadcast_to(dtype: np.dtype) -> Callable[[Types, Attrs, Consts], tuple[TensorType]]:

@@ -38,18 +38,26 @@ class Region:
 def fused(nodes: Sequence[Node]) -> Node:
     """Return one node that replaces ``nodes``, each of which has one output that only later ones
     read. It is not added to their graph."""
-    inner = {node.outputs[0] for node in nodes}
-    read = dict.fromkeys([v for node in nodes for v in node.inputs if v is not None])
-    waits = dict.fromkeys([before for node in nodes for before in node.control_inputs])
-    inputs = tuple([value for value in read if value not in inner])
+    inner: set[Value | None] = {None}
+    # Ordered sets.
+    read: dict[Value | None, None] = {}
+    waits: dict[Node, None] = {}
+    ops, names = [], []
+    for node in nodes:
+        inner.update(node.outputs)
+        read |= dict.fromkeys(node.inputs)
+        waits |= dict.fromkeys(node.control_inputs)
+        ops.append(node.op.name)
+        names.append(node.name or node.op.name)
+    inputs = tuple([value for value in read if value is not None and value not in inner])
     region = Region(tuple(nodes), inputs)
     result = region.output
     return Node(
         FUSED,
         inputs,
         [Value(result.name, result.type)],
-        {"region": region, "ops": " ".join([node.op.name for node in nodes])},
-        name="+".join([node.name or node.op.name for node in nodes]),
+        {"region": region, "ops": " ".join(ops)},
+        name="+".join(names),
         control_inputs=list(waits),
         origin=nodes[0].origin,
     )

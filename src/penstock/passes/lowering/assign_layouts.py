@@ -88,7 +88,7 @@ class _Inserter:
         results = [value for node in graph.nodes for value in node.outputs if value is not None]
         scope = _Scope(outer, {*graph.inputs, *results}, repeats)
         for node in with_checkpoints(graph.nodes):
-            for _, inner in node.graphs:
+            for _, inner in node.graphs if node.nests else ():
                 self.graph(inner, scope, node.op.role in _LOOPS)
             kernel, order = self.kernels.get(node), self.memory.orders.get(node)
             if order is not None and kernel is not None and kernel.layout.any_layout:

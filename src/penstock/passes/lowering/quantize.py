@@ -66,13 +66,10 @@ class _Moving:
         self.readers = readers_of(graph)
         self.awaited = _awaited(graph)
 
-    def __call__(self, node: Node) -> Sequence[Value | None] | None:
+    def __call__(self, node: Node, value: Value, output: Value) -> Sequence[Value | None] | None:
         # A node that others wait for must stay to be waited for.
-        if node in self.awaited:
-            return None
-        value, output = node.inputs[0], node.outputs[0]
-        moving = None if value is None else value.producer
-        if value is None or output is None or moving is None:
+        moving = None if node in self.awaited else value.producer
+        if moving is None:
             return None
         if is_conversion(moving, "DequantizeLinear") and _are_inverse(moving, node):
             return (moving.inputs[0],)
@@ -127,7 +124,7 @@ class _Computing:
         self.policy = policy
         self.home = {node: inner for inner in graph.graphs() for node in inner.nodes}
 
-    def __call__(self, node: Node) -> bool:
+    def __call__(self, node: Node, value: Value, output: Value) -> bool:
         candidate = self.fused(node)
         return candidate is not None and became(node, candidate, self.policy)
 

@@ -36,7 +36,7 @@ class RoundOperands(Pass):
         # A node that is a control input of others must stay.
         awaited = {before for node in graph.walk() for before in node.control_inputs}
 
-        def visit(node: Node) -> bool:
+        def visit(node: Node, value: Value, output: Value) -> bool:
             casts = () if node in awaited else _casts_before(node)
             if not casts or not _is_held_by_bfloat16(node.inputs[1]):
                 return False

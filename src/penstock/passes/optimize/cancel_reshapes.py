@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -32,15 +33,14 @@ class CancelReshapes(Pass):
 
     def run(self, graph: Graph, context: PassContext) -> bool:
         readers = readers_of(graph)
-        return forward(graph, dict.fromkeys(RESHAPES, lambda node: _cancelled(node, readers)))
+        return forward(graph, dict.fromkeys(RESHAPES, partial(_cancelled, readers)))
 
 
-def _cancelled(last: Node, readers: dict[Value, list[Node | None]]) -> Replacement:
+def _cancelled(
+    readers: dict[Value, list[Node | None]], last: Node, value: Value, output: Value
+) -> Replacement:
     """Return the replacement of the second Reshape's output: the output of the operation before it.
     Modifies the operations in between."""
-    value, output = last.inputs[0], last.outputs[0]
-    if value is None or output is None:
-        return None
     inside, outside = _dims(value), _dims(output)
     between: list[Node] = []
     reader = last

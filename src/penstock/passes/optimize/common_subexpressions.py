@@ -53,7 +53,13 @@ class _Eliminator:
                 self.run(inner)
             # A node with control inputs may have to run later than an equal one.
             mergeable = node.op.pure and not node.control_inputs and not node.nests
-            rough = (node.op, *[None if v is None or v.is_constant else v for v in node.inputs])
+            computed: list[Any] = [node.op]
+            for value in node.inputs:
+                if value is None or value.is_constant:
+                    computed.append(None)
+                else:
+                    computed.append(value)
+            rough = tuple(computed)
             # Most nodes share operation and inputs with no other one, and need no full key of their
             # attributes and constants.
             alone = not mergeable or (is_outermost and own.alone.setdefault(rough, node) is node)

@@ -25,9 +25,14 @@ class FoldAffine(Pass):
     """Fold scales and shifts into the convolutions and products that they alone read."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
+        present = {op.full_name for op in graph.ops}
+        # Behind a MatMul alone, normalizations are folded and no other arithmetic.
+        concerned = _RULES if not _CHANNELS.keys().isdisjoint(present) else ("BatchNormalization",)
+        if present.isdisjoint(concerned):
+            return False
         readers = readers_of(graph)
 
-        def visit(node: Node) -> Sequence[Value | None] | bool | None:
+        def visit(node: Node, first: Value, output: Value) -> Sequence[Value | None] | bool | None:
             rule = _RULES[node.op.name]
             if len(node.outputs) != 1:
                 return None
@@ -45,12 +50,11 @@ class FoldAffine(Pass):
                 if inputs is not None:
                     convolution.inputs = inputs
                     # Readers of the node now read the convolution's output.
-                    output = node.outputs[0]
-                    readers[value] = [] if output is None else readers.get(output, [])
+                    readers[value] = readers.get(output, [])
                     return (value,)
             return None
 
-        return forward(graph, dict.fromkeys(_RULES, visit))
+        return forward(graph, dict.fromkeys(concerned, visit))
 
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1}

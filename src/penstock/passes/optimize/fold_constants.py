@@ -132,11 +132,11 @@ class _Folder:
 
     def node(self, node: Node, *, certain: bool) -> bool:
         """Infer the types of a node and fold it if possible; return whether it stays."""
-        types = self.types(node, certain=certain)
+        is_control = node.op.role in CONTROL
+        types = (self.types if is_control else node_types)(node, certain=certain)
         first = node.inputs[0] if node.inputs else None
         # The first input rules out nearly all nodes.
         is_constant = (first is None or first.is_constant) and self.is_constant(node)
-        is_control = node.op.role in CONTROL
         results: Sequence[np.ndarray] | None = None
         if is_constant and not is_control:
             results = self.evaluate(node, types)
@@ -151,7 +151,7 @@ class _Folder:
             # A node with control inputs stays, so that its readers wait for them, too.
             if const is None or node.control_inputs:
                 # An equal type object is kept, so that readers are not inferred again.
-                if value.type is ANY or value.type != type_:
+                if value.type is not type_ and (value.type is ANY or value.type != type_):
                     value.type = type_
                 stays = True
             else:
@@ -165,14 +165,13 @@ class _Folder:
         return stays
 
     def types(self, node: Node, *, certain: bool) -> Sequence[Type]:
-        """Return the types of a node's outputs; nested graphs are walked."""
+        """Return the types of the outputs of a node of control flow, whose graphs are walked."""
         is_if = node.op.role is Role.IF
         # The walk over the branches of an If infers their types. Those of a loop must first be
         # invariant over iterations.
         types = () if is_if else node_types(node, certain=certain)
-        if node.op.role in CONTROL:
-            for _, inner in node.graphs:
-                self.run(inner, certain=False)
+        for _, inner in node.graphs:
+            self.run(inner, certain=False)
         return types_of_branches(node) if is_if else types
 
     def evaluate(self, node: Node, types: Sequence[Type]) -> Sequence[np.ndarray] | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import NamedTuple
-from penstock.core.types import FLOAT32
+from penstock.core.types import FLOAT32, TensorType
 from penstock.ir.graph import Graph, Node, Value
 from penstock.ir.op import Op
 from penstock.ops.internal.arrays import ZERO_NAN
@@ -52,9 +52,8 @@ class Recompose(Pass):
         return bool(visits) and forward(graph, visits)
 
 
-def _visit(rules: Sequence[Rule], node: Node) -> bool:
-    (output,) = node.outputs
-    if output is None or output.dtype != FLOAT32:
+def _visit(rules: Sequence[Rule], node: Node, value: Value, output: Value) -> bool:
+    if not isinstance(output.type, TensorType) or output.type.dtype != FLOAT32:
         return False
     for rule in rules:
         match = rule(node)

@@ -8,7 +8,6 @@ place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -18,29 +17,19 @@ from penstock.ops.common.shape_rules import known_ints
 from penstock.ops.registry import TENSORFLOW, standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.dead_code import prune
-from penstock.passes.rewrite import Replacement, forward
-
-Rule = Callable[[Node, Value, Value], "Replacement | bool"]
+from penstock.passes.rewrite import Replacement, Visit, forward
 
 
 class Simplify(Pass):
     """Apply the rule of its operation to every node once, in order."""
 
     def run(self, graph: Graph, context: PassContext) -> bool:
-        changed = forward(graph, dict.fromkeys(RULES, _visit))
+        changed = forward(graph, RULES)
         if changed:
             # Remove dead nodes here, as another round would run all passes again. Folding also runs
             # alone on graphs partitioned by device.
             prune(graph)
         return changed
-
-
-def _visit(node: Node) -> Replacement | bool:
-    value = node.inputs[0] if node.inputs else None
-    output = node.outputs[0] if node.outputs else None
-    if value is None or output is None:
-        return None
-    return RULES[node.op.full_name](node, value, output)
 
 
 def identity(node: Node, value: Value, output: Value) -> Replacement:
@@ -209,7 +198,7 @@ def rank_zero(node: Node, value: Value, output: Value) -> bool:
     return changed
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Visit] = {
     **dict.fromkeys(("Identity", f"{TENSORFLOW}.IdentityN"), identity),
     **dict.fromkeys(("Cast", "CastLike"), cast),
     **dict.fromkeys(("Concat", "Max", "Mean", "Min", "Sum"), single),

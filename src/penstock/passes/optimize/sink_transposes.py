@@ -18,6 +18,7 @@ from penstock.analysis.quantized_weights import is_conversion
 from penstock.core.records import NamedTuple
 from penstock.core.types import TensorType
 from penstock.ir.graph import Graph, Node, Readers, Value, readers_of
+from penstock.ir.op import Op
 from penstock.ops.registry import MICROSOFT, standard
 from penstock.passes.context import Pass, PassContext
 from penstock.passes.rewrite import replace_nodes
@@ -53,8 +54,10 @@ class _Sinking:
         self.sources: dict[Value | None, Value | None] = {}
         self.readers = readers_of(graph)
         self.note([node for node in graph.walk() if node.op.full_name == "Transpose"])
-        names, others = [op.full_name for op in graph.ops], ("Arg", "Reduce", "Transpose")
-        self.names = names if self.sources else [n for n in names if n.startswith(others)]
+        before, ops = ("Arg", "Reduce", "Transpose"), graph.ops
+        self.names = [op.full_name for op in ops if op.full_name.startswith(before)]
+        if self.sources:
+            self.names += [op.full_name for op in ops if _rule_of(op) is not None]
 
     def note(self, nodes: Sequence[Node]) -> None:
         """Record the sources of new Transposes among ``nodes``."""
@@ -84,8 +87,7 @@ class _Sinking:
 
     def through(self, node: Node) -> Sequence[Node] | None:
         """Return ``node`` on the untransposed values, and a Transpose of its result."""
-        known = _RULES if node.op.domain in ("", MICROSOFT) else {}
-        rule = known.get(node.op.name, _pointwise if node.op.elementwise else None)
+        rule = _rule_of(node.op)
         if rule is None or len(node.outputs) != 1:
             return None
         output = node.outputs[0]
@@ -251,6 +253,11 @@ _RULES: dict[str, _Rule] = {
     "Pad": _pad,
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduction),
 }
+
+
+def _rule_of(op: Op) -> _Rule | None:
+    known = _RULES if op.domain in ("", MICROSOFT) else {}
+    return known.get(op.name, _pointwise if op.elementwise else None)
 
 
 def _before_pad(node: Node, pad: Node, readers: Readers) -> Sequence[Node] | None:
