@@ -42,18 +42,24 @@ class Arena:
 def arena_size(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int | None:
     """The size of an arena with buffers at these offsets; None if they are no multiples of 64, two
     buffers overlap that are live at once, or it is larger than all buffers beside one another."""
-    places = [(o, o + b.size, b) for o, b in zip(offsets, buffers, strict=True) if b.size]
-    if any(type(o) is not int or o < 0 or o % ALIGNMENT for o in offsets):
-        return None
-    live: list[tuple[int, int, Buffer]] = []
-    for begin, end, buffer in with_checkpoints(sorted(places, key=lambda place: place[2].first)):
-        # Sorted by first use, what has ended once never overlaps again.
-        live = [place for place in live if place[2].last >= buffer.first]
-        if any(begin < other_end and other < end for other, other_end, _ in live):
+    places: list[tuple[int, int, int, int]] = []
+    size = beside = 0
+    for offset, buffer in zip(offsets, buffers, strict=True):
+        if type(offset) is not int or offset < 0 or offset % ALIGNMENT:
             return None
-        live.append((begin, end, buffer))
-    size = max((end for _, end, _ in places), default=0)
-    beside = sum(-(-buffer.size // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+        if buffer.size:
+            places.append((buffer.first, buffer.last, offset, offset + buffer.size))
+            size = max(size, offset + buffer.size)
+            beside += -(-buffer.size // ALIGNMENT) * ALIGNMENT
+    live: list[tuple[int, int, int, int]] = []
+    for place in with_checkpoints(sorted(places)):
+        first, _, begin, end = place
+        # Sorted by first use, what has ended once never overlaps again.
+        live = [other for other in live if other[1] >= first]
+        for _, _, other_begin, other_end in live:
+            if begin < other_end and other_begin < end:
+                return None
+        live.append(place)
     # A planner that leaves gaps beyond that is at fault, and would cost memory unseen.
     return size if size <= beside else None
 

@@ -15,9 +15,9 @@ from penstock.ir.graph import Graph, Node
 from penstock.ops.internal.fused import FUSED
 
 
-def check_nodes(nodes: Sequence[Node]) -> list[Graph]:
+def check_nodes(nodes: Sequence[Node]) -> Graph:
     """Raise ``InvalidModel`` unless each node of verified graphs, those of fused nodes among them,
-    has the inputs, the outputs and the attributes of its operation. Returns graphs of the nodes in
+    has the inputs, the outputs and the attributes of its operation. Returns a graph of the nodes in
     fused ones."""
     regions = [node.attrs["region"] for node in nodes if node.op is FUSED]
     parts = [node for region in regions for node in region.nodes]
@@ -28,7 +28,7 @@ def check_nodes(nodes: Sequence[Node]) -> list[Graph]:
                 f"{node.label}: {node.op.name} has {len(node.inputs)} inputs, not {arity[0]}"
             )
     check_schemas([*nodes, *parts])
-    return [Graph([], [], list(region.nodes)) for region in regions]
+    return Graph([], [], parts)
 
 
 def check_node_types(graphs: Iterable[Graph]) -> None:

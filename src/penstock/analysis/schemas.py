@@ -155,8 +155,9 @@ class OnnxSchema:
     def kind_of(self, name: str, x: object) -> int:
         """The kind of an attribute's value: that which the schema has, if it can be; 0 if none."""
         wanted = self.attributes[name].type if name in self.attributes else 0
-        kinds = (wanted, *_KINDS, *_LISTS)
-        return next((kind for kind in kinds if kind and _is_of_kind(x, kind)), 0)
+        if wanted and _is_of_kind(x, wanted):
+            return wanted
+        return next((kind for kind in (*_KINDS, *_LISTS) if _is_of_kind(x, kind)), 0)
 
     def node_faults(self, node: Node, names: Iterable[str]) -> Iterator[str]:
         """As ``faults``, of a node that no file has, with these attributes."""
@@ -286,10 +287,13 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], M
 
 def _is_of_kind(x: object, kind: int) -> bool:
     """Whether an attribute of a node is of an ``AttributeKind``."""
-    if kind in _LISTS:
-        types = _KINDS[_LISTS[kind]]
-        return isinstance(x, list | tuple) and all(isinstance(element, types) for element in x)
-    return kind not in _KINDS or isinstance(x, _KINDS[kind])
+    if kind not in _LISTS:
+        return kind not in _KINDS or isinstance(x, _KINDS[kind])
+    if not isinstance(x, list | tuple):
+        return False
+    # The lists of a forest are long, and their elements of few classes.
+    types, classes = _KINDS[_LISTS[kind]], {*map(type, x)}
+    return classes.issubset(types) or all(issubclass(c, types) for c in classes)
 
 
 def check_schemas(nodes: Iterable[Node]) -> None:
@@ -297,12 +301,17 @@ def check_schemas(nodes: Iterable[Node]) -> None:
     problems = ProblemList()
     sound: set[tuple[Any, ...]] = set()  # most nodes of a model are alike
     for node in with_checkpoints(nodes):
-        attrs = node.attrs
-        kinds = tuple(map(type, attrs.values()))
-        # Without inputs that are left out, and lists, whose elements have kinds.
-        is_plain = None not in node.inputs and list not in kinds and tuple not in kinds
-        key = (node.op, len(node.inputs), len(node.outputs), *attrs, *kinds)
-        if is_plain and key in sound:
+        attrs, inputs = node.attrs, node.inputs
+        key: list[Any] = [node.op, len(inputs), len(node.outputs), *attrs]
+        for x in attrs.values():
+            # Of lists, the elements have kinds.
+            if isinstance(x, list | tuple):
+                key.append(frozenset(map(type, x)))
+            else:
+                key.append(type(x))
+        if None in inputs:
+            key += [i for i, value in enumerate(inputs) if value is None]
+        if (judged := tuple(key)) in sound:
             continue
         schema = find_schema(node.op.name, node.op.domain, node.op.version)
         faults: list[str] = []
@@ -310,8 +319,8 @@ def check_schemas(nodes: Iterable[Node]) -> None:
             own = [name for name in attrs if name in schema.attributes]
             faults = list(schema.node_faults(node, own))
             problems.add(*[f"{node.label} {fault}" for fault in faults])
-        if is_plain and not faults:
-            sound.add(key)
+        if not faults:
+            sound.add(judged)
     problems.raise_any()
 
 

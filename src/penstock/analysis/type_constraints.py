@@ -165,25 +165,28 @@ def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
         if type_ is None or last < 0:
             continue
         port = schema.inputs[min(i, last)]
+        variable = port.variable
         if not port.takes(type_) and not _allowed_before(op, "inputs", i, type_):
             faults.append(
                 f"reads {type_} as input {i} ({port.name}), for which {schema} takes "
                 f"{_listed(port.types)}; insert a Cast, or correct the type"
             )
-        elif port.variable:
-            name, other = bound.setdefault(port.variable, (port.name, type_))
+        elif variable:
+            name, other = bound.setdefault(variable, (port.name, type_))
             if other != type_:
                 faults.append(
                     f"reads {other} as {name} and {type_} as input {i} ({port.name}), which must "
-                    f"be of one type, {port.variable} of {schema}; insert a Cast"
+                    f"be of one type, {variable} of {schema}; insert a Cast"
                 )
     last = len(schema.outputs) - 1
     if last < 0:
         return faults, (None,) * outputs
-    ports = [schema.outputs[min(i, last)] for i in range(outputs)]
-    single = [next(iter(port.types)) if len(port.types) == 1 else None for port in ports]
-    pairs = zip(ports, single, strict=True)
-    return faults, tuple(bound.get(port.variable, ("", only))[1] for port, only in pairs)
+    names: list[TypeName] = []
+    for i in range(outputs):
+        port = schema.outputs[min(i, last)]
+        only = next(iter(port.types)) if len(port.types) == 1 else None
+        names.append(bound.get(port.variable, ("", only))[1])
+    return faults, tuple(names)
 
 
 def _listed(types: frozenset[str]) -> str:
@@ -194,21 +197,42 @@ def _listed(types: frozenset[str]) -> str:
 # Models.
 
 
+class _ValueTypes(dict["Value | None", TypeName]):
+    """The types of values, by these; None stands for an input that is left out. Those of constants
+    and of inputs of graphs are found when they are first asked for."""
+
+    def __init__(self, fed: Mapping[str, TypeName]) -> None:
+        super().__init__({None: None})
+        self._fed = fed
+
+    def __missing__(self, value: Value | None) -> TypeName:
+        assert value is not None
+        type_: Any = value.type
+        if value.name in self._fed and not value.is_constant:
+            name = self._fed[value.name]
+        elif type_.__class__ is TensorType and type_.dtype is not None:  # as of most
+            name = _ELEMENTS.get(dtype_name(type_.dtype))
+        else:
+            name = name_of(type_)
+        self[value] = name
+        return name
+
+
 class _Checker:
     """The types of the values of one model, and the problems with them."""
 
     def __init__(self, fed: Mapping[str, TypeName]) -> None:
         self.problems = ProblemList()
         self._fed = fed
-        self._types: dict[Value | None, TypeName] = {None: None}  # an input may be left out
+        self._types = _ValueTypes(fed)
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}  # most nodes of a model are alike
 
     def check(self, graph: Graph) -> None:
         """Check all nodes of ``graph``, and of the graphs in it."""
-        types, outcomes, of = self._types, self._outcomes, self._of
+        types, outcomes = self._types, self._outcomes
         for node in with_checkpoints(graph.nodes):
             outputs = node.outputs
-            inputs = [types[v] if v in types else of(v) for v in node.inputs]
+            inputs = [*map(types.__getitem__, node.inputs)]
             key = (node.op, len(outputs), *inputs)
             outcome = outcomes.get(key)
             if outcome is None:
@@ -227,14 +251,6 @@ class _Checker:
             if self._fed:
                 fed = [v for v in outputs if v is not None and v.name in self._fed]
                 types.update((v, self._fed[v.name]) for v in fed)
-
-    def _of(self, value: Any) -> TypeName:
-        """The type of a constant or of an input of the graph."""
-        if value.is_constant:
-            return name_of(value.type)
-        name = self._fed[value.name] if value.name in self._fed else name_of(value.type)
-        self._types[value] = name
-        return name
 
     def _report(self, node: Node, faults: Sequence[str]) -> None:
         self.problems.add(*[f"{node.op.name} ({node.label}) {fault}" for fault in faults])
@@ -277,7 +293,7 @@ class _Checker:
             for branch in branches:
                 self.check(branch)
             for a, b in zip(*[branch.outputs for branch in branches], strict=True):
-                yield self._same(node, a, self._result(a), self._result(b), "the other branch")
+                yield self._same(node, a, self._types[a], self._types[b], "the other branch")
             return
         body: Graph = node.attrs["body"]
         if role is Role.LOOP:
@@ -288,15 +304,12 @@ class _Checker:
         self.check(body)
         if role is Role.LOOP:
             condition = body.outputs[0]
-            self._same(node, condition, self._result(condition), "tensor(bool)", "a condition")
+            self._same(node, condition, self._types[condition], "tensor(bool)", "a condition")
         entering, leaving = loop_carried(node)
         for value, before in zip(body.outputs[leaving], inputs[entering], strict=True):
-            yield self._same(node, value, self._result(value), before, "the iteration before")
-        for name in map(self._result, body.outputs[leaving.stop :]):
+            yield self._same(node, value, self._types[value], before, "the iteration before")
+        for name in map(self._types.__getitem__, body.outputs[leaving.stop :]):
             yield f"seq({name})" if name and role is Role.SEQUENCE_MAP else name
-
-    def _result(self, value: Value) -> TypeName:
-        return self._types[value] if value in self._types else self._of(value)
 
     def _same(self, node: Node, value: Value, a: TypeName, b: TypeName, other: str) -> TypeName:
         """The type of a value that a graph of ``node`` gives, and of what must have the same; one

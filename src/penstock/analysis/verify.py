@@ -11,7 +11,7 @@ Rules of a format (schemas, opsets, existing functions) are checked by its front
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, repeat
+from itertools import repeat
 from math import prod
 
 import numpy as np
@@ -28,7 +28,6 @@ from penstock.core.types import (
     TensorType,
     Type,
     accepts,
-    constant_type,
     dtypes,
     is_dtype,
     type_of,
@@ -59,8 +58,9 @@ def verify(
         )
     index = _Index(model, limits, partial)
     problems = ProblemList()
-    for problem in chain.from_iterable(check(index) for check in _CHECKS):
-        problems.add(problem)
+    for check in _CHECKS:
+        for problem in check(index):
+            problems.add(problem)
     problems.raise_any()
     return index.orders  # the last check has filled it
 
@@ -95,6 +95,8 @@ class _Index:
         # An ordered set: problems are reported in the order of the file.
         self.constants: dict[Value, None] = {}
         self.orders: dict[Graph, list[Node]] = {}
+        # Each node with its scope and the index of that.
+        self.nodes: list[tuple[int, _Scope, Node]] = []
         for i, scope in enumerate(self.scopes):
             read: list[Value | None] = [*scope.graph.outputs]
             made: list[Value | None] = [*scope.graph.inputs]
@@ -103,6 +105,7 @@ class _Index:
                 self.home.setdefault(node, i)
                 made += node.outputs
                 read += node.inputs
+            self.nodes += zip(repeat(i), repeat(scope), scope.graph.nodes)
             scope.values += filter(None, made)
             for value in scope.values:
                 self.defined.setdefault(value, i)
@@ -116,15 +119,6 @@ class _Index:
         while inner > outer:  # a scope stands behind those around it
             inner = self.scopes[inner].parent
         return inner == outer
-
-    def nodes(self) -> Iterator[tuple[int, _Scope, Node]]:
-        """Each node with its scope and the index of that."""
-        return chain.from_iterable(
-            [
-                zip(repeat(i), repeat(scope), with_checkpoints(scope.graph.nodes))
-                for i, scope in enumerate(self.scopes)
-            ]
-        )
 
 
 def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
@@ -180,7 +174,7 @@ Check = Callable[[_Index], Iterator[str]]
 def _check_repeated_nodes(index: _Index) -> Iterator[str]:
     """A node is listed once."""
     seen: set[Node] = set()
-    for _, scope, node in index.nodes():
+    for _, scope, node in with_checkpoints(index.nodes):
         if node in seen:
             yield f"{node.label} is listed again in {scope}; a node runs once: make a copy of it"
         seen.add(node)
@@ -188,7 +182,7 @@ def _check_repeated_nodes(index: _Index) -> Iterator[str]:
 
 def _check_graph_lists(index: _Index) -> Iterator[str]:
     """A graph is an attribute, not in a list, so that walks over nested graphs find it."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         for name, attribute in node.attrs.items():
             # The lists of a forest are long: their types are collected without a loop in Python.
             if isinstance(attribute, list | tuple) and Graph in {*map(type, attribute)}:
@@ -217,7 +211,7 @@ def _check_graph_inputs(index: _Index) -> Iterator[str]:
 
 def _check_node_outputs(index: _Index) -> Iterator[str]:
     """Each value has one producer, to which it refers."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         outputs = node.outputs
         if not outputs and node.op.pure and not (index.partial and node.graphs):
             yield f"{node.label} ({node.op.name}) has no outputs; give it one, or remove it"
@@ -267,7 +261,7 @@ def _check_names(index: _Index) -> Iterator[str]:
 def _check_reads(index: _Index) -> Iterator[str]:
     """A value that is read is a constant, or defined in the graph or in a graph around it."""
     plain = {value for value in index.constants if value.producer is None}
-    for i, _, node in index.nodes():
+    for i, _, node in with_checkpoints(index.nodes):
         for value in filter(None, node.inputs):
             # Most are constants, or of the graph itself.
             if value in plain or (index.defined.get(value) == i and value not in index.constants):
@@ -310,7 +304,7 @@ def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
 
 def _check_control_inputs(index: _Index) -> Iterator[str]:
     """Control inputs and targets are nodes of the same graph."""
-    for i, scope, node in index.nodes():
+    for i, scope, node in with_checkpoints(index.nodes):
         for other in node.control_inputs:
             if index.home.get(other) != i:
                 yield (
@@ -368,7 +362,7 @@ def _scan_states(node: Node) -> int:
 
 def _check_control_flow(index: _Index) -> Iterator[str]:
     """Inputs and outputs of a node's graphs fit the node."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         if node.op.role not in _CONTROL_FLOW:
             continue
         of_node, of_graphs = _CONTROL_FLOW[node.op.role]
@@ -392,7 +386,7 @@ def _counts(whole: Node | Graph) -> str:
 
 def _check_scan_lists(index: _Index) -> Iterator[str]:
     """Attributes of a Scan that are lists have an integer for each sequence."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         if node.op.role is not Role.SCAN:
             continue
         for side, values in (("input", node.inputs), ("output", node.outputs)):
@@ -413,7 +407,7 @@ def _check_scan_lists(index: _Index) -> Iterator[str]:
 def _check_primitives(index: _Index) -> Iterator[str]:
     """Nodes of operations with a fixed arity have it, and an Enter has its attributes. Frames are
     checked in ``analysis.frames``, only for the nodes that a run needs."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         arity = node.op.arity
         if arity is None:
             continue
@@ -435,7 +429,7 @@ def _check_primitives(index: _Index) -> Iterator[str]:
 
 def _check_calls(index: _Index) -> Iterator[str]:
     """A call names a function of the model and has its number of inputs and outputs."""
-    for _, _, node in index.nodes():
+    for _, _, node in with_checkpoints(index.nodes):
         if node.op.role is not Role.CALL or index.partial:
             continue
         name = node.attrs.get("function")
@@ -535,11 +529,11 @@ def _check_constants(index: _Index) -> Iterator[str]:
                 f"constant {value.name!r} is declared {declared} but holds {type_of(array)}; "
                 "its contents must fit its type"
             )
-        elif declared.data is not None:
-            contents = constant_type(array).data
-            if contents is not None and contents != declared.data:
+        elif declared.data is not None and array.dtype.kind in "iu":
+            contents = array.reshape(-1).tolist()
+            if contents != [*declared.data]:
                 yield (
-                    f"constant {value.name!r} holds {list(contents)}, but its type says "
+                    f"constant {value.name!r} holds {contents}, but its type says "
                     f"{list(declared.data)}; its contents must fit its type"
                 )
         if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
@@ -554,7 +548,7 @@ def _bytes_of_attributes(index: _Index) -> int:
     once, and without repetition by strides of 0."""
     arrays = {
         id(attribute): attribute
-        for _, _, node in index.nodes()
+        for _, _, node in with_checkpoints(index.nodes)
         for attribute in node.attrs.values()
         if isinstance(attribute, np.ndarray)
     }

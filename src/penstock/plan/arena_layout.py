@@ -109,8 +109,9 @@ def restored_arena(plan: Plan, saved: SavedArena) -> ArenaPlan | None:
     position = {step: i for i, step in enumerate(saved.order)}
     if len(saved.order) != dag.n or position.keys() != set(range(dag.n)):
         return None
-    if any(position[a] > position[b] for a in range(dag.n) for b in dag.succ[a]):
-        return None
+    for step, followers in enumerate(dag.succ):
+        if followers and min(map(position.__getitem__, followers)) < position[step]:
+            return None
     # Buffers are not saved: they follow from the order, and depend on the kernels of this plan,
     # which may work in place where those of the saved plan did not.
     buffers = assign_buffers(plan, Intervals(plan, saved.order))

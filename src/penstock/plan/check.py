@@ -294,9 +294,12 @@ class _Run:
         """The arena slots that may hold the values of these slots, with the numbers of their
         writes.
         """
-        roots = {r for i in slots if i >= 0 for r in self.places.roots(i)}
-        written = self.memory.written
-        return tuple([(root, written[root]) for root in roots if root in written])
+        written, held = self.memory.written, {}
+        for i in slots:
+            for root in self.places.roots(i) if i >= 0 else ():
+                if root in written:
+                    held[root] = written[root]
+        return tuple(held.items())
 
     def define(self, i: int, held: _Held) -> None:
         """Assign a value to a slot outside of the arena."""

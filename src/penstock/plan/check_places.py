@@ -141,7 +141,8 @@ def _extent(slot: Slot) -> tuple[int, int]:
     assert isinstance(type_, TensorType)
     if not slot.strides or not nbytes:
         return 0, nbytes
-    require(len(slot.strides) == len(type_.dims), "{} needs one stride per dim", slot)
+    if len(slot.strides) != len(type_.dims):
+        require(False, "{} needs one stride per dim", slot)
     low, high = 0, nbytes // type_.elements
     for n, stride in zip(type_.dims, slot.strides, strict=True):
         if stride < 0:
@@ -158,11 +159,12 @@ def order_of_dims(slot: Slot) -> list[int] | None:
     if not isinstance(type_, TensorType) or len(strides) != len(type_.dims):
         return None
     dims = type_.dims
-    long = [k for k, n in enumerate(dims) if n != 1]
-    order = sorted(long, key=strides.__getitem__, reverse=True)
+    order: list[int] = []
     stride = type_.nbytes // max(type_.elements, 1)
-    for k in reversed(order):
-        if strides[k] != stride and type_.nbytes:
-            return None
-        stride *= dims[k]
+    for k in sorted(range(len(dims)), key=strides.__getitem__, reverse=True)[::-1]:
+        if dims[k] != 1:
+            if strides[k] != stride and type_.nbytes:
+                return None
+            stride *= dims[k]
+            order.insert(0, k)
     return order
