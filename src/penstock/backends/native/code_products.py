@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.backends.native import part_ns
-from penstock.backends.native.elementwise import bounds_of
+from penstock.backends.native.bounds import bounds_of
 from penstock.backends.native.image_convolution import axis_words, of_any_strides
 from penstock.backends.native.integer_panels import IntegerPanels, integer_panels, panel_types
 from penstock.backends.native.kernel import WORKSPACE, NativeCall, Site, Tensor

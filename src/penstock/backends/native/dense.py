@@ -8,7 +8,7 @@ compile time, x is written as pairs to workspace first.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from penstock.backends.native import (
     rows_ns,
     str_,
 )
-from penstock.backends.native.elementwise import bounds_of, program_behind
+from penstock.backends.native.bounds import bounds_of
 from penstock.backends.native.kernel import (
     ROUNDED,
     WORKSPACE,
@@ -88,6 +88,8 @@ def dense_call(site: Site) -> NativeCall | None:
     words = NO_PROGRAM
     program_ns, count = 0.0, len(parts(site.node))
     if layer.first < count:
+        from penstock.backends.native.elementwise import program_behind
+
         try:
             program = program_behind(site, layer.first)(site.output().dims[-1], None)
         except UnsupportedError:
@@ -105,12 +107,7 @@ def dense_call(site: Site) -> NativeCall | None:
     if layer.bias is not None:
         bias = np.zeros(panels * PANEL, FLOAT32)
         bias[:columns] = layer.bias
-    # Reading the matrix and multiplying overlap; the slower of the two counts.
-    multiplied, read = (
-        Workload("dense", flops=2 * block),
-        Workload("dense", weights=FLOAT32.itemsize),
-    )
-    element_ns = max(part_ns(multiplied), part_ns(read))
+    element_ns = _element_ns(block)
     items = math.ceil(rows / block) * panels
     pairs = WORKSPACE if site.rounds else None
     # A single row has a separate loop with another summation order.
@@ -184,6 +181,14 @@ def product_of_any_shape(site: Site) -> AnyShapeCall | None:
     return (site.library.functions.product, site.weights(1) is not None) if is_real else None
 
 
+@cache
+def _element_ns(rows: int) -> float:
+    """Return the time of an element of the matrix, for at most ``BLOCK`` rows: reading it and
+    multiplying overlap, and the slower of the two counts."""
+    multiplied = part_ns(Workload("dense", flops=2 * rows))
+    return max(multiplied, part_ns(Workload("dense", weights=FLOAT32.itemsize)))
+
+
 def padded(columns: int) -> int:
     """Round a number of columns up to whole vectors."""
     return math.ceil(columns / GRAIN) * GRAIN
@@ -217,14 +222,17 @@ def _dims(node: Node) -> _Dims | None:
 def _layer(site: Site) -> _Layer | None:
     """Return the dense layer that a node computes, or None if no kernel is available for it."""
     node = site.node
-    product, *others = parts(node)
+    every = parts(node)
+    product, *others = every
     inputs = node.attrs["region"].inputs if is_fused(node) else node.inputs
     place: dict[Value | None, int] = {value: i for i, value in enumerate(inputs)}
     result, output = product.outputs[0], site.output()
     bias, addend, first = None, None, 1
     columns = output.dims[-1]
-    if any(part.outputs[0] is None or part.outputs[0].type != output for part in parts(node)):
-        return None
+    for part in every:
+        value = part.outputs[0]
+        if value is None or (value.type is not output and value.type != output):
+            return None
 
     def term(value: Value | None, factor: float = 1.0) -> bool:
         """Add a tensor to the sums; return whether that is supported."""
@@ -249,16 +257,18 @@ def _layer(site: Site) -> _Layer | None:
     if third is not None and factor and not term(third, factor):
         return None
     for part in others:
-        added = [value for value in part.inputs if value is not result]
         # Any other operation and those after it are left to the program, which takes any terms.
-        if part.op.name != "Add" or len(added) != 1 or not term(added[0]):
+        if part.op.name != "Add":
+            break
+        added = [value for value in part.inputs if value is not result]
+        if len(added) != 1 or not term(added[0]):
             break
         result, first = part.outputs[0], first + 1
     transposed = bool(product.attrs.get("transB", 0))
     x, w = place[product.inputs[0]], place[product.inputs[1]]
-    bounds = bounds_of(site, place, parts(node)[first:])
+    bounds = bounds_of(site, place, every[first:])
     low, high = bounds or (-math.inf, math.inf)
-    return _Layer(x, w, transposed, bias, addend, low, high, len(parts(node)) if bounds else first)
+    return _Layer(x, w, transposed, bias, addend, low, high, len(every) if bounds else first)
 
 
 def _panels(w: ConstantRef, transposed: bool, rounds: bool) -> Reordered:

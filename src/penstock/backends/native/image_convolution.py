@@ -10,6 +10,7 @@ from itertools import accumulate, product
 import numpy as np
 
 from penstock.backends.native import LANES, blocks_of_rows, family, fused_with, part_ns
+from penstock.backends.native.bounds import bounds_of, scalar_operand
 from penstock.backends.native.dense import (
     BLOCK,
     GRAIN,
@@ -20,12 +21,6 @@ from penstock.backends.native.dense import (
     padded,
     pairs_of,
     unpacked_panels,
-)
-from penstock.backends.native.elementwise import (
-    additions_of,
-    bounds_of,
-    program_behind,
-    scalar_operand,
 )
 from penstock.backends.native.kernel import (
     WORKSPACE,
@@ -106,7 +101,11 @@ def image_workload(node: Node) -> Workload | None:
     added = 0.0
     for part in others:
         # Count programs only: other epilogues cost almost nothing when sums are written.
-        additions = 0.0 if part.op.name in _FOLLOWERS else additions_of(part)
+        if part.op.name in _FOLLOWERS:
+            continue
+        from penstock.backends.native.elementwise import additions_of
+
+        additions = additions_of(part)
         if additions is None:
             return None
         added += additions
@@ -771,7 +770,12 @@ def of_any_strides(
     # Weights and bias given at run time, and other operands of kernels without programs.
     dense = {t.index for t in tensors if t.own_order or (first is None and t.index not in images)}
     # A single cell of the closure, as the garbage collector traverses each.
-    programs = first is not None, program_behind(site, first) if first else None
+    behind = None
+    if first:
+        from penstock.backends.native.elementwise import program_behind
+
+        behind = program_behind(site, first)
+    programs = first is not None, behind
 
     def restrided(strides: Sequence[tuple[int, ...] | None]) -> NativeCall:
         if any(strides[i] for i in dense):

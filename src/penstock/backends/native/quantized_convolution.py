@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from penstock.backends.native import family, fused_with, part_ns
+from penstock.backends.native.bounds import bounds_of
 from penstock.backends.native.code_products import (
     CHUNK,
     MOST_TAPS,
@@ -29,7 +30,6 @@ from penstock.backends.native.code_products import (
     scaled_sums,
     site_inputs,
 )
-from penstock.backends.native.elementwise import bounds_of
 from penstock.backends.native.image_convolution import axis_words, of_any_strides
 from penstock.backends.native.kernel import NativeCall, Site, Tensor
 from penstock.core.records import NamedTuple
