@@ -123,7 +123,7 @@ def counted(source: Any, feeds: Mapping[str, Any]) -> tuple[dict[str, int], Call
     """The figures of ``COLUMNS`` for a model that is loaded and run once, and its calls."""
     import penstock as ps
     from penstock.analysis.type_inference import node_types
-    from penstock.backends.dynamic_shapes import estimates
+    from penstock.backends.specializing import estimates
     from penstock.core import records
     from penstock.ir.contract import checked_kernel
 

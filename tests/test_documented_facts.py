@@ -48,7 +48,7 @@ NUMBERS = [  # page, sentence with the number, its unit, and the constant
     ("guarantees.md", r"at most (\d+) MiB in the process", M, "host.malloc.MOST_KEPT"),
     ("guarantees.md", r"arrays of more than (\d+) KiB", K, "artifact.container._LARGE"),
     ("guarantees.md", r"a node keeps (\d+) of them", 1, "backends.dynamic_shapes._MOST_KERNELS"),
-    ("guarantees.md", r"a session (\d+) MiB for each", M, "backends.dynamic_shapes._MOST_BYTES"),
+    ("guarantees.md", r"a session (\d+) MiB for each", M, "backends.specializing._MOST_BYTES"),
     ("guarantees.md", r"each of the first (\d+) faults", 1, "core.errors.MAX_PROBLEMS"),
     ("guarantees.md", r"the text lists the first (\d+)", 1, "core.errors.MAX_PROBLEMS"),
     ("guarantees.md", r"the verifier stop at ([\d,]+) faults", 1, "core.errors.MOST_COUNTED"),

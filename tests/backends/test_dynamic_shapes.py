@@ -14,9 +14,10 @@ from onnx import numpy_helper
 
 import penstock as ps
 from penstock.backends import dynamic_shapes
-from penstock.backends.dynamic_shapes import KernelCache, SpecializingBackend
+from penstock.backends.dynamic_shapes import KernelCache
 from penstock.backends.native.backend import NativeBackend
 from penstock.backends.numpy import NumpyBackend
+from penstock.backends.specializing import SpecializingBackend
 from penstock.core.types import FLOAT32, TensorType, Type
 from penstock.host.native import library
 from penstock.ir.graph import Node, Value
@@ -231,7 +232,7 @@ def test_kernels_are_counted_once_many_were_added(monkeypatch):
     backend = Specialized()
     kernel = backend.kernel(node, types)
     for _ in range(90):
-        backend.make_room()
+        backend.caches.make_room(backend.most_bytes)
     assert kernel is not None and len(counted) == 2
 
 
@@ -240,7 +241,7 @@ def test_free_memory_is_given_back_once_kernels_took_much(monkeypatch):
     monkeypatch.setattr(dynamic_shapes, "give_back_memory", lambda: given.append(True))
     backend = Specialized()
     for _ in range(400):
-        backend.make_room()
+        backend.caches.make_room(backend.most_bytes)
     assert len(given) == 2
 
 
@@ -341,7 +342,7 @@ def test_results_without_elements_need_no_kernel(made):
     kernel, w = backend.kernel(node, types), node.inputs[1].const
     results = [kernel(draw(0, 32), w) for _ in range(3)]
     assert [(y.shape, y.dtype) for y in results] == [((0, 16), FLOAT32)] * 3
-    (cache,) = backend._caches.values()
+    (cache,) = backend.caches._caches.values()
     assert list(cache.kernels) == [(0, 32)] and cache.kernels[(0, 32)] is not cache._plain
     assert not made
 
@@ -353,7 +354,7 @@ def test_loops_in_python_are_replaced_at_once():
     values = [Value("boxes", boxes), Value("scores", scores), most]
     node = Node(find("NonMaxSuppression"), values, [Value("y")])
     kernel = backend.kernel(node, [value.type for value in node.inputs])
-    (cache,) = backend._caches.values()
+    (cache,) = backend.caches._caches.values()
     x = np.array([[[0, 0, 1, 1], [5, 5, 6, 6]]], np.float32)
     chosen = kernel(x, np.array([[[0.5, 0.7]]], np.float32), most.const)
     np.testing.assert_array_equal(chosen, [[0, 0, 1], [0, 0, 0]])

@@ -17,11 +17,10 @@ the kernel looks at these contents as well.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -37,11 +36,10 @@ from penstock.ops.work_estimate import flops
 
 Tensors: TypeAlias = Sequence[TensorType | None]
 
-# Kernels of one node that are kept, bytes of all those of a backend, and bytes of one beside its
-# code; shapes of one node that are waited for.
+# Kernels of one node that are kept, and bytes of one beside its code; shapes of one node that are
+# waited for.
 _MOST_KERNELS = 128
 _MOST_AWAITED = 256
-_MOST_BYTES = 64 << 20
 _KERNEL_BYTES = 6 << 10
 # Kernels after which all are counted, since that takes longer than making one, and after which the
 # pages that are free between them are given back: malloc gives back those at its end by itself.
@@ -59,65 +57,63 @@ _NOMINAL_DIM, _NOMINAL_LENGTH, _NOMINAL_RANK = 32, 4, 2
 _NUMPY = NumpyBackend()
 
 
-class SpecializingBackend(HostBackend, Backend):
-    """A base class of backends whose kernels are made for known shapes (``static_kernel``). Of a
-    node with unknown dims the kernel is chosen in each run, among these and NumPy's. To make a
-    kernel takes about ``making_s`` seconds, and a call that is not bound to memory ``unbound_s``
-    more than one that is, a look at the shapes included. Kernels made in runs take ``most_bytes``
-    at most. A ``reproducible`` one leaves nothing to NumPy that it has a kernel for."""
+class Specializing(Backend, Protocol):
+    """A ``SpecializingBackend``."""
 
     making_s: float
-    unbound_s: float
-    most_bytes = _MOST_BYTES
-    reproducible = False
+    reproducible: bool
+    most_bytes: int
+
+    @property
+    def caches(self) -> KernelCaches: ...
+    def supports(self, node: Node) -> bool: ...
+    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None: ...
+
+
+def kernel_of_unknown_shapes(
+    backend: Specializing, node: Node, types: Sequence[Type | None]
+) -> Kernel | None:
+    """The kernel of a node with unknown dims, which looks at the shapes in each run; None if the
+    backend has none for plausible ones."""
+    tensors = _tensors(types)
+    if tensors is None:  # sequences and the like, of which kernels know no shapes anyway
+        return backend.static_kernel(node, types)
+    for plausible_node, contents in _guessed_nodes(node, tensors):
+        if backend.supports(plausible_node):
+            pays = _gain(backend, plausible_node) >= backend.making_s
+            cache = KernelCache(backend, node, tensors, contents, pays)
+            backend.caches.add(cache)
+            shapes = RuntimeShapes(cache.nbytes, flops(plausible_node))
+            packed = PackedConstants(tuple(cache.weights))
+            return Kernel(cache.function(), packed=packed, shapes=shapes)
+    return None
+
+
+def _gain(backend: Specializing, node: Node) -> float:
+    """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
+    return late_estimate(_NUMPY, node) - late_estimate(backend, node)
+
+
+class KernelCaches:
+    """The caches of the nodes of one backend, as long as their functions hold them: dropped plans
+    leave none."""
 
     def __init__(self) -> None:
         self._caches: WeakValueDictionary[int, KernelCache] = WeakValueDictionary()
         self._made = count(1)
 
-    @abstractmethod
-    def static_kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        """As ``kernel``; None where dims are unknown that the kernel would have to know."""
+    def add(self, cache: KernelCache) -> None:
+        self._caches[id(cache)] = cache
 
-    def supports(self, node: Node) -> bool:
-        """Whether there is a ``static_kernel`` of a node of known shapes, as far as that is known
-        without making the kernel."""
-        return self.static_kernel(node, _types(node.inputs)) is not None
-
-    def kernel(self, node: Node, types: Sequence[Type | None]) -> Kernel | None:
-        tensors = _tensors(types)
-        if tensors is None:  # sequences and the like, of which kernels know no shapes anyway
-            return self.static_kernel(node, types)
-        if _are_static(tensors):
-            kernel = self.static_kernel(node, types)
-            if kernel is not None or _are_static(_types(node.outputs)):
-                return kernel
-        for guess, contents in _guessed_nodes(node, tensors):
-            if self.supports(guess):
-                pays = self.gain(guess) >= self.making_s
-                cache = KernelCache(self, node, tensors, contents, pays)
-                self._caches[id(cache)] = cache  # held by the function: dropped plans leave none
-                shapes = RuntimeShapes(cache.nbytes, flops(guess))
-                packed = PackedConstants(tuple(cache.weights))
-                return Kernel(cache.function(), packed=packed, shapes=shapes)
-        return None
-
-    def unbound_cost(self, node: Node) -> float:
-        return self.unbound_s
-
-    def gain(self, node: Node) -> float:
-        """The seconds that a call takes less than NumPy's, for a node with the shapes of a run."""
-        return _late_estimate(_NUMPY, node) - _late_estimate(self, node)
-
-    def make_room(self) -> None:
+    def make_room(self, most_bytes: int) -> None:
         """Count a kernel that was made, and now and then drop some, of the fullest caches first,
-        down to the limit on the bytes of all."""
+        down to ``most_bytes`` of all."""
         made = next(self._made)
         if made % _LOOK_EVERY == 0:
             # References do not change while a collection drops caches.
             caches = [reference() for reference in self._caches.valuerefs()]
             held = {cache: cache.nbytes() for cache in caches if cache is not None}
-            while sum(held.values()) > self.most_bytes:
+            while sum(held.values()) > most_bytes:
                 fullest = max(held, key=lambda cache: held[cache])
                 fullest.drop((len(fullest.kernels) + 1) // 2)
                 held[fullest] = fullest.nbytes()
@@ -140,12 +136,7 @@ class KernelCache:
     )
 
     def __init__(
-        self,
-        backend: SpecializingBackend,
-        node: Node,
-        types: Tensors,
-        contents: Sequence[int],
-        pays: bool,
+        self, backend: Specializing, node: Node, types: Tensors, contents: Sequence[int], pays: bool
     ) -> None:
         self.backend, self.node, self.types = backend, node, types
         self.contents, self.pays = contents, pays
@@ -252,7 +243,7 @@ class KernelCache:
         if empty and (results := _empty_results(node)):
             self.kernels[key] = results
             return results
-        gain = self.backend.gain(node)
+        gain = _gain(self.backend, node)
         if may_wait and calls is None and 0 < gain < self.backend.making_s:
             self._estimate = size, int(self.backend.making_s / gain)
             self._await(key, self._estimate[1])
@@ -269,7 +260,7 @@ class KernelCache:
         function = self.plain if kernel is None else self._weighted(kernel)
         self.kernels[key] = function
         self.drop(max(len(self.kernels) - _MOST_KERNELS, 0))
-        self.backend.make_room()
+        self.backend.caches.make_room(self.backend.most_bytes)
         return function
 
 
@@ -284,32 +275,15 @@ def _empty_results(node: Node) -> Callable[..., RunValue] | None:
     return lambda *inputs: tuple([np.empty(*of) for of in made])
 
 
-def plausible(node: Node) -> Node:
-    """The node with plausible dims in place of unknown ones, for estimates; the node itself if all
-    are known, or no guess fits the operation."""
-    for value in (*node.inputs, *node.outputs):  # a loop: this is asked for each estimate
-        type_ = None if value is None else value.type
-        if value is not None and not (isinstance(type_, TensorType) and type_.static):
-            break
-    else:
-        return node
+def guess(node: Node) -> Node:
+    """The node with plausible dims in place of unknown ones; the node itself if no guess fits the
+    operation."""
     tensors = _tensors(_types(node.inputs))
-    guesses = [] if tensors is None else [guess for guess, _ in _guessed_nodes(node, tensors)]
-    return next((guess for guess in guesses if _are_static(_types(guess.outputs))), node)
+    guesses = [] if tensors is None else [guessed for guessed, _ in _guessed_nodes(node, tensors)]
+    return next((guessed for guessed in guesses if _are_static(_types(guessed.outputs))), node)
 
 
-def estimates(backends: Sequence[Backend], node: Node) -> list[float]:
-    """The seconds of a node on each backend, with plausible dims in place of unknown ones."""
-    guess = plausible(node)
-    if guess is not node:
-        return [_late_estimate(backend, guess) for backend in backends]
-    seconds = []
-    for backend in backends:  # mostly one
-        seconds.append(backend.seconds(node))  # noqa: PERF401
-    return seconds
-
-
-def _late_estimate(backend: Backend, node: Node) -> float:
+def late_estimate(backend: Backend, node: Node) -> float:
     """The seconds of a node with the shapes of a run, which its kernel has to look at."""
     late = backend.unbound_cost(node) if isinstance(backend, HostBackend) else 0.0
     return backend.seconds(node) + late
@@ -321,12 +295,12 @@ def _guessed_nodes(node: Node, types: Tensors) -> Iterator[tuple[Node, list[int]
     small = [i for i, value in enumerate(node.inputs) if _is_small(value)]
     for contents in [[], small] if small else [[]]:
         if contents or not _are_static(types):
-            for guess in _guesses(types):
+            for guessed in _guesses(types):
                 ones = {
-                    i: np.ones(t.dims, t.dtype) for i, t in guess.items() if t and i in contents
+                    i: np.ones(t.dims, t.dtype) for i, t in guessed.items() if t and i in contents
                 }
                 with suppress(ShapeError):
-                    yield _typed(node, [*guess.values()], ones), contents
+                    yield _typed(node, [*guessed.values()], ones), contents
                     break
 
 
@@ -368,10 +342,12 @@ def _typed(node: Node, types: Sequence[Type | None], known: Mapping[int, np.ndar
     that follow. Raises ``ShapeError`` for types that the operation does not take."""
     inputs: list[Value | None] = []
     for i, v in enumerate(node.inputs):
-        if v is None or (v.is_constant and i not in known):
+        if v is not None and i in known:
+            inputs.append(Value(v.name, const=known[i]))  # whose type has its contents
+        elif v is None or v.is_constant:
             inputs.append(v)  # itself: kernels of all shapes share what they make of its contents
         else:
-            inputs.append(Value(v.name, types[i] or ANY, const=known.get(i)))
+            inputs.append(Value(v.name, types[i] or ANY))
     if not is_fused(node):
         return _inferred(node, inputs)
     region = node.attrs["region"]

@@ -78,9 +78,10 @@ def bound_sequence(
     calls = []
     for step in sequence.steps:
         assert step.kernel is not None and step.kernel.binder is not None
-        assert step.kernel.binder.compiled_call is not None
+        compiled_call = step.kernel.binder.compiled_call
+        assert compiled_call is not None
         function, arguments = bind(step)
-        native = step.kernel.binder.compiled_call(function, arguments)
+        native = compiled_call(function, arguments)
         if isinstance(function, partial) and not function.keywords:  # calling a partial takes time
             first: tuple[RunValue, ...] = function.args
             function, arguments = function.func, (*first, *arguments)

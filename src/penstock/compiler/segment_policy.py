@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from penstock.backends.base import Backend
-from penstock.backends.dynamic_shapes import plausible
+from penstock.backends.specializing import plausible
 from penstock.compiler.frame_kernels import FrameKernels
 from penstock.compiler.stages import CompileContext
 from penstock.core.records import cached_property

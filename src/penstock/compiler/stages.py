@@ -29,9 +29,9 @@ import numpy as np
 
 from penstock.analysis.sizes import check_sizes
 from penstock.backends.base import Backend, BoundsThreads, Device
-from penstock.backends.dynamic_shapes import plausible
 from penstock.backends.kernels import KernelTable
 from penstock.backends.numpy import NumpyBackend
+from penstock.backends.specializing import plausible
 from penstock.codegen.steps import ProgramForm
 from penstock.codegen.writer import Program, write_program
 from penstock.compiler.options import CompileOptions
@@ -55,7 +55,6 @@ from penstock.plan.arena_layout import (
 from penstock.plan.builder import compile_plan
 from penstock.plan.plan import Plan
 from penstock.plan.tasks import Tasks, are_asynchronous, in_one_function
-from penstock.tuning.measure import CostModel, GraphProfiler, costs_of, step_seconds
 
 if TYPE_CHECKING:
     from penstock.analysis.value_memory import ValueMemory
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from penstock.executors.task_loop import Queue
     from penstock.passes.context import Pass, Unraised
     from penstock.plan.grouping import ClusteredGrouping, Seconds
+    from penstock.tuning.measure import CostModel, GraphProfiler
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,8 @@ class CompileContext:
     @property
     def costs(self) -> CostModel:
         """The costs known without measuring."""
+        from penstock.tuning.measure import costs_of
+
         return costs_of(self.options.expert.cost_model, self.backends)
 
     @property
@@ -164,6 +166,7 @@ class CompileContext:
         if not self.options.reproducible:
             return self.costs
         from penstock.tuning.fixed_costs import FixedCosts
+        from penstock.tuning.measure import costs_of
 
         return costs_of(FixedCosts(self.backends), self.backends)
 
@@ -172,8 +175,11 @@ class CompileContext:
         """Whether costs may be measured."""
         return self.options.expert.cost_model is None and not self.options.reproducible
 
-    def seconds(self, costs: CostModel, threads: int | None) -> Seconds:
+    def seconds(self, costs: CostModel | None, threads: int | None) -> Seconds:
         """The cost of a step with ``threads`` threads for its kernel, by default all."""
+        from penstock.tuning.measure import step_seconds
+
+        assert costs is not None  # a saved order is not chosen again
         return lambda step: step_seconds(costs, step, self.by_name, threads)
 
     @cached_property
@@ -267,7 +273,8 @@ class Lowered:
     graph: Graph
     placement: Mapping[Node, Backend]
     kernels: KernelTable
-    costs: CostModel
+    costs: CostModel | None
+    """None if nothing is left to choose by costs, as the graph was saved with ``arena``"""
     profiler: GraphProfiler | None = None
     """measures what ``costs`` lack, unless the user has given these"""
     arena: SavedArena | None = None
@@ -295,7 +302,8 @@ def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
     # Other backends need not even be loaded: the plan has no step on them.
     set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
-    return Lowered(saved.graph, placed, KernelTable(), context.costs, arena=saved.arena)
+    costs = context.costs if saved.arena is None else None
+    return Lowered(saved.graph, placed, KernelTable(), costs, arena=saved.arena)
 
 
 @dataclass(frozen=True)
@@ -303,7 +311,7 @@ class Planned:
     """A plan, and the costs of its steps; and an order and places in the arena, if it was saved."""
 
     plan: Plan
-    costs: CostModel
+    costs: CostModel | None
     profiler: GraphProfiler | None = None
     arena: SavedArena | None = None
 

@@ -90,9 +90,8 @@ def _compile(
         contract = contract_of(node, source) if to_host else None
         away = not to_host and backend.memory != HOST
         return CompiledNode(transfer, backend, contract, not away, away and has_arenas(backend))
-    try:
-        kernel = table.kernel(backend, node)
-    except Exception as error:
+    kernel, error = table.answer(backend, node)
+    if error is not None:
         kernel = failing(node, error, certain, backend)
     if kernel is None:
         raise InternalError(f"{backend.name} has no kernel for {describe_node(node)}")
@@ -202,8 +201,13 @@ class _Builder:
         return index
 
     def read(self, values: Sequence[Value | None]) -> tuple[int, ...]:
-        known = self.slot_of
-        return tuple([known[v] if v in known else self.constant(v) for v in values])
+        known, slots = self.slot_of, []
+        for value in values:
+            if value in known:
+                slots.append(known[value])
+            else:
+                slots.append(self.constant(value))
+        return tuple(slots)
 
     def roots(self, index: int) -> tuple[int, ...]:
         """The arena slots whose memory the value of a slot may be in."""
@@ -237,19 +241,18 @@ class _Builder:
 
     def step(self, node: Node, compiled: CompiledNode) -> Step:
         kernel, backend, contract, *_ = compiled
-        inputs = self.inputs_of(node, compiled)
-        into = node in self.memory.orders
-        outputs = tuple(
-            [self.written(v, compiled) if into else self.allocated(v) for v in node.outputs]
-        )
+        inputs = self.read(node.inputs) if compiled.on_host else self.inputs_of(node, compiled)
+        into, outputs, are_tensors = node in self.memory.orders, [], True
+        for value in node.outputs:
+            outputs.append(self.written(value, compiled) if into else self.allocated(value))
+            are_tensors &= value is None or isinstance(value.type, TensorType)
         workspace = -1
         if into and kernel.workspace:
             # As a slot of the arena, it shares memory with values that are not live meanwhile.
             type_ = TensorType(np.dtype(np.uint8), (kernel.workspace,))
             workspace = self.add(Slot(f"{node.name}/workspace", type_, SlotKind.ARENA))
         copied: tuple[int, ...] = ()
-        tensors = [v is None or isinstance(v.type, TensorType) for v in node.outputs]
-        if False in tensors or kernel.begin is not None:
+        if not are_tensors or kernel.begin is not None:
             # A list or an optional keeps the tensors that it is made of; and an asynchronous kernel
             # may read its inputs after its run was stopped.
             copied = tuple([i for i, index in enumerate(inputs) if self.roots(index)])
@@ -257,7 +260,7 @@ class _Builder:
             node,
             kernel,
             inputs,
-            outputs,
+            tuple(outputs),
             into=into,
             workspace=workspace,
             copied=copied,
@@ -266,9 +269,10 @@ class _Builder:
         )
 
     def inputs_of(self, node: Node, compiled: CompiledNode) -> tuple[int, ...]:
-        """The slots that ``node`` reads; constants in the memory of its backend."""
+        """The slots that ``node`` reads away from the host; constants in the memory of its
+        backend."""
         inputs = self.read(node.inputs)
-        if compiled.on_host or node.op is TRANSFER:
+        if node.op is TRANSFER:
             return inputs
         work = compiled.kernel.device
         slots = list(inputs)
@@ -293,7 +297,7 @@ class _Builder:
     def view(self, node: Node, compiled: CompiledNode, certain: bool) -> Step | None:
         """A view of the arena needs no step; a view of other memory is a call during the run."""
         kernel, backend, contract, *_ = compiled
-        inputs = self.inputs_of(node, compiled)
+        inputs = self.read(node.inputs) if compiled.on_host else self.inputs_of(node, compiled)
         if node in self.memory.copied:
             return self.copying(node, compiled, inputs)
         error = self.memory.invalid.get(node)

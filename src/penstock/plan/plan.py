@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,6 +60,9 @@ from penstock.ops.work_estimate import flops
 
 if TYPE_CHECKING:
     from penstock.ir.tables import DisplayTable
+
+
+_BLOCKS = attrgetter("blocks")
 
 
 class SlotKind(enum.Enum):
@@ -102,11 +106,15 @@ class Slot:
         """The contents of a constant."""
         return None if self.constant is None else self.constant.const
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a tensor of known size."""
-        assert isinstance(self.type, TensorType)
-        return self.type.nbytes
+    if TYPE_CHECKING:
+
+        @property
+        def nbytes(self) -> int:
+            """Bytes of a tensor of known size."""
+
+    else:
+        # Asked for all slots several times: without a function of Python.
+        nbytes = property(attrgetter("type.nbytes"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +197,7 @@ class StepTable:
 
     def walk(self) -> Sequence[Step]:
         """All steps; steps of blocks follow the step that contains them."""
-        return walk(self.steps)
+        return walk(self.steps) if any(map(_BLOCKS, self.steps)) else self.steps
 
     @cached_property
     def flops_of(self) -> Mapping[Step, int]:

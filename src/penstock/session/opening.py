@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.registry import available, backends_of
+from penstock.backends.specializing import SpecializingBackend
 from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, NamedWorkers
 from penstock.core.limits import Limits

@@ -19,12 +19,12 @@ import stat
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import warn
-from penstock.core.records import NamedTuple
+from penstock.core.records import NamedTuple, cached_property
 from penstock.host.fork import shared_lock
 from penstock.host.machine import cache_folder, machine_name
 
@@ -89,7 +89,6 @@ class CostTable:
         self._is_damaged = False
         self._is_locked = False
         self._points: dict[_Group, list[tuple[int, float]]] = {}
-        self._measured: set[_Pair] | None = None
 
     def record(self, backend: str, where: NodeSignature, threads: int, seconds: float) -> None:
         """Record what a node took on ``backend``, with ``threads`` threads for a kernel. Repeated
@@ -97,11 +96,18 @@ class CostTable:
         finite."""
         self._record(_node_group(backend, where, threads), where.exact, where.bytes, seconds)
 
-    @property
-    def measured(self) -> Set[_Pair]:
+    @cached_property
+    def measured(self) -> set[_Pair]:
         """Backends and operations of which any node was measured on them."""
-        known = self._measured
-        return self._known() if known is None else known
+        with self._file_lock:
+            known: set[_Pair] | None = self.__dict__.get("measured")  # another thread's
+            if known is None:
+                known = {(backend, operation) for backend, operation in self._rows(_SELECT_PAIRS)}
+                with self._lock:
+                    known |= {(backend, operation) for backend, operation, _ in self._fresh}
+                    # Before another thread records more.
+                    self.__dict__["measured"] = known
+        return known
 
     def lookup(self, backend: str, where: NodeSignature, threads: int) -> float | None:
         """The mean seconds of nodes of just this signature; None if none was measured."""
@@ -145,18 +151,8 @@ class CostTable:
                     self._fresh = fresh
                 return
             with self._lock:  # what others have written is read again
-                self._records, self._points, self._measured, self._read = {}, {}, None, set()
-
-    def _known(self) -> set[_Pair]:
-        """The operations that there are records of."""
-        with self._file_lock:
-            known = self._measured
-            if known is None:
-                known = {(backend, operation) for backend, operation in self._rows(_SELECT_PAIRS)}
-                with self._lock:
-                    known |= {(backend, operation) for backend, operation, _ in self._fresh}
-                    self._measured = known
-        return known
+                self._records, self._points, self._read = {}, {}, set()
+                self.__dict__.pop("measured", None)
 
     def _records_of(self, group: _Group) -> _Records:
         """All records that were read; those of the operation of ``group`` on its backend are."""
@@ -199,8 +195,8 @@ class CostTable:
             for records in (self._records, self._fresh):
                 _merge(records, {group: {exact: record}})
             self._points.pop(group, None)
-            if self._measured is not None:
-                self._measured.add(group[:2])
+            if "measured" in self.__dict__:
+                self.measured.add(group[:2])
 
     def _estimate(self, group: _Group, nbytes: int) -> float | None:
         records = self._records_of(group)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 from penstock.backends.base import Backend
-from penstock.backends.dynamic_shapes import estimates
+from penstock.backends.specializing import estimates
 from penstock.ir.graph import Node
 from penstock.tuning.measure import Cost
 

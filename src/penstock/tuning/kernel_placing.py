@@ -49,9 +49,8 @@ class KernelPlacing(Placing):
             hosts = [backend for backend in among if backend.memory == HOST]
             among = sorted(hosts, key=lambda backend: backend.seconds(node))
         for backend in among:
-            try:
-                kernel = self.kernels.kernel(backend, node)
-            except Exception:  # the plan raises it, unless the node may never run
+            kernel, error = self.kernels.answer(backend, node)
+            if error is not None:  # the plan raises it, unless the node may never run
                 return None
             if kernel is not None:
                 return place or Place(backend.name, backend.memory), kernel

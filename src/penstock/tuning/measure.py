@@ -9,8 +9,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.base import Backend
-from penstock.backends.dynamic_shapes import estimates
 from penstock.backends.kernels import KernelTable
+from penstock.backends.specializing import estimates
 from penstock.core.checkpoints import report_progress
 from penstock.core.errors import PenstockError
 from penstock.core.records import NamedTuple, cached_property

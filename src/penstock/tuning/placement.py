@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from penstock.algorithms.dag import Dag
 from penstock.backends.base import Backend, Outruns, Where, group_name, is_fallback
-from penstock.backends.dynamic_shapes import estimates, plausible
-from penstock.backends.kernels import KernelTable
+from penstock.backends.kernels import NO_KERNEL, KernelTable
+from penstock.backends.specializing import estimates, plausible
 from penstock.core import capability
 from penstock.core.errors import InvalidInput, Unsupported
 from penstock.core.records import cached_property, dataclass, field
@@ -214,8 +214,7 @@ class Placement:
         return backend if backend is not None and self.kernels.accepts(backend, node) else None
 
     def _allowed(self, node: Node) -> Sequence[Backend]:
-        names = wanted(node, self.overrides) if self.overrides else ()
-        if names:
+        if self.overrides and (names := wanted(node, self.overrides)):
             by_name = {backend.name: backend for backend in self.backends}
             return [by_name[name] for name in names]
         measured = self._measured_fastest.get(node)
@@ -228,15 +227,13 @@ class Placement:
     def _cheapest(self, node: Node, among: Sequence[Backend]) -> Backend | None:
         """Return the backend with a kernel for a node that is expected to be fastest, or None;
         slower ones are not asked."""
-        for backend in self._by_cost(node, among):
-            if self.kernels.accepts(backend, node):
+        for backend in among if len(among) == 1 else self._by_cost(node, among):
+            if self.kernels.answer(backend, node) is not NO_KERNEL:
                 return backend
         return None
 
     def _by_cost(self, node: Node, among: Sequence[Backend]) -> Sequence[Backend]:
         """Backends in the order of their expected costs."""
-        if len(among) == 1:
-            return among
         seconds = measured_seconds(self.costs, node, among)
         if seconds is None:
             leading, behind = self._leading(node, among)

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.backends.native.kernel import Site
 from penstock.backends.native.models import vector_model
-from penstock.ir.graph import Contents
 from tests.support.native_kernels import LIBRARIES, check, kernel_of, node_of, pytestmark  # noqa: F401
 
 ROUNDING = {"rtol": 2e-6, "atol": 2e-6}
@@ -112,7 +111,7 @@ def test_linear_classifier_as_a_dense_layer_equals_numpy(classes, scores, count,
 def is_dense(node: Any) -> bool:
     """Whether the product of a linear model is that of a dense layer."""
     types = [None if value is None else value.type for value in (*node.inputs, *node.outputs)]
-    call = vector_model(Site(LIBRARIES[0], node, tuple(types), Contents(node.inputs)))
+    call = vector_model(Site(LIBRARIES[0], node, tuple(types), node.inputs))
     assert call is not None
     return call.kernel == "dense"
 

@@ -244,6 +244,11 @@ def family_of(node: Node) -> Family | None:
     # Products of codes begin with DequantizeLinear, and so may elementwise chains.
     if first == "DequantizeLinear" and COMPUTING.isdisjoint([n.op.full_name for n in nodes]):
         return _family(FUSED.full_name)
+    return _fused_family(first)
+
+
+@cache
+def _fused_family(first: str) -> Family | None:
     return _family(fused_with(first)) or _family(FUSED.full_name)
 
 

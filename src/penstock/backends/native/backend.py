@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from penstock.backends.dynamic_shapes import SpecializingBackend
 from penstock.backends.native import RATES, family_of
 from penstock.backends.native.kernel import (
     ROUNDED,
@@ -19,6 +18,7 @@ from penstock.backends.native.kernel import (
     open_site,
     site_of,
 )
+from penstock.backends.specializing import SpecializingBackend
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import PenstockError
 from penstock.core.records import replace
@@ -42,7 +42,10 @@ def _touches_objects(site: Site, call: NativeCall) -> bool:
     tensors = site.tensors
     if call.finish is not None:
         tensors = (*tensors[: len(site.node.inputs)], *call.finish.writes)
-    return True in [t is not None and t.dtype is not None and t.dtype.hasobject for t in tensors]
+    for type_ in tensors:  # a loop: this is asked for each kernel
+        if type_ is not None and type_.dtype is not None and type_.dtype.hasobject:
+            return True
+    return False
 
 
 def _in_any_order(node: Node) -> bool:
@@ -77,7 +80,6 @@ class NativeBackend(SpecializingBackend):
         precision: str = "float32",
         reproducible: bool = False,
     ) -> None:
-        super().__init__()
         loaded = loaded or library()
         if loaded is None:
             raise PenstockError(
@@ -96,7 +98,9 @@ class NativeBackend(SpecializingBackend):
             node = _without_rounding(node)
         family = family_of(node)
         work = None if family is None else family.work(node)
-        if work is None or work.family not in _ROUNDED or not (rounded or self._rounds(node)):
+        if work is None or work.family not in _ROUNDED:
+            return work
+        if not rounded and not (self.narrow and self._rounds(node)):
             return work
         # A pair is multiplied, and read, in the time of one float32 number.
         return work._replace(flops=work.flops / 2, weights=work.weights / 2)
@@ -117,9 +121,7 @@ class NativeBackend(SpecializingBackend):
         return bool(self.library.functions.multiplies_bfloat16)
 
     def _rounds(self, node: Node) -> bool:
-        """Whether operands of a node, if it is a suitable product, are rounded."""
-        if not self.narrow:
-            return False
+        """Whether operands of a node are rounded where they may be: if it is a suitable product."""
         first = parts(node)[0]
         x = first.inputs[0].type if first.inputs and first.inputs[0] else None
         if not isinstance(x, TensorType) or not x.static:
@@ -169,7 +171,7 @@ class NativeBackend(SpecializingBackend):
         if family is None or family.static is None:
             return None
         site = site_of(self.library, node, types, data_dependent=family.data_dependent)
-        rounds = rounded or self._rounds(node)
+        rounds = rounded or (self.narrow and self._rounds(node))
         if site is not None and (self.reproducible or rounds or exact):
             site = replace(site, rounds=rounds, ordered=self.reproducible, exact=exact)
         try:

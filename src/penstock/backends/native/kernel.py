@@ -14,7 +14,7 @@ from penstock.core.errors import InternalError
 from penstock.core.records import dataclass, field, replace
 from penstock.core.types import INT64, RunValue, RunValues, TensorType, Type
 from penstock.host.native import NativeLibrary
-from penstock.ir.graph import Contents, Node
+from penstock.ir.graph import Contents, Node, Value
 from penstock.ir.kernel import (
     NO_PACKED_CONSTANTS,
     WORTH_PACKING,
@@ -59,15 +59,15 @@ node, the workspace, or a null pointer."""
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A node as kernel families see it: the static types of its inputs, then of its outputs (None
-    for omitted ones), and the arrays of constant ones. ``rounds``: operands of products may be
-    rounded to bfloat16. ``ordered``: the summation order must not depend on the number of rows
-    (``reproducible=True``). ``exact``: operands are not rounded, even where the model allows it
-    (``precision="strict"``)."""
+    for omitted ones). ``inputs``: its input values, None for those that the kernel does not read.
+    ``rounds``: operands of products may be rounded to bfloat16. ``ordered``: the summation order
+    must not depend on the number of rows (``reproducible=True``). ``exact``: operands are not
+    rounded, even where the model allows it (``precision="strict"``)."""
 
     library: NativeLibrary
     node: Node
     tensors: tuple[TensorType | None, ...]
-    constants: Contents
+    inputs: Sequence[Value | None]
     rounds: bool = False
     ordered: bool = False
     exact: bool = False
@@ -76,9 +76,15 @@ class Site:
         """Return the type of an input; None if it is omitted."""
         return self.tensors[i] if i < len(self.node.inputs) else None
 
+    @property
+    def constants(self) -> Contents:
+        """The arrays of constant inputs."""
+        return Contents(self.inputs)
+
     def constant(self, i: int) -> np.ndarray | None:
         """Return an input, if it is a constant."""
-        return self.constants[i] if i < len(self.node.inputs) else None
+        value = self.inputs[i] if i < len(self.inputs) else None
+        return None if value is None else value.const
 
     def weights(self, i: int) -> ConstantRef | None:
         """Return an input, if it is a constant, for ``reordered``."""
@@ -170,23 +176,24 @@ def site_of(
 ) -> Site | None:
     """Return the site of a node with these input types; None if a shape is unknown, or a value is
     no tensor. Outputs of ``data_dependent`` shapes are omitted."""
-    outputs = [None if value is None or data_dependent else value.type for value in node.outputs]
-    tensors: list[TensorType | None] = []
-    for type_ in (*types, *outputs):
-        if type_ is None:
-            tensors.append(None)
-        elif isinstance(type_, TensorType) and type_.static and type_.dtype is not None:
-            tensors.append(type_)
+    every = [*types]
+    for value in node.outputs:
+        if value is None or data_dependent:
+            every.append(None)
         else:
+            every.append(value.type)
+    for type_ in every:
+        if type_ is not None and not (isinstance(type_, TensorType) and type_.static):
             return None
-    return Site(library, node, tuple(tensors), Contents(node.inputs))
+    tensors: Any = tuple(every)
+    return Site(library, node, tensors, node.inputs)
 
 
 def open_site(library: NativeLibrary, node: Node, types: Sequence[Type | None]) -> Site:
     """Return the site of a node whose shapes may be unknown; types are None for non-tensors."""
     outputs = [None if value is None else value.type for value in node.outputs]
     tensors = [t if isinstance(t, TensorType) else None for t in (*types, *outputs)]
-    return Site(library, node, tuple(tensors), Contents(node.inputs))
+    return Site(library, node, tuple(tensors), node.inputs)
 
 
 def native_kernel(site: Site, call: NativeCall) -> Kernel:
@@ -194,43 +201,54 @@ def native_kernel(site: Site, call: NativeCall) -> Kernel:
     if call.finish is not None:
         return _finished_kernel(site, call, call.finish)
     node, tensors = site.node, site.tensors
+    packed = NO_PACKED_CONSTANTS
     if call.reordered:
-        packed = _worth_packing(site, call)
-        if len(packed) < len(call.reordered):
-            call = replace(call, reordered=packed)
-        # The call holds packed copies of these: a site that kept the originals would hold both in
-        # memory.
-        others = [None if i in packed else v for i, v in enumerate(node.inputs)]
-        site = replace(site, constants=Contents(others))
+        worthwhile = _worth_packing(site, call)
+        if len(worthwhile) < len(call.reordered):
+            call = replace(call, reordered=worthwhile)
+        if worthwhile:
+            # The call holds packed copies of these: a site that kept the originals would hold both
+            # in memory.
+            others = [*node.inputs]
+            for i in worthwhile:
+                others[i] = None
+            site = replace(site, inputs=others)
+            packed = PackedConstants(tuple(worthwhile), partial(_released, worthwhile))
     binder = _CallBinder(site, call)
-    dense: tuple[int, ...] = ()
+    dense: list[int] = []
     if call.restrided is None or call.dims_order:
-        read = _read(call)
-        given = [w for w in call.words if isinstance(w, Tensor)]
-        read -= {w.index for w in given if w.own_order or w.any_order}
-        inputs = enumerate(node.inputs)
-        dense = tuple([i for i, v in inputs if i in read and (v is None or not v.is_constant)])
+        # A tensor may be several words, of which one takes any order.
+        read: dict[int, bool] = {}
+        for word in call.words:
+            if word.__class__ is Tensor:
+                in_order = not (word.own_order or word.any_order)
+                read[word.index] = in_order and read.get(word.index, True)
+        for i, value in enumerate(node.inputs):
+            if read.get(i) and (value is None or not value.is_constant):
+                dense.append(i)
+    order, any_layout = call.dims_order, call.any_layout
+    if any_layout and not order:
+        order = tuple(range(len(site.output().dims)))
+    inplace = call.inplace
+    if inplace:
+        inplace = tuple([i for i in inplace if tensors[i] == tensors[len(node.inputs)]])
     kernel = Kernel(
         _run_once,
         partial(_run_once, binder),
         binder=binder,
         workspace=call.workspace,
         operand_dtype="bfloat16" if call.kernel.startswith(ROUNDED) else "",
-        inplace=tuple([i for i in call.inplace if tensors[i] == tensors[len(node.inputs)]]),
+        inplace=inplace,
         layout=LayoutHints(
             contiguous=call.restrided is None,
-            dims_order=tuple(range(len(site.output().dims)))
-            if call.any_layout and not call.dims_order
-            else call.dims_order,
-            contiguous_inputs=dense,
-            any_layout=call.any_layout,
+            dims_order=order,
+            contiguous_inputs=tuple(dense),
+            any_layout=any_layout,
             # The function is passed the unpacked weights, allocates workspace, and returns
             # row-major results, all of which takes time.
             prefer_bound=bool(call.reordered or call.workspace or call.dims_order),
         ),
-        packed=PackedConstants(tuple(call.reordered), partial(_released, call.reordered))
-        if call.reordered
-        else NO_PACKED_CONSTANTS,
+        packed=packed,
     )
     object.__delattr__(kernel, "function")  # created by the binder on first access
     return kernel
@@ -271,8 +289,12 @@ def _released(reordered: Mapping[int, Reordered]) -> dict[int, Callable[[], np.n
 
 def _worth_packing(site: Site, call: NativeCall) -> Mapping[int, Reordered]:
     """Return the large packed constants. A kernel with any is called with planned memory only."""
-    types = [(i, site.tensors[i]) for i in call.reordered]
-    return {i: call.reordered[i] for i, type_ in types if type_ and type_.nbytes >= WORTH_PACKING}
+    worthwhile = {}
+    for i, held in call.reordered.items():
+        type_ = site.tensors[i]
+        if type_ is not None and type_.nbytes >= WORTH_PACKING:
+            worthwhile[i] = held
+    return worthwhile
 
 
 def _finished_kernel(site: Site, call: NativeCall, finish: Finish) -> Kernel:
@@ -422,7 +444,11 @@ class _CallBinder(Binder):
                 words[place] = None
             else:
                 words[place] = workspace if index == behind else arrays[index]
-        sizes = [native.workspace if t is None else t.nbytes for t in (*site.tensors, None)]
+        of_run: list[tuple[int, int, bool, int]] = []
+        for i in given:
+            type_ = site.tensors[i] if i < behind else None
+            size = native.workspace if type_ is None else type_.nbytes
+            of_run.append((places.get(i, 0), size, i >= count, orders.get(i, 0)))
         outputs = site.tensors[count:]
         # C allocates plain outputs faster than calls of NumPy.
         makes = every and not native.workspace and None not in outputs
@@ -430,7 +456,7 @@ class _CallBinder(Binder):
             native.kernel,
             tuple(words),
             (native.keep, *native.reordered.values()) if native.reordered else native.keep,
-            tuple([(places.get(i, 0), sizes[i], i >= count, orders.get(i, 0)) for i in given]),
+            tuple(of_run),
             tuple([(t.dtype, t.dims) for t in outputs if t is not None]) if makes else (),
             native.items,
             float(native.item_ns),

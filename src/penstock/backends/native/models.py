@@ -14,7 +14,7 @@ from penstock.backends.native.kernel import Finish, NativeCall, Site, Tensor, te
 from penstock.core.checkpoints import checkpoint
 from penstock.core.records import dataclass, replace
 from penstock.core.types import FLOAT32, STRING, TensorType
-from penstock.ir.graph import Contents, Node, Value
+from penstock.ir.graph import Node, Value
 from penstock.ir.op import Attrs
 from penstock.ops.common.constant_cache import shared
 from penstock.ops.onnx_ml import models
@@ -101,7 +101,7 @@ def _layer(site: Site, x: TensorType) -> NativeCall | None:
     inputs = [Value("", x), Value("", const=weights), Value("", const=bias)]
     gemm = Node(standard("Gemm"), inputs, [Value("", scores)])
     tensors = (x, *[TensorType(array.dtype, array.shape) for array in (weights, bias)], scores)
-    call = dense_call(Site(site.library, gemm, tensors, Contents(inputs)))
+    call = dense_call(Site(site.library, gemm, tensors, inputs))
     if not regresses:
         softmax = partial(site.library.functions.softmax, models.softmax_of_rows, checkpoint, False)
         function = partial(function, softmax=lambda scores, _: softmax(scores))
