@@ -28,9 +28,8 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from io import BytesIO
 from math import prod
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
@@ -39,160 +38,23 @@ from penstock.artifact import MAGIC, VERSION
 from penstock.core.checkpoints import checkpoint
 from penstock.core.errors import InvalidModel
 from penstock.core.limits import Limits
-from penstock.core.origins import Origin, origin_of
-from penstock.core.records import NamedTuple
-from penstock.core.types import STRING, TensorType, dtype_name, dtype_named
+from penstock.core.records import cached_property
+from penstock.core.types import STRING, TensorType, dtype_named
 from penstock.host.crc32c import crc32c
-from penstock.ir.layout import unbroadcast
-from penstock.ops.common.constant_cache import Reordered, origin_of_constant, sources_after_release
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from penstock.ir.graph import Value
+from penstock.ops.common.constant_cache import Reordered, sources_after_release
 
 HEADER = struct.Struct("<8sIIQQ")
-_ALIGNMENT = 64
-_PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
+ALIGNMENT = 64
+PIECE = 16 << 20  # bytes that are written or checked between two looks at the control
 # Checksums are computed at 5 to 10 GB/s: over all weights that can take longer than all else.
 _LARGE = 64 << 10  # bytes of an array from which on it is not checked if it is mapped
 
+_INTEGERS = frozenset([int])
 _OF_REFERENCE = 4  # the entries of an array that is in a file of the model
 _WITH_SHAPE = 4  # those of the section and the shape of an array that is broadcast
 
 _MAPPED: WeakValueDictionary[tuple[int, ...], mmap.mmap] = WeakValueDictionary()
 """Files that are mapped now, by device, inode, bytes and time of the last change."""
-
-
-class _Reference(NamedTuple):
-    """An array whose contents are in a file of the model."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    origin: Origin
-
-
-class ArtifactWriter:
-    """Collects the documents and arrays of an artifact. An array is written once, however often it
-    is added. Of arrays that are in a file of the model below ``base`` it has only where they are.
-    ``most``: how many bytes it should have at most, and ``most_plans`` how many plans."""
-
-    def __init__(
-        self, base: str | None = None, most: int | None = None, most_plans: int | None = None
-    ) -> None:
-        self.documents: dict[str, bytes] = {}
-        self.stores: dict[Any, int] = {}
-        """stores of variables of the model, in the order of their document"""
-        self._base = base
-        self._most = most
-        self.most_plans = most_plans
-        self._arrays: list[np.ndarray | _Reference] = []
-        self._index: dict[object, int] = {}
-
-    def fits(self, more: int = 0) -> bool:
-        """Whether it has at most as many bytes as it should have, with ``more``."""
-        held = sum(unbroadcast(x).nbytes for x in self._arrays if isinstance(x, np.ndarray))
-        held += sum(map(len, self.documents.values()))
-        return self._most is None or held + more <= self._most
-
-    def array(self, array: np.ndarray) -> int:
-        """The index of an array."""
-        origin = None if self._base is None else origin_of(array)
-        if origin is not None:
-            return self._refer(origin, array.dtype, array.shape)
-        # By identity: contents would take long to compare. ``_arrays`` keeps each array alive, so
-        # that no other gets its id.
-        return self._add(id(array), array)
-
-    def constant(self, value: Value) -> int:
-        """The index of the contents of a constant, which are not given back to refer to them."""
-        origin = None if self._base is None else origin_of_constant(value)
-        if origin is None or not isinstance(value.type, TensorType) or value.type.dtype is None:
-            return self.array(cast(np.ndarray, value.const))
-        return self._refer(origin, value.type.dtype, value.type.dims)
-
-    def _refer(self, origin: Origin, dtype: np.dtype, shape: tuple[int, ...]) -> int:
-        reference = _Reference(dtype, shape, origin)
-        return self._add(reference, reference)
-
-    def _add(self, key: object, array: np.ndarray | _Reference) -> int:
-        index = self._index.setdefault(key, len(self._arrays))
-        if index == len(self._arrays):
-            self._arrays.append(array)
-        return index
-
-    def document(self, name: str, content: object) -> None:
-        """Add a document, which refers to arrays that were added."""
-        self.documents[name] = json.dumps(content, separators=(",", ":")).encode()
-
-    def extend(self, file: ArtifactFile) -> None:
-        """Add all that another file has to an empty writer; arrays keep their indices."""
-        for index, reference in enumerate(file.references()):
-            if reference is None:
-                same = self.array(file.array(index)) == index
-            else:
-                path, offset, dtype, shape = reference
-                origin = Origin(os.path.join(cast(str, self._base), path), offset)
-                same = self._refer(origin, dtype, shape) == index
-            if not same:
-                raise file.damaged("it has an array twice")
-        self.documents = file.contents()
-
-    def save(self, path: Path) -> None:
-        """Write the file, in the place of what is there."""
-        from penstock.host.replace_file import replacing  # which opening does without
-
-        with replacing(path) as file:
-            self._write(file)
-
-    def to_bytes(self) -> bytes:
-        """The contents of the file."""
-        with BytesIO() as file:
-            self._write(file)
-            return file.getvalue()
-
-    def _write(self, file: BinaryIO) -> None:
-        # Room for the header, which is written when all offsets are known.
-        file.write(bytes(_ALIGNMENT))
-        table: dict[str, Any] = {"documents": {}, "arrays": []}
-        for array in self._arrays:
-            head = [dtype_name(array.dtype), list(array.shape)]
-            if isinstance(array, _Reference):
-                path = os.path.relpath(array.origin.path, self._base)
-                table["arrays"].append([*head, path, array.origin.offset])
-            elif array.dtype == STRING:
-                table["arrays"].append([*head, [str(x) for x in array.ravel()]])
-            else:
-                stored = unbroadcast(array)
-                section = _write_section(file, _bytes_of(stored))
-                whole = [head[1]] if stored.shape != array.shape else []
-                table["arrays"].append([head[0], list(stored.shape), *section, *whole])
-        for name, content in self.documents.items():
-            table["documents"][name] = _write_section(file, memoryview(content))
-        end = json.dumps(table, separators=(",", ":")).encode()
-        offset, count, checksum = _write_section(file, memoryview(end))
-        file.seek(0)
-        file.write(HEADER.pack(MAGIC, VERSION, checksum, offset, count))
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    """The elements of an array in their own order, little-endian."""
-    dense = np.ascontiguousarray(array)
-    if sys.byteorder == "big":
-        dense = dense.byteswap()
-    return dense.reshape(-1).view(np.uint8).data
-
-
-def _write_section(file: BinaryIO, content: memoryview) -> list[int]:
-    """Write a section; returns its offset, its bytes and their checksum."""
-    file.write(bytes(-file.tell() % _ALIGNMENT))
-    offset, checksum = file.tell(), 0
-    for begin in range(0, len(content), _PIECE):
-        checkpoint()
-        piece = content[begin : begin + _PIECE]
-        checksum = crc32c(piece, checksum)
-        file.write(piece)
-    return [offset, len(content), checksum]
 
 
 class ArtifactFile:
@@ -222,7 +84,7 @@ class ArtifactFile:
         self._read: Callable[[str, int, int], np.ndarray] | None = None
         self.stores: list[Any] | None = None
         """stores of variables of the model, once they were decoded"""
-        if len(self._content) < _ALIGNMENT:
+        if len(self._content) < ALIGNMENT:
             raise self.damaged("it ends in its header")
         magic, version, checksum, offset, count = HEADER.unpack_from(self._content)
         if magic != MAGIC:
@@ -268,6 +130,11 @@ class ArtifactFile:
         if not isinstance(documents, dict) or name not in documents:
             raise self.damaged(f"it has no {name!r}")
         return self._parsed(f"its {name!r}", documents[name])
+
+    @cached_property
+    def head(self) -> Any:
+        """The document that describes the session, parsed once."""
+        return self.document("head")
 
     def array(self, index: object) -> np.ndarray:
         """An array, which cannot be written to; the same one each time."""
@@ -329,9 +196,11 @@ class ArtifactFile:
             name, shape, *section = entry
             dtype = dtype_named(name)
             whole = section.pop() if len(section) == _WITH_SHAPE else []
+            dims = (*shape, *whole, 0)
             # True is an int, but no dim.
-            fit = [dim.__class__ is int and 0 <= dim < 2**62 for dim in (*shape, *whole)]
-            if False in fit or len(fit) > 128:
+            if not _INTEGERS.issuperset(map(type, dims)) or len(dims) > 129:
+                raise ValueError(f"{shape} is no shape")
+            if min(dims) < 0 or max(dims) >= 2**62:
                 raise ValueError(f"{shape} is no shape")
             if len(entry) == _OF_REFERENCE:
                 path, offset = section
@@ -348,10 +217,12 @@ class ArtifactFile:
                 content = self._section(what, section, may_skip=self._mapped)
                 if len(content) != prod(shape) * dtype.itemsize:
                     raise ValueError(f"{len(content)} bytes for a {name} of shape {shape}")
-                array = np.frombuffer(content, dtype.newbyteorder("<")).reshape(shape)
+                is_big = sys.byteorder == "big"
+                stored = dtype.newbyteorder("<") if is_big else dtype
+                array = np.frombuffer(content, stored).reshape(shape)
                 if whole:
                     array = np.broadcast_to(array, whole)
-                if sys.byteorder == "big":
+                if is_big:
                     array = array.astype(dtype)
         except (LookupError, TypeError, ValueError) as error:
             raise self.damaged(f"{what}: {error}") from error
@@ -380,20 +251,20 @@ class ArtifactFile:
 
     def _section(self, what: str, section: object, *, may_skip: bool = False) -> memoryview:
         """The bytes of a section, whose checksum was compared, unless it may be skipped."""
-        if not isinstance(section, list) or [x.__class__ for x in section] != [int, int, int]:
+        if not isinstance(section, list) or [*map(type, section)] != [int, int, int]:
             raise self.damaged(f"{what} has no place")
         if min(section) < 0 or max(section) >= 2**62:
             raise self.damaged(f"{what} has no place")
         offset, count, expected = section
-        if offset % _ALIGNMENT or offset + count > len(self._content):
+        if offset % ALIGNMENT or offset + count > len(self._content):
             raise self.damaged(f"{what} is not inside of the file")
         content = memoryview(self._content)[offset : offset + count]
         if (may_skip and count > _LARGE) or (offset, count, expected) in self._checked:
             return content
-        checksum = 0
-        for begin in range(0, count, _PIECE):
+        checksum = crc32c(content[:PIECE])
+        for begin in range(PIECE, count, PIECE):
             checkpoint()
-            checksum = crc32c(content[begin : begin + _PIECE], checksum)
+            checksum = crc32c(content[begin : begin + PIECE], checksum)
         if checksum != expected:
             raise self.damaged(f"{what} has another checksum than it was saved with")
         self._checked.add((offset, count, expected))
@@ -408,8 +279,8 @@ def aligned(content: bytes) -> memoryview:
 
 
 def _aligned_memory(count: int) -> memoryview:
-    array = np.empty(count + _ALIGNMENT, np.uint8)
-    start = -array.ctypes.data % _ALIGNMENT
+    array = np.empty(count + ALIGNMENT, np.uint8)
+    start = -array.ctypes.data % ALIGNMENT
     return array[start : start + count].data
 
 

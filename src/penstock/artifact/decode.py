@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 _TRANSFERS = {"_Recv": RECV, "_Send": SEND}
 _MOST_NESTED = 100
+_NESTED = frozenset([list, dict])  # the types in JSON of what is decoded
+_PLACES = frozenset([int, type(None)])
 
 
 def decode_graph(
@@ -68,9 +70,9 @@ def decode_graph(
     else:
         if [value.type for value in graph.inputs] != [*types]:
             raise ValueError("it is for other inputs")
-        regions = check_nodes([node for nodes in orders.values() for node in nodes])
+        parts = check_nodes([node for nodes in orders.values() for node in nodes])
         infer_types(graph)
-        check_node_types([graph, *regions])
+        check_node_types([graph, parts])
         check_sizes(graph, limits)
     return graph
 
@@ -169,6 +171,8 @@ class _Decoder:
         self.document = fields = _typed(document, dict)
         self.ops = list(map(self.op, with_checkpoints(_typed(fields["ops"], list))))
         self.values = list(map(self.value, with_checkpoints(_typed(fields["values"], list))))
+        # By their places, with None for what is left out.
+        self.at: dict[int | None, Value | None] = {None: None, **dict(enumerate(self.values))}
         self.depth = 0
         self.room = file.nbytes  # bytes left for lists: a few arrays could be named without end
 
@@ -190,15 +194,17 @@ class _Decoder:
     def value(self, entry: object) -> Value:
         if type(entry) is str:
             return Value(entry)
-        name, type_, *array = _typed(entry, list)
+        if type(entry) is not list or type(entry[0]) is not str:
+            raise TypeError(f"{entry!r:.80} is no value")
+        name, type_, *array = entry
         if not array:
-            return Value(_typed(name, str), decode_type(type_))
+            return Value(name, decode_type(type_))
         (index,) = array
         if (held := self.file.reordered(index)) is None:
-            return Value(_typed(name, str), const=self.file.array(index))
+            return Value(name, const=self.file.array(index))
         # Given back only where a kernel wants another order.
         type_, home = held
-        value = Value(_typed(name, str), type_)
+        value = Value(name, type_)
         value.is_constant = True
         value.release(home.array)
         return value
@@ -211,23 +217,27 @@ class _Decoder:
         nodes = [self.node(node) for node in with_checkpoints(entries)]
         for node, node_entry in zip(nodes, entries, strict=True):
             # Nodes that may come later in the list.
-            before = node_entry[5] if len(node_entry) > 5 else ()
-            node.control_inputs = [nodes[self.index(i, nodes)] for i in before]
+            if len(node_entry) > 5 and node_entry[5]:
+                node.control_inputs = [nodes[self.index(i, nodes)] for i in node_entry[5]]
         targets = [nodes[self.index(i, nodes)] for i in entry["targets"]]
         self.depth -= 1
         return Graph(inputs, outputs, nodes, _typed(entry["name"], str), targets)
 
     def node(self, entry: object) -> Node:
-        fields: list[Any] = _typed(entry, list)
+        if entry.__class__ is not list:
+            raise TypeError(f"{entry!r:.80} is no node")
+        fields: Any = entry
         left_out: list[Any] = [{}, "", (), "", ""]  # an entry may end before these
-        op, inputs, outputs, *_ = fields
+        place, inputs, outputs, *_ = fields
         attributes, name, _, device, origin = fields[3:] + left_out[len(fields) - 3 :]
-        attrs = {
-            # Scalars stay as JSON has them; lists and objects are decoded. All keys are text.
-            k: self.attribute(x) if x.__class__ is list or x.__class__ is dict else x
-            for k, x in _typed(attributes, dict).items()
-        }
-        op = self.ops[self.index(op, self.ops)]
+        if place.__class__ is not int or place < 0 or attributes.__class__ is not dict:
+            raise TypeError(f"{entry!r:.80} has no operation, or other attributes than an object")
+        # Scalars stay as JSON has them; lists and objects are decoded. All keys are text.
+        attrs = dict(attributes)
+        for key, x in attributes.items():
+            if x.__class__ is list or x.__class__ is dict:
+                attrs[key] = self.attribute(x)
+        op = self.ops[place]
         node = Node(op, self.optional(inputs), self.optional(outputs), attrs)
         for text in (name, device, origin):
             if text.__class__ is not str:
@@ -237,11 +247,13 @@ class _Decoder:
             order = _typed(attrs["order"], tuple)
             _expect(sorted(order) == list(range(len(order))), "an order of dims has gaps")
         region = attrs.get("region")
-        _expect((op is FUSED) == isinstance(region, Region), "a region is of a fused node")
+        if (op is FUSED) != isinstance(region, Region):
+            raise ValueError("a region is of a fused node")
         if isinstance(region, Region):  # of constants, kernels look at those inside
-            pairs = zip(region.inputs, node.inputs, strict=True)
-            same = all(not v.is_constant or (w is not None and _is_same(v, w)) for v, w in pairs)
-            _expect(same, "a region has other constants than its node")
+            for v, w in zip(region.inputs, node.inputs, strict=True):
+                # Most are one value in both.
+                if v.is_constant and v is not w and (w is None or not _is_same(v, w)):
+                    raise ValueError("a region has other constants than its node")
         return node
 
     @staticmethod
@@ -251,28 +263,29 @@ class _Decoder:
         return i
 
     def all_of(self, indices: object) -> list[Value]:
-        return [self.values[self.index(i, self.values)] for i in _typed(indices, list)]
+        values = [value for value in self.optional(indices) if value is not None]
+        _expect(len(values) == len(indices), "a value is left out")  # type: ignore[arg-type]
+        return values
 
     def optional(self, indices: object) -> list[Value | None]:
-        places, values, count = _typed(indices, list), self.values, len(self.values)
-        return [
-            None
-            if i is None
-            # Most are in place: what is not, ``index`` refuses.
-            else values[i if i.__class__ is int and 0 <= i < count else self.index(i, values)]
-            for i in places
-        ]
+        if indices.__class__ is not list or not _PLACES.issuperset(map(type, indices)):
+            raise TypeError(f"{indices!r:.80} is no list of places")
+        return [*map(self.at.__getitem__, indices)]
 
     def attribute(self, x: object, depth: int = 0) -> object:
         """An attribute, or an element of a list, inside of ``depth`` lists."""
         if type(x) is list:
             _expect(depth < _MOST_NESTED, "lists nest too deep")
+            if _NESTED.isdisjoint(map(type, x)):
+                return list(x)
             return [self.attribute(element, depth + 1) for element in x]
         if type(x) is not dict:
             return x
         ((kind, content),) = x.items()
         if kind == "tuple":
-            return tuple([self.attribute(element, depth + 1) for element in _typed(content, list)])
+            # A list like others, which is not nested any deeper.
+            elements: Any = self.attribute(_typed(content, list), depth)
+            return tuple(elements)
         return self.kinds[kind](self, content)
 
     def region(self, entry: dict[str, Any]) -> Region:
@@ -281,17 +294,18 @@ class _Decoder:
         nodes = tuple([self.node(node) for node in _typed(entry["nodes"], list)])
         listed = self.all_of(entry["inputs"])
         # Values of its own: what is inferred in a region must not change types outside of it.
-        own: dict[Value | None, Value | None] = {
-            v: v if v.is_constant else Value(v.name) for v in listed
-        }
+        own: dict[Value | None, Value] = {v: v if v.is_constant else Value(v.name) for v in listed}
         _expect(bool(nodes) and len(own) == len(listed), "a region has other inputs than values")
-        inputs = tuple([own[v] or v for v in listed])
+        inputs = tuple(own.values())
         for node in nodes:
             # Nothing recurses into them.
-            _expect(not node.graphs and node.op is not FUSED, "regions nest")
-            known = all(v is None or v.is_constant or v in own for v in node.inputs)
-            _expect(known, "a region reads a value from outside")
-            node.inputs = [own.get(v, v) for v in node.inputs]
+            if node.nests or node.op is FUSED:
+                raise ValueError("regions nest")
+            for i, v in enumerate(node.inputs):
+                if v in own:
+                    node.inputs[i] = own[v]
+                elif v is not None and not v.is_constant:
+                    raise ValueError("a region reads a value from outside")
             (output,) = node.outputs
             if output is None or output.is_constant or output in own:
                 raise ValueError("a region makes a value twice")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.artifact.container import ArtifactWriter
+from penstock.artifact.writer import ArtifactWriter
 from penstock.core.checkpoints import with_checkpoints
 from penstock.core.errors import PenstockError
 from penstock.core.types import MapType, OptionalType, SequenceType, TensorType, Type, dtype_name

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from penstock.artifact.container import ArtifactFile, ArtifactWriter
+from penstock.artifact.container import ArtifactFile
 from penstock.artifact.decode import decode_graphs, decode_stores
 from penstock.artifact.encode import encode_graphs, encode_stores
+from penstock.artifact.writer import ArtifactWriter
 from penstock.backends.base import Backend, Where
 from penstock.backends.group import Group
 from penstock.backends.registry import backends_of

@@ -41,7 +41,7 @@ from penstock.serving.request_records import (
     Told,
 )
 from penstock.serving.unequal import tried_lengths
-from penstock.session.artifact import has_state
+from penstock.session.saving import has_state
 from penstock.session.session import Session, compile
 
 if TYPE_CHECKING:

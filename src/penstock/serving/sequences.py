@@ -36,9 +36,9 @@ from penstock.serving.sequence_table import (
     SequenceTable,
     TooManySequences,
 )
-from penstock.session.artifact import has_state
 from penstock.session.facts import Port
 from penstock.session.future import RunFuture
+from penstock.session.saving import has_state
 from penstock.stepping.joined import rounded
 from penstock.stepping.sequence import Rows
 from penstock.stepping.stepper import Stepper, StepSequence

@@ -11,31 +11,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.artifact.container import ArtifactFile, ArtifactWriter
+from penstock.artifact.container import ArtifactFile
 from penstock.artifact.decode import decode_graph, decode_stores, decode_type
 from penstock.backends.base import PacksConstants
-from penstock.backends.numpy import NumpyBackend
 from penstock.backends.registry import BACKENDS, describe
-from penstock.compiler.compiler import AFTER_LOWERING, Compiler
-from penstock.compiler.options import DEFAULTS, CompileOptions
+from penstock.compiler.compiler import Compiler
+from penstock.compiler.options import CompileOptions
 from penstock.compiler.stages import CompileContext, SavedPlan
 from penstock.compiler.subgraph import Subgraph
 from penstock.core import capability
 from penstock.core.errors import InternalError
-from penstock.core.types import JsonObject, RunValue, Type, type_of
+from penstock.core.types import JsonObject, Type, type_of
 from penstock.executors.base import Executor
-from penstock.frontends.artifact.importer import FUNCTION, GRAPH
 from penstock.host.threads import core_budget
 from penstock.ir.graph import Graph, Model, Value
 from penstock.plan.arena_layout import SavedArena
-from penstock.plan.plan import Plan
 
 if TYPE_CHECKING:
     import mmap
 
+    from penstock.artifact.writer import ArtifactWriter
     from penstock.ops.tensorflow.state import Store
 
-_SAVED_OPTIONS: Mapping[str, type] = {
+SAVED_OPTIONS: Mapping[str, type] = {
     "executor": str,
     "backends": list,
     "place": dict,
@@ -65,7 +63,7 @@ def basis(context: CompileContext) -> JsonObject:
     }
 
 
-def _library(name: str) -> str:
+def library_name(name: str) -> str:
     """The library of a backend, with its version and instruction set, but not its path."""
     return describe(name).rpartition(",")[0] if name in BACKENDS else name
 
@@ -73,130 +71,10 @@ def _library(name: str) -> str:
 _WRONG = (LookupError, TypeError, ValueError)
 """The errors of reading a document with malformed entries."""
 
-# Saving.
-
-
-def save_session(
-    model: Model,
-    context: CompileContext,
-    main: Subgraph,
-    plans: Mapping[tuple[Any, ...], Executor],
-    writer: ArtifactWriter,
-    keys: Sequence[object] = (),
-) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key, as many
-    of them as the file may have. It names the executors of those that no file can have. ``keys``:
-    of plans that the file has, with the model."""
-    from penstock.artifact.encode import encode_graphs, encode_stores, encode_type
-
-    if not keys:
-        graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
-        graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
-        writer.document("model", encode_graphs(graphs, writer))
-        writer.document("main", encode_graphs({"main": main.graph}, writer))
-    keys = [*keys]
-    saved = {*map(str, keys)}
-    unsaved: set[str] = set()
-    for key, executor in plans.items():
-        # A plan for values that are no tensors has no shapes to be found by.
-        found = context.executor in AFTER_LOWERING and None not in key
-        if found and (len(keys) == writer.most_plans or str(encode_key(key)) in saved):
-            continue
-        if found and (document := _plan_document(executor, context, writer)):
-            writer.document(f"plan {len(keys)}", document)
-            keys.append(encode_key(key))
-        else:
-            unsaved.add(executor.name)
-    # A file that begins with another has none.
-    writer.document("stores", encode_stores(writer))
-    options = {name: context.options.get(name) for name in _SAVED_OPTIONS}
-    # Objects of this process cannot be named in a file.
-    if not all(type(name) is str for name in options["backends"] or ()):
-        options["backends"] = None
-    head = {
-        "entry": model.entry,
-        "graphs": list(model.graphs),
-        "functions": list(model.functions),
-        "metadata": model.metadata,
-        "about": model.about,
-        "aliases": dict(model.aliases),
-        "resizable": model.resizable,
-        "signatures": list(model.signatures),
-        "checked": model.check_types is not None,
-        "options": {name: x for name, x in options.items() if x != DEFAULTS.get(name)},
-        "basis": basis(context),
-        "libraries": {backend.name: _library(backend.name) for backend in context.backends},
-        "inputs": [[value.name, encode_type(value.type)] for value in main.inputs],
-        "outputs": [
-            [name, encode_type(value.type)]
-            for name, value in zip(main.outputs, main.results, strict=True)
-        ],
-        "plans": keys,
-        "unsaved": sorted(unsaved),
-    }
-    writer.document("head", head)
-
-
-def _plan_document(
-    executor: Executor, context: CompileContext, writer: ArtifactWriter
-) -> dict[str, RunValue] | None:
-    """The document of a plan; None if it does not say what it was compiled from."""
-    from penstock.artifact.encode import encode_graphs
-
-    plan, arena = executor.table, executor.arena_plan
-    if not isinstance(plan, Plan) or plan.graph is None:
-        return None
-    document = encode_graphs({"main": plan.graph}, writer)
-    # To bring weights into an order of kernels takes most of the time of opening a plan.
-    copies = _copies(plan.graph, context, writer)
-    document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
-    backends = {step.node: step.backend for step in plan.walk()}
-    # Nodes without steps are views, whose kernels are NumPy's: others need not be asked.
-    views = NumpyBackend.name if NumpyBackend.name in context.by_name else ""
-    document["placement"] = [backends.get(node, views) for node in plan.graph.walk()]
-    # Tasks depend on costs and workers, and are scheduled anew where the file is opened.
-    if arena is not None and executor.tasks is None:
-        owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
-        offsets = [(slot, arena.offsets[slot]) for slot in owners]
-        document["arena"] = [list(arena.order), offsets, arena.planner]
-    return document
-
-
-def has_state(model: Model) -> bool:
-    """Whether a model has variables."""
-    from penstock.ops.tensorflow.state import Store
-
-    graphs = (*model.graphs.values(), *model.functions.values())
-    nodes = (node for graph in graphs for node in graph.walk())
-    return any(isinstance(node.attrs.get("store"), Store) for node in nodes)
-
-
-def _copies(
-    graph: Graph, context: CompileContext, writer: ArtifactWriter
-) -> dict[tuple[int, str], dict[str, int]]:
-    """The copies of constants that backends have in orders of their own: of each constant and
-    backend by name, and all as indices of arrays."""
-    inputs = dict.fromkeys(v for node in graph.walk() for v in node.inputs if v is not None)
-    constants = [value for value in inputs if value.is_constant]
-    indices: dict[tuple[int, str], dict[str, int]] = {}
-    for backend in context.backends:
-        packing = capability(backend, PacksConstants)
-        found = () if packing is None else packing.copies_of(constants)
-        if not writer.fits(sum(copy.nbytes for copies in found for copy in copies.values())):
-            continue
-        for value, copies in zip(constants if found else (), found, strict=True):
-            if copies:
-                index = {text: writer.array(copy) for text, copy in copies.items()}
-                indices[writer.constant(value), backend.name] = index
-    return indices
-
 
 def encode_key(key: Sequence[Any]) -> list[Any]:
     """The key of a plan (``Subgraph.key``) as JSON has it."""
     return [[list(x[0]), x[1].name] if x and isinstance(x[0], tuple) else list(x) for x in key]
-
-
-# Opening.
 
 
 class Artifact:
@@ -207,7 +85,7 @@ class Artifact:
         self._file: ArtifactFile = model.artifact
         self._context = context
         self._own = own
-        self._head = self._file.document("head")
+        self._head = self._file.head
         saved, libraries = self._head.get("basis"), self._head.get("libraries")
         if not isinstance(saved, dict) or not isinstance(libraries, dict):
             raise self._file.damaged("it does not say what its plans depend on")
@@ -226,7 +104,7 @@ class Artifact:
         ]
         """which of its plans are not in the file, and why"""
         self._differ(saved, basis(context))
-        self._differ(libraries, {name: _library(name) for name in sorted(context.by_name)})
+        self._differ(libraries, {name: library_name(name) for name in sorted(context.by_name)})
 
     def _differ(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         different = [
@@ -341,8 +219,8 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
     """``options`` with those that the session of an artifact was saved with."""
     if model.artifact is None:
         return options
-    saved = model.artifact.document("head").get("options", {})
-    if not isinstance(saved, dict) or not saved.keys() <= {*_SAVED_OPTIONS}:
+    saved = model.artifact.head.get("options", {})
+    if not isinstance(saved, dict) or not saved.keys() <= {*SAVED_OPTIONS}:
         raise model.artifact.damaged("it has options that there are not")
     try:
         for name, x in saved.items():
@@ -350,7 +228,7 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
             for where in x.values() if isinstance(x, dict) else ():
                 texts += where if isinstance(where, list) else [where]
             # A subclass will not do: true is an int in Python.
-            if type(x) is not _SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
+            if type(x) is not SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
         names = saved.get("backends", ())
         if not {*names} <= BACKENDS.keys() or len({*names}) < len(names):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock.artifact.container import ArtifactWriter
+    from penstock.artifact.writer import ArtifactWriter
 
 # Most models are not found: what reads and writes sessions is imported where it is needed.
 
@@ -353,7 +353,7 @@ class CacheEntry:
 
     def writer(self) -> ArtifactWriter:
         """The writer of a session that is cached here."""
-        from penstock.artifact.container import ArtifactWriter
+        from penstock.artifact.writer import ArtifactWriter
 
         base = None if isinstance(self.source, bytes) else self._base
         most, plans = (MOST_BY_DEFAULT, MOST_PLANS) if self.by_default else (None, None)

@@ -44,7 +44,7 @@ from penstock.plan.plan import StepTable
 from penstock.session.plan_cache import PlanCache
 
 if TYPE_CHECKING:
-    from penstock.artifact.container import ArtifactWriter
+    from penstock.artifact.writer import ArtifactWriter
     from penstock.compiler.options import InputShapes
     from penstock.compiler.padding import PackedSubgraph
     from penstock.compiler.varying_shapes import OpenShapes
@@ -488,7 +488,8 @@ class Executors:
         to the session, and what is on devices to anything."""
         if not isinstance(executor, CompiledExecutor) or not self._compiler.context.one_memory:
             return False
-        return all(step.contract is None for step in executor.table.walk())
+        contracts = [step.contract for step in executor.table.walk()]
+        return not any(contracts)
 
     def replace(self, old: Executor, new: Executor) -> None:
         """Use an executor of the same plan from now on, which runs have shown to be faster."""
@@ -551,7 +552,7 @@ class Executors:
 
     def write(self, write: Callable[[ArtifactWriter], None]) -> None:
         """Let ``write`` write the session."""
-        from penstock.artifact.container import ArtifactWriter
+        from penstock.artifact.writer import ArtifactWriter
 
         self._write(write, ArtifactWriter())
 
@@ -562,7 +563,7 @@ class Executors:
         keys: Sequence[object] = (),
     ) -> None:
         """Let ``write`` write the session; ``writer`` has the model and plans of these ``keys``."""
-        from penstock.session.artifact import save_session
+        from penstock.session.saving import save_session
 
         main, context = self._subgraphs.main, self._compiler.context
         # A process that opens the session may never meet the shapes that grew in this one.

@@ -44,11 +44,11 @@ from penstock.host.fork import renewed
 from penstock.host.log import INFO, WARNING, log
 from penstock.host.stop_condition import StopCondition
 from penstock.ir.graph import Model
-from penstock.session.artifact import has_state
 from penstock.session.feed_recorder import FEWEST, MOST_BYTES, FeedRecorder, RecordedFeeds
 from penstock.session.inspection import SessionParts
 from penstock.session.quantize_process import QuantizeProcess, write_sample
 from penstock.session.run import RunChooser
+from penstock.session.saving import has_state
 from penstock.tuning.output_error import output_error, spreads_of
 from penstock.tuning.trial import faster
 

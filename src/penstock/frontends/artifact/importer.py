@@ -29,14 +29,14 @@ def load_artifact(
     else:
         with open_path(os.fspath(source)) as opened:
             file = ArtifactFile(opened, os.fspath(source), limits, mapped=map_weights)
-    head = file.document("head")
+    head = file.head
     try:
         entry, names, functions = head["entry"], head["graphs"], head["functions"]
-        text = {str: [entry, *names, *functions, *head["signatures"]]}
+        text = [entry, *names, *functions, *head["signatures"]]
         for key in ("metadata", "about", "aliases"):
             texts = head.get(key, {}) if key == "about" else head[key]
-            text[str] += [*texts.keys(), *texts.values()]
-        if not all(type(x) is str for x in text[str]) or entry not in names:
+            text += [*texts.keys(), *texts.values()]
+        if {*map(type, text)} != {str} or entry not in names:
             raise ValueError("its head has other names than strings, or no entry")
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise file.damaged(error) from error
