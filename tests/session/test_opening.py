@@ -17,9 +17,9 @@ from penstock.compiler import stages
 from tests.support import mutants
 from tests.support.tflite_cases import FOLDER
 
-MOST_CALLS = 330
+MOST_CALLS = 90
 """for each node of a chain"""
-MOST_CALLS_OF_SAVED = 132
+MOST_CALLS_OF_SAVED = 56
 """the same of a session that was saved"""
 MOST_OF_CHECKING = 0.03
 """the part of the calls of opening a session that may check its plan"""
