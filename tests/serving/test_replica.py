@@ -25,7 +25,9 @@ def test_replicas_of_shared_loops_compute_iterations_of_requests_together():
         assert replicas.run_here({"n": 3}) == {"y": 3, "z": -3}
         with pytest.raises(ps.InvalidInput, match=r"cannot fetch 'v': .* outputs"):
             replicas.run({"n": 1}, ["v"])
-        with pytest.raises(ps.InvalidInput, match=r"a value is missing for each of these inputs: 'n'"):
+        with pytest.raises(
+            ps.InvalidInput, match=r"a value is missing for each of these inputs: 'n'"
+        ):
             replicas.run({})
         with pytest.raises(ps.DeadlineExceeded):
             replicas.run({"n": 10**9}, timeout=0.2)

@@ -174,7 +174,9 @@ def test_runs_go_on_beside_those_that_fail() -> None:
 
 def test_inputs_that_do_not_fit_are_named() -> None:
     shared = ps.SharedLoops(model_from_text(GROWING))
-    with pytest.raises(ps.InvalidInput, match=r"a value is missing for each of these inputs: 'n' .int64"):
+    with pytest.raises(
+        ps.InvalidInput, match=r"a value is missing for each of these inputs: 'n' .int64"
+    ):
         shared.run({"x": np.zeros((1, 2), np.float32)})
     with pytest.raises(ps.InvalidInput, match=r"cannot feed 'N': .* did you mean 'n'"):
         shared.run({**feeds_of(GROWING, 0), "N": np.zeros(1)})

@@ -230,7 +230,9 @@ def test_sequence_longer_than_all_pages_is_refused() -> None:
 def test_wrong_rows_are_refused() -> None:
     with stepper_of() as stepper:
         sequence = stepper.sequence()
-        with pytest.raises(ps.InvalidInput, match=r"a value is missing for each of these inputs: .ids. \(int64"):
+        with pytest.raises(
+            ps.InvalidInput, match=r"a value is missing for each of these inputs: .ids. \(int64"
+        ):
             sequence.step({})
         with pytest.raises(ps.InvalidInput, match="at least one"):
             sequence.step({"ids": np.zeros((1, 0), np.int64)})
