@@ -5,14 +5,14 @@
     Feeds -> specialize -> structure_for_workers -> build_on_cluster
 
     Feeds           a graph, copied, and the values of its inputs
-    Feeds           the graph with types, and with the workers that nodes and ``place=`` name
+    Feeds           the graph with types, and the workers that nodes and ``place=`` name
     Executor        a worker for each node; a part for each worker, registered there
 
-The graph is partitioned by worker, whatever the devices are that ``devices=`` gives a worker, which
-partitions its part again, by device. A graph whose nodes name workers keeps its loops and
-conditions, as for ``devices=``: those that span workers run by tokens. Of other graphs all control
-flow is structured, and a loop is one node. What a worker makes of its part is what this process
-would make of it (``compiler.frames``).
+The graph is partitioned by worker. Each worker partitions its part again, by its devices
+(``devices=``). A graph whose nodes name workers keeps its loops and conditions, as for
+``devices=``: those that span workers run by tokens. In other graphs all control flow is
+structured, and a loop is one node. A worker compiles its part in the same way as this process
+would compile it (``compiler.frames``).
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from penstock.tuning.worker_placement import ClusterForecast, LinkCost, WorkerPl
 
 
 def names_task(device: str) -> bool:
-    """Whether the name of a device says on which worker it is."""
+    """Whether the name of a device includes a job or task, and so selects a worker."""
     if "job:" not in device and "task:" not in device:
         return False
     try:
         name = DeviceName.parse(device)
     except InvalidModel:
         return False
-    # Names of the local job mean this process, and no worker.
+    # Names of the local job mean this process, not a worker.
     here = DeviceName.parse(LOCAL)
     return (name.job or name.task) is not None and not name.allows(here)
 
 
 class WorkerPolicy(FramePolicy):
-    """Each worker of a cluster has a part of its own, with all of its devices.
+    """The policy for the workers of a cluster: each has one part, with all of its devices.
 
-    ``own``: the devices of each worker, by their full names. A part has the name by which the
-    cluster knows its worker, which may be none of these.
+    ``own``: the devices of each worker, by their full names. A part is named as the cluster names
+    its worker, which may differ from the names of the worker's devices.
     """
 
     separates = True
@@ -81,15 +81,15 @@ class WorkerPolicy(FramePolicy):
         return self._workers.devices[self._worker[device]]
 
     def worker(self, device: str) -> int:
-        """The worker that has a device."""
+        """Return the index of the worker that has a device."""
         return self._worker[device]
 
     def first(self, worker: int) -> str:
-        """The device of a worker for nodes that name none."""
+        """Return the device of a worker for nodes that name no device."""
         return self._own[worker][0]
 
     def moved(self, device: str, worker: int) -> str:
-        """The device of a worker that corresponds to one of another, or its first one."""
+        """Return the device of a worker that corresponds to one of another, or its first one."""
         name = DeviceName.parse(device)
         wanted = DeviceName(kind=name.kind, index=name.index)
         same = (own for own in self._own[worker] if DeviceName.parse(own).allows(wanted))
@@ -99,9 +99,9 @@ class WorkerPolicy(FramePolicy):
 def devices_of_workers(
     devices: int | Sequence[str] | Mapping[str, str | Backend], workers: Sequence[str]
 ) -> list[dict[str, str | Backend | None]]:
-    """The devices of each worker by their full names, with the backend that a mapping gives each;
-    ``workers``: names of the workers. A name that leaves its worker open is a device of all, and a
-    worker without any has one CPU. Raises ``OptionError``."""
+    """Return the devices of each worker by their full names, with the backend that a mapping gives
+    each. ``workers``: names of the workers. A name without a worker is a device of every worker,
+    and a worker without devices has one CPU. Raises ``OptionError``."""
     if isinstance(devices, int):
         check_count("devices", devices, 10_000)
         devices = [f"cpu:{i}" for i in range(devices)]
@@ -112,7 +112,7 @@ def devices_of_workers(
     own: list[dict[str, str | Backend | None]] = []
     used: set[str] = set()
     for worker in workers:
-        # Names without a number are refused below, not completed to CPU:0.
+        # Names without a number are refused below instead of being completed to CPU:0.
         here = replace(DeviceName.parse(worker), index=None)
         fitting = [name for name in names if _parsed(name).allows(here)]
         used |= {*fitting}
@@ -121,7 +121,7 @@ def devices_of_workers(
         own.append({f: backends.get(k) if k else None for f, k in zip(full, keys, strict=True)})
     for name in names:
         if name not in used:
-            raise OptionError(f"devices= has {name!r}, and the cluster has no such worker")
+            raise OptionError(f"devices= has {name!r}, but the cluster has no such worker")
     return own
 
 
@@ -129,12 +129,12 @@ def _parsed(name: str) -> DeviceName:
     try:
         return DeviceName.parse(name)
     except InvalidModel as error:
-        raise OptionError(f"devices= has {name!r}, which is no device: {error}") from error
+        raise OptionError(f"devices= has {name!r}, which is not a device: {error}") from error
 
 
 def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:
-    """Take out of ``place=`` what names workers: the other options, and the workers. Raises
-    ``InvalidInput`` for a worker that the cluster lacks, and a key that the model lacks."""
+    """Split ``place=`` into the entries that name workers and the others. Return the options with
+    the others, and the workers. Raises ``InvalidInput`` for an unknown worker or key."""
     place, cluster = options.place or {}, options.cluster
     assert cluster is not None
     pins = {k: name for k, name in place.items() if isinstance(name, str) and "task:" in name}
@@ -148,7 +148,7 @@ def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions
                 f"place={{{key!r}: {name!r}}}: the cluster has no such worker, it has "
                 f"{', '.join(names[:2])} and so on: {len(names)} in all"
             )
-    # Keys that name backends are checked with the backends later.
+    # Keys that name backends are checked later, with the backends.
     check_keys(pins, model.graph)
     rest = {key: name for key, name in place.items() if key not in pins}
     named = bool(pins) or any(names_task(node.device) for node in model.graph.walk())
@@ -156,25 +156,25 @@ def worker_places(options: CompileOptions, model: Model) -> tuple[CompileOptions
 
 
 def structure_for_workers(feeds: Feeds, context: CompileContext) -> Feeds:
-    """Give nodes the workers that ``place=`` has for them, and values their types. If the nodes in
-    the graphs of others name workers, all nodes get one, and control flow becomes primitives."""
+    """Assign to nodes the workers of ``place=``, and to values their types. If nodes in nested
+    graphs name workers, every node gets one, and control flow becomes primitives."""
     graph = feeds.graph
     for node in graph.walk():
         node.device = next(iter(wanted(node, context.named_workers.by_key)), node.device)
-    # A structured node runs as a whole on one worker, unless what is in it names several.
-    inner = [each for node in graph.nodes for each in node.inner]
+    # A structured node runs as a whole on one worker, unless nodes inside it name several.
+    inner = [inner_node for node in graph.nodes for inner_node in node.inner]
     has_devices = bool(context.named_workers.devices)
     spread = any(node.device and (has_devices or names_task(node.device)) for node in inner)
     passes = pass_context(context, frames=_policy(context))
     run_passes(DEVICES if spread else (InferTypes(),), graph, passes)
     check_sizes(graph, context.limits)
-    # For its errors: a graph with invalid frames is refused before any worker gets a part of it.
+    # Called for its errors: a graph with invalid frames is refused before any worker gets a part.
     Frames(graph)
     return feeds
 
 
 def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
-    """The executor of a graph on a cluster."""
+    """Return the executor of a graph on a cluster."""
     graph, cluster, policy = feeds.graph, context.options.cluster, _policy(context)
     assert cluster is not None
     passes = pass_context(context, frames=policy)
@@ -182,17 +182,17 @@ def build_on_cluster(feeds: Feeds, context: CompileContext) -> Executor:
         run_passes(ASSIGN, graph, passes)
     else:
         placement = _placement(graph, cluster, context)
-        # Without frames each node runs once in a run, so that its cost says what a run takes.
+        # Without frames each node runs once per run, so its cost is what a run takes.
         workers = placement.best(cluster.objective)
         for node, worker in zip(graph.nodes, workers, strict=True):
-            for each in (node, *node.inner):
-                each.device = policy.moved(each.device, worker)
+            for part_node in (node, *node.inner):
+                part_node.device = policy.moved(part_node.device, worker)
     run_passes((Partition(),), graph, passes)
     return cluster.executor([_named(part, policy) for part in policy.parts], graph, context)
 
 
 def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecast:
-    """What runs of a graph on a cluster are expected to take. Raises ``Unsupported`` for a graph
+    """Return the expected times of runs of a graph on a cluster. Raises ``Unsupported`` for a graph
     with loops of TensorFlow's frames."""
     graph, cluster = feeds.graph, context.options.cluster
     assert cluster is not None
@@ -207,27 +207,27 @@ def forecast_on_cluster(feeds: Feeds, context: CompileContext) -> ClusterForecas
 
 
 def _policy(context: CompileContext) -> WorkerPolicy:
-    """Where nodes may run on the workers of a cluster."""
+    """Return the policy that says where nodes may run on the workers of a cluster."""
     cluster = context.options.cluster
     assert cluster is not None
     return WorkerPolicy(cluster, context.named_workers.devices)
 
 
 def _named(part: GraphPart, policy: WorkerPolicy) -> GraphPart:
-    """A part with the worker of its nodes: of a part without nodes, the first one."""
-    if part.device:  # else it has no nodes: the model fetches what it is fed
+    """Return a part named after the worker of its nodes, or the first worker if it has none."""
+    if part.device:  # empty for a part without nodes: the model fetches what it is fed
         return part
     nodes = part.graph.nodes
     return replace(part, device=policy.home(nodes[0].device if nodes else policy.first(0)))
 
 
 def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> WorkerPlacement:
-    """What chooses the workers of nodes by costs: but for those that name one, and for those with a
-    state, which are on the first one."""
-    # ``assign_devices`` overwrites the names that the model has, which tell pins from other nodes.
+    """Return the placement that chooses the workers of nodes by costs. Nodes that name a worker
+    keep it; stateful nodes are on the first worker."""
+    # ``assign_devices`` overwrites the model's own names, which distinguish pinned nodes.
     copy, policy = {node: node.device for node in graph.nodes}, _policy(context)
     for node in graph.nodes:
-        # Without devices= a name such as cpu:1 means nothing here.
+        # Without devices= a name such as cpu:1 has no meaning here.
         if not names_task(node.device) and not (node.device and context.named_workers.devices):
             node.device = policy.first(0)
     run_passes((AssignDevices(),), graph, pass_context(context, frames=policy))
@@ -239,23 +239,23 @@ def _placement(graph: Graph, cluster: WorkerPool, context: CompileContext) -> Wo
     seconds: Callable[[Node], float] = partial(_seconds, context)
     if cluster.costs is not None:
         seconds = cluster.costs.seconds(graph, seconds)
-    # Nothing can be sent where there is one worker.
+    # With one worker there are no transfers to save.
     link = cluster.link_cost if cluster.workers > 1 else LinkCost(inf, 0.0)
     return WorkerPlacement(graph, cluster.workers, seconds, link, pins, cluster.cores)
 
 
 def _has_state(node: Node, context: CompileContext) -> bool:
-    """Whether a node has to do with variables, or other objects that stay on one worker."""
-    # State is one only where it is on one worker.
+    """Whether a node uses variables, or other objects that stay on one worker."""
+    # Variables keep one consistent value only on a single worker.
     if not node.op.pure or "store" in node.attrs:
         return True
     called = context.functions[node.attrs["function"]] if node.op.role is Role.CALL else None
     inner = node.inner if called is None else called.walk()
-    return any(_has_state(each, context) for each in inner)
+    return any(_has_state(inner_node, context) for inner_node in inner)
 
 
 def _seconds(context: CompileContext, node: Node) -> float:
-    """The cost of a node with one thread: measured, or else estimated."""
+    """Return the cost of a node in seconds with one thread, measured if possible."""
     costs = context.costs
     if node.graphs or node.op.role is not None:
         return host_seconds(node)

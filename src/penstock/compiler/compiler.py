@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Stage = Callable[[Any, CompileContext], Any]
 
-# Stages that a plan that was saved does not need are imported where they run.
+# Stages that a saved plan does not need are imported where they run.
 _optimize: Stage = imported("penstock.compiler.lowering.optimize_for_shapes")
 _lower_graph: Callable[..., RunValue] = imported("penstock.compiler.lowering.lower_graph")
 _schedule_step_by_step: Stage = imported("penstock.compiler.scheduling.schedule_step_by_step")
@@ -56,14 +56,14 @@ LINES: Mapping[str, tuple[Stage, ...]] = {
     "parallel": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "auto": (*_PLANNED, _schedule_tasks, *_SAMPLED),
     "streams": (*_PLANNED, _schedule_streams, *_SAMPLED),
-    # Only the passes of ``SPLIT`` know of frames: the others see what runs between tokens.
+    # Only the passes of ``SPLIT`` handle frames: the others see graphs between tokens.
     "frames": (stages.specialize, _structure_frames, _build_frames),
     "cluster": (*_FOR_SHAPES, *_SPREAD),
     "interpret": (stages.specialize, stages.infer, stages.bind_interpreter),
 }
-"""The stages of each executor, from ``Feeds`` to the executor; "cluster" is what ``cluster=`` asks
-for. "auto" is "parallel" with a margin:
-it becomes one task, in order, unless several are clearly faster; with one worker it is "linear"."""
+"""The stages of each executor, from ``Feeds`` to the executor. "cluster" is for ``cluster=``.
+"auto" is "parallel" with a margin: the plan is one task, in order, unless several tasks are
+clearly faster. With one worker "auto" is "linear"."""
 
 
 AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
@@ -72,11 +72,11 @@ AFTER_LOWERING: Mapping[str, tuple[Stage, ...]] = {
     for i, stage in enumerate(line)
     if getattr(stage, "func", stage) is _lower_graph
 }
-"""The stages behind the last pass, of the executors that have any: from ``Lowered`` on."""
+"""The stages after the last pass, from ``Lowered`` on, of the executors that have passes."""
 
 
 def _bind_saved(programmed: stages.Programmed, context: CompileContext) -> Executor:
-    """``bind``; where the order was left to costs, runs show whether tasks are faster."""
+    """``bind``; if the order was left to costs, runs show whether tasks are faster."""
     executor = stages.bind(programmed, context)
     unmeasured = programmed.schedule.unmeasured and context.workers > 1
     if unmeasured and isinstance(executor, LinearExecutor):
@@ -91,7 +91,7 @@ def _run_sampler(programmed: stages.Programmed, context: CompileContext) -> Samp
 
 
 def progress_of(option: bool | Progress) -> Progress | None:
-    """The callback for an option ``progress``; True stands for a line on stderr."""
+    """Return the callback for the option ``progress``; True means a line on stderr."""
     if option is False or (option is not True and callable(option)):
         return option or None
     if option is not True:
@@ -102,13 +102,13 @@ def progress_of(option: bool | Progress) -> Progress | None:
 
 
 def _name(stage: Stage) -> str:
-    """The name of a stage for people."""
+    """Return the name of a stage as progress reports show it."""
     name: str = getattr(getattr(stage, "func", stage), "__name__", "compile")
     return name.strip("_").replace("_", " ")
 
 
 class Compiler:
-    """Compiles graphs for one session: with its options, backends, limits and functions."""
+    """Compiles graphs for one session, with its options, backends, limits and functions."""
 
     def __init__(self, context: CompileContext) -> None:
         self.context = context
@@ -116,15 +116,15 @@ class Compiler:
 
     @property
     def _executor(self) -> str:
-        """The executor by whose line of stages graphs without frames are compiled."""
+        """The executor that selects the line of stages for graphs without frames."""
         name = self.context.executor
         return "linear" if name == "auto" and self.context.workers == 1 else name
 
     def structure(self, graph: Graph) -> Sequence[Unraised]:
-        """Simplify a sorted graph in place as far as that is possible without shapes.
+        """Simplify a sorted graph in place as far as possible without shapes.
 
-        TensorFlow's frames become If and Loop where that is exact; returns the primitives for which
-        it is not.
+        TensorFlow's frames become If and Loop where that is exact. Return the primitives that
+        structured control flow could not replace.
         """
         from penstock.compiler.lowering import pass_context
         from penstock.passes import pipeline
@@ -133,7 +133,7 @@ class Compiler:
         from penstock.passes.optimize.fold_constants import InferTypes
 
         context, frames = self.context, None
-        # Raised loops run one iteration after the other, which is faster unless nodes are slow
+        # Raised loops run their iterations in sequence, which is faster unless nodes are slow
         # enough to overlap.
         if context.executor == "auto" and is_framed(graph):
             from penstock.tuning.overlap import OverlapPolicy
@@ -143,17 +143,17 @@ class Compiler:
         keeps_frames, interprets = [context.executor == name for name in ("frames", "interpret")]
         pipeline.run_passes(pipeline.ORDER if keeps_frames else pipeline.STRUCTURE, graph, passes)
         if interprets and not is_framed(graph):
-            # Nodes that only control edges of pure nodes kept alive are dead code.
+            # Nodes that were only kept alive by control edges of pure nodes are dead code.
             pipeline.run_passes((DeadCode(), InferTypes()), graph, passes)
         elif not keeps_frames and not is_framed(graph):
             pipeline.optimize(graph, passes)
         if not interprets and not passes.numerics.strict:
-            # Once, and not for each set of shapes: it reads all weights.
+            # Done once, not for each set of shapes, since it reads all weights.
             pipeline.run_passes((FlushSubnormals(),), graph, passes)
         return passes.frames.unraised
 
     def infer(self, graph: Graph) -> None:
-        """Infer the types of the values of a graph, as far as its inputs say."""
+        """Infer the types of the values of a graph, as far as its input types determine them."""
         from penstock.passes.context import PassContext
         from penstock.passes.optimize.fold_constants import InferTypes
         from penstock.passes.pipeline import run_passes
@@ -163,9 +163,9 @@ class Compiler:
     def compile(
         self, subgraph: Subgraph, values: RunValues = (), open_types: OpenTypes | None = None
     ) -> Executor:
-        """The executor of ``subgraph`` for values of these shapes, or of ``open_types``.
-        Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations that
-        no kernel is available for."""
+        """Return the executor of ``subgraph`` for values of these shapes, or for ``open_types``.
+        Raises ``InvalidInput`` if it cannot run for them, ``Unsupported`` with all operations for
+        which no kernel is available."""
         context = self.context
         framed = context.executor == "frames" or subgraph.framed
         line = LINES["frames" if framed else self._executor]
@@ -174,13 +174,13 @@ class Compiler:
         return self._run(line, subgraph, values, open_types)
 
     def specialized(self, subgraph: Subgraph, values: RunValues) -> Graph:
-        """The graph of ``subgraph`` for values of these shapes, before its nodes have places."""
+        """Return the graph of ``subgraph`` for values of these shapes, before placement."""
         feeds: Feeds = self._run(_FOR_SHAPES, subgraph, values)
         return feeds.graph
 
     def reschedule(self, measured: MeasuredRuns) -> Executor | None:
-        """The executor of a plan on tasks or streams, if that should be faster than the order that
-        was measured in runs."""
+        """Return the executor of a plan on tasks or streams if it should be faster than the order
+        that was measured in runs, else None."""
         from penstock.compiler.scheduling import reschedule
 
         schedule = reschedule(measured, self.context)
@@ -189,17 +189,17 @@ class Compiler:
         return stages.bind(stages.generate_program(schedule, self.context), self.context)
 
     def knowing(self, long: Collection[str]) -> Compiler:
-        """A compiler that knows that these nodes take long, which estimates do not say."""
+        """Return a compiler that treats these nodes as slow, whatever their estimates."""
         return Compiler(replace(self.context, long=long))
 
     def folding(self, most: int) -> Compiler:
-        """A compiler of graphs that do not run, which folds constants of up to ``most`` bytes."""
+        """Return a compiler for graphs that do not run; it folds constants of up to ``most``."""
         options = self.context.options
         limits = replace(self.context.limits, max_folded_bytes=most, max_bytes=None)
         return Compiler(replace(self.context, options=replace(options, limits=limits)))
 
     def forecast_on_cluster(self, subgraph: Subgraph, values: RunValues) -> ClusterForecast:
-        """The expected time of runs of ``subgraph`` on the workers of ``cluster=``."""
+        """Return the expected time of runs of ``subgraph`` on the workers of ``cluster=``."""
         from penstock.compiler.cluster import forecast_on_cluster
 
         framed = self.context.executor == "frames" or subgraph.framed
@@ -207,10 +207,10 @@ class Compiler:
         return self._run((*line, _structure_for_workers, forecast_on_cluster), subgraph, values)
 
     def restore(self, saved: SavedPlan, values: RunValues) -> Executor:
-        """The executor of a plan that was saved, for values of the shapes that it is for."""
+        """Return the executor of a saved plan, for values of the plan's shapes."""
         line = AFTER_LOWERING[self._executor]
-        # The order was chosen before it was saved, so that nothing is scheduled; if it was only
-        # estimated, runs of this process still check it.
+        # The saved plan has an order, so nothing is scheduled. If the order rests on estimates,
+        # runs of this process still check it.
         if saved.arena is not None:
             line = (stages.plan_slots, stages.schedule_saved, stages.generate_program, _bind_saved)
         at = line.index(stages.generate_program)
@@ -224,7 +224,7 @@ class Compiler:
         values: RunValues,
         open_types: OpenTypes | None = None,
     ) -> Any:
-        """The record at the end of a line of stages."""
+        """Return the record at the end of a line of stages."""
         if open_types is None or values:
             from penstock.executors.feeds import check_dims
 
@@ -234,16 +234,16 @@ class Compiler:
         return self._through(line, feeds, feeds)
 
     def _through(self, line: Sequence[Stage], record: Any, feeds: Feeds) -> Any:
-        """What a line of stages makes of a record, for these ``feeds``."""
+        """Pass a record through a line of stages, for these ``feeds``."""
         with compile_guard(), reporting(self._progress):
             try:
                 for i, stage in enumerate(line):
                     checkpoint()
-                    # Names of stages are made only if something listens.
+                    # Names of stages are formatted only if something listens.
                     if THREAD.progress is not None:
                         report_progress(_name(stage), i, len(line))
                     record = stage(record, self.context)
-            # For these shapes the graph breaks a rule that it keeps for others: the feeds are at
+            # The graph is valid for other shapes and breaks a rule for these: the feeds are at
             # fault.
             except InvalidModel as error:
                 if not feeds.add_shapes or is_framed(feeds.graph):
@@ -252,13 +252,13 @@ class Compiler:
                 ports = zip(feeds.graph.inputs, feeds.types, strict=True)
                 fed = ", ".join(f"{value.name}: {input_type}" for value, input_type in ports)
                 raise InvalidInput(f"the model cannot run with ({fed}): {error}") from error
-            checkpoint()  # an attempt that was stopped may have been taken for a failed one
+            checkpoint()  # a stopped attempt may have been mistaken for a failed one
             report_progress("compiled", len(line), len(line))
         return record
 
     def measure(self, subgraph: Subgraph, values: RunValues, runs: int) -> None:
-        """Measure the nodes of ``subgraph`` on each backend in ``runs`` runs, and keep the costs;
-        first as they are, then with chains fused, as plans have them."""
+        """Measure the nodes of ``subgraph`` on each backend in ``runs`` runs and keep the costs:
+        first unfused, then with chains fused, as plans have them."""
         from penstock.backends.kernels import KernelTable
         from penstock.compiler.lowering import with_chains_fused
         from penstock.compiler.scheduling import observed_executor
@@ -276,7 +276,7 @@ class Compiler:
         profiler.allowed = placement.candidates(feeds.graph)
         profiler.measure_all(runs)
         fused = with_chains_fused(feeds.graph, placement, context)
-        # Fused chains are nodes of their own, whose costs are not the sum of those of their parts.
+        # Fused chains are single nodes, whose costs are not the sums of their parts' costs.
         if any(map(is_fused, fused.walk())):
             profiler.graph, profiler.allowed = fused, placement.candidates(fused)
             profiler.measure_all(runs)

@@ -1,4 +1,4 @@
-"""Graphs that tell values while they run, also those of loops (``Session.stream``)."""
+"""Graphs that report values while they run, also values inside loops (``Session.stream``)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from penstock.ops.internal.emit import EMIT
 
 
 def emit_values(graph: Graph, names: Mapping[str, str]) -> None:
-    """Put an Emit behind values, in a graph or one that is nested in it. ``names`` maps the names
-    that the run reports to those of values. Raises ``InvalidInput`` for a name that no value has,
-    or that values of several graphs beside one another have."""
-    found: dict[str, list[tuple[Graph, Value]]] = {name: [] for name in names.values()}
+    """Insert an Emit after each named value of a graph or its nested graphs. ``names`` maps the
+    names that the run reports to those of values. Raises ``InvalidInput`` for a name of no value,
+    or of several values in different graphs."""
+    places_of: dict[str, list[tuple[Graph, Value]]] = {name: [] for name in names.values()}
     known: list[str] = []
     for inner in graph.graphs():
-        made = [value for node in inner.nodes for value in node.outputs if value is not None]
-        for value in (*inner.inputs, *made):
+        outputs = [value for node in inner.nodes for value in node.outputs if value is not None]
+        for value in (*inner.inputs, *outputs):
             known.append(value.name)
-            if value.name in found:
-                found[value.name].append((inner, value))
+            if value.name in places_of:
+                places_of[value.name].append((inner, value))
     for name, own in names.items():
-        places = found[own]
+        places = places_of[own]
         if not places:
             raise InvalidInput(f"cannot stream {name!r}: {suggest(name, known)}")
         if len(places) > 1:

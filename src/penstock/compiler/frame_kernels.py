@@ -1,4 +1,4 @@
-"""What runs the nodes and segments of a graph with frames: kernels, or executors of their own."""
+"""Kernels of nodes in graphs with frames, and executors of their segments."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from penstock.tuning.placement import NODE, Placement
 from penstock.tuning.trial import BUDGET
 
 _CALLER = Workers("segment", 1)
-"""the pool of tasks of segments on the host: the thread that runs the segment, and no other"""
+"""the pool for tasks of segments on the host: only the thread that runs the segment"""
 
 
 class FrameKernels:
-    """Compiles the nodes of one graph, whose types are known, for both of its forms: for runs with
-    observers, and for those without. ``_kept`` has the kernels of nodes with side effects, since
-    both forms share their state; ``_originals`` has the nodes of the model by their copies.
-    ``contexts``: those of devices that stand for backends, by name."""
+    """Compiles the nodes of one graph with known types for both of its forms: for runs with
+    observers and for runs without. ``_kept`` holds the kernels of nodes with side effects, since
+    both forms share their state; ``_originals`` maps copies to the model's nodes. ``contexts``:
+    those of devices that stand for backends, by name."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         self.graph = graph
@@ -53,16 +53,16 @@ class FrameKernels:
         self.table = KernelTable()
         self.contexts = _contexts(graph, context, self.table)
         self._kept: dict[Node, tuple[Kernel, str]] = {}
-        # Weak: copies go with the form of the graph that they are of.
+        # Weak keys: copies live as long as the form of the graph to which they belong.
         self._originals = WeakKeyDictionary[Node, Node]()
 
     def measure(self) -> None:
-        """Measure the nodes of the graph, each alone and on zeros, if the user asks for
-        measurements or backends have memories of their own: estimates of different authors do not
-        compare. Nodes whose types only runs know are left out."""
+        """Measure each node of the graph alone, on zeros, if the user asks for measurements or if
+        backends have memories of their own, whose estimates are not comparable. Nodes whose types
+        are known only during runs are left out."""
         options = self.context.options
-        wanted = options.autotune or not self.context.one_memory
-        if not self.context.measures or not wanted:
+        is_requested = options.autotune or not self.context.one_memory
+        if not self.context.measures or not is_requested:
             return
         measured = set[NodeSignature]()
         for node in self.graph.nodes:
@@ -80,26 +80,26 @@ class FrameKernels:
         placement = Placement(context.backends, place, self.table, context.placing_costs)
         profiler.allowed = placement.candidates(graph)
         runs = None if context.options.autotune else BUDGET - 2
-        # Tokens are placed by the times with all threads, tasks of segments by those with one.
+        # Tokens are placed by times with all threads, tasks of segments by times with one thread.
         for single in (False,) if context.one_memory else (False, True):
             profiler.complete(single_threaded=single, brief_runs=runs)
 
     def copy(self, graph: Graph, inputs: list[Value] | None = None) -> Graph:
-        """A copy of a graph, of which the nodes with side effects keep their kernels."""
+        """Return a copy of a graph whose nodes with side effects keep their kernels."""
         copy = clone(graph, inputs)
         self.copied(dict(zip(copy.walk(), graph.walk(), strict=True)))
         return copy
 
     def copied(self, originals: Mapping[Node, Node]) -> None:
-        """Let copies of nodes with side effects have the kernels of these ``originals``."""
+        """Let copies of nodes with side effects share the kernels of these ``originals``."""
         self._originals.update((new, old) for new, old in originals.items() if not old.op.pure)
 
     def context_of(self, device: str) -> CompileContext:
-        """The context of what a device runs."""
+        """Return the context that compiles the nodes of a device."""
         return self.contexts.get(device, self.context)
 
     def backend(self, node: Node) -> Backend:
-        """The backend of a node: the fastest, or the last of the host that has constants."""
+        """Return the fastest backend of a node, or the last host backend for a constant node."""
         if not node.inputs:
             hosts = self.context.hosts[::-1]
             return next((host for host in hosts if self.table.accepts(host, node)), hosts[0])
@@ -109,11 +109,11 @@ class FrameKernels:
         return placement.fastest(Graph([], [], [node]))[node]
 
     def kernel(self, node: Node) -> tuple[Kernel, str] | None:
-        """The kernel of a node with the name of its backend; None if the node needs a plan: for its
-        graphs, for transfers, or for kernels that share threads."""
+        """Return the kernel of a node and the name of its backend, or None if the node needs a
+        plan: for its graphs, for transfers, or for kernels that share threads."""
         if node.graphs:
             return None
-        # A node may be a copy of a copy: of a function's graph, in one form of the model's.
+        # A node may be a copy of a copy, such as a function's graph in one form of the model's.
         original = node
         while original in self._originals:
             original = self._originals[original]
@@ -129,7 +129,7 @@ class FrameKernels:
         if node.inputs and needs_plan:
             return None
         compiled = self._compiled(node, backend), backend.name
-        # Both forms of the graph share the state of the node, such as its random numbers.
+        # Both forms of the graph share the node's state, such as its random numbers.
         if not node.op.pure:
             self._kept[original] = compiled
         return compiled
@@ -147,18 +147,18 @@ class FrameKernels:
         return kernel if contract is None else guarded(contract, kernel)
 
     def executor(self, graph: Graph) -> Executor:
-        """The executor of a graph without frames, all of it on one device. Raises ``InvalidModel``
-        and ``LimitExceeded`` for what would not run, though it may never have to."""
+        """Return the executor of a graph without frames on one device. Raises ``InvalidModel`` or
+        ``LimitExceeded`` for a graph that cannot run, even if no run would reach it."""
         context = self.context_of(graph.nodes[0].device if graph.nodes else "")
         values = [_placeholder(value) for value in graph.inputs]
         if any(value is None for value in values):
-            # What is not known cannot be measured.
+            # Nodes of unknown types cannot be measured.
             options = context.options
             expert = options.expert.changed(cost_model=context.costs)
             context = replace(context, options=replace(options, expert=expert))
         own = context.backends[0]
         on_streams = own.device is not None and capability(own, TakesTensors) is not None
-        # Tokens may stay on the device between segments: only what the host reads is copied.
+        # Tokens may stay on the device between segments: only values the host reads are copied.
         ports = Ports({}, stay=True) if on_streams else None
         feeds = Feeds(graph, values, refined=True, ports=ports)
         run_passes((RelaxControlEdges(),), graph, pass_context(context))
@@ -166,7 +166,7 @@ class FrameKernels:
         if not (context.one_memory or on_streams):
             context, schedule = _on_far_workers(context), schedule_tasks
         lowered = lower_graph(optimize_for_shapes(feeds, context), context)
-        planned = stages.plan_slots(lowered, context, inner=True)  # errors are for runs to raise
+        planned = stages.plan_slots(lowered, context, inner=True)  # runs raise its errors
         programmed = stages.generate_program(schedule(planned, context), context)
         executor = stages.bind(programmed, context)
         return DeviceSegment(executor, own) if on_streams else executor
@@ -175,12 +175,12 @@ class FrameKernels:
 def _contexts(
     graph: Graph, context: CompileContext, kernels: KernelTable
 ) -> dict[str, CompileContext]:
-    """The contexts of devices that stand for backends, by name: nodes are placed there, as far as
-    the backends have kernels for them and the user does not say otherwise."""
+    """Return the contexts of devices that stand for backends, by name. Nodes of such a device run
+    on its backend if it has kernels for them and the user does not say otherwise."""
     devices = context.options.devices
     if not isinstance(devices, Mapping):
         return {}
-    chosen = {each: backend_of(each, context.options.precision) for each in devices.values()}
+    chosen = {spec: backend_of(spec, context.options.precision) for spec in devices.values()}
     backends = {n: chosen[d] for n, d in zip(context.devices, devices.values(), strict=True)}
     place = {
         f"{NODE}{node.name}": backends[node.device].name
@@ -197,8 +197,8 @@ def _contexts(
 
 
 def _on_far_workers(context: CompileContext) -> CompileContext:
-    """The context of a segment whose nodes may run at the same time, on the workers of backends
-    with memories of their own. On the host one does: the others have other tokens to run."""
+    """Return the context of a segment whose nodes may run at the same time on backends with
+    memories of their own. On the host it has one worker: the others run other tokens."""
     options = context.options
     expert = options.expert.changed(pool=_CALLER)
     own = replace(options, executor="parallel", expert=expert, devices=None, cluster=None)
@@ -206,9 +206,9 @@ def _on_far_workers(context: CompileContext) -> CompileContext:
 
 
 def _placeholder(value: Value) -> np.ndarray | None:
-    """An array of the type of a value, if that is known."""
+    """Return an array of the type of a value, or None if the type is not known."""
     type_ = value.type
     if not isinstance(type_, TensorType) or not type_.static or type_.dtype is None:
         return None
-    # One element with strides of 0: the placeholder of a large value takes no memory.
+    # One element with strides of 0, so that the placeholder of a large value takes no memory.
     return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

@@ -6,15 +6,15 @@
 
     Feeds           a graph, copied, and the values of its inputs
     FramedGraph     the graph with devices and types, and what compiles its nodes
-    SplitGraph      one form of it: its parts, by device, with segments
+    SplitGraph      one form of the graph: its parts, by device, with segments
     Executor        the steps of all parts, each with its kernel
 
-``build_frames`` makes a ``SplitGraph`` of the graph and an executor of that; where a segment cannot
-be compiled, since it might never run, both once more without it. A loop that is not raised becomes
-one node (``Frame``) where no token of it can be observed. The graph of a segment goes through the
-same stages as other graphs; a node in no segment runs on the backend that is expected to be fastest
-for it. Runs with observers use a second form, which is compiled when the first of them begins and
-has each node of the model.
+``build_frames`` compiles a ``SplitGraph`` of the graph into an executor. If a segment cannot be
+compiled, perhaps since it would never run, both steps are repeated without it. A loop that is not
+raised becomes one node (``Frame``) if none of its tokens can be observed. The graph of a segment
+passes through the same stages as other graphs; a node outside segments runs on the backend that is
+expected to be fastest for it. Runs with observers use a second form, which contains each node of
+the model and is compiled when the first such run begins.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from penstock.passes.structure.branches import UnraisedError
 from penstock.passes.structure.conditions import LIVES
 from penstock.passes.structure.loops import FrameLoop
 
-# Times that segments are formed anew, without the nodes of one that cannot be compiled.
+# How often segments are formed anew, without the nodes of one that cannot be compiled.
 _MOST_ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
 class FramedGraph:
-    """A graph whose nodes have devices and whose values have types; what compiles its nodes, and
-    which of them are slow."""
+    """A graph whose nodes have devices and whose values have types, with the compiler of its nodes
+    and the nodes that are slow."""
 
     graph: Graph
     kernels: FrameKernels
@@ -61,7 +61,7 @@ class FramedGraph:
 @dataclass(frozen=True)
 class SplitGraph:
     """One form of a graph, and its ``parts`` by device. ``passes``: the context of the passes that
-    made it, for graphs that its nodes call."""
+    produced it, for graphs that its nodes call."""
 
     source: FramedGraph
     graph: Graph
@@ -71,7 +71,7 @@ class SplitGraph:
 
 
 class SegmentError(Exception):
-    """A segment, or a frame as one node, cannot be compiled, perhaps since it would never run."""
+    """A segment or a frame as one node cannot be compiled, perhaps since it would never run."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.name)
@@ -79,8 +79,8 @@ class SegmentError(Exception):
 
 
 def structure_frames(feeds: Feeds, context: CompileContext) -> FramedGraph:
-    """Give nodes their devices and values their types. Raises ``Unsupported`` if another executor
-    was asked for than that of frames."""
+    """Give nodes their devices and values their types. Raises ``Unsupported`` if an executor other
+    than "frames" and "auto" was requested."""
     graph = feeds.graph
     passes = pass_context(context, frames=DevicePolicy(graph, context))
     if context.devices or not is_framed(graph):
@@ -98,14 +98,14 @@ def structure_frames(feeds: Feeds, context: CompileContext) -> FramedGraph:
 
 
 def framed_graph(graph: Graph, context: CompileContext) -> FramedGraph:
-    """The record of a graph whose types are known."""
+    """Return the record of a graph whose types are known."""
     kernels = FrameKernels(graph, context)
     kernels.measure()
     return FramedGraph(graph, kernels, SlowNodes(graph, kernels))
 
 
 def build_part(graph: Graph, context: CompileContext) -> FramesExecutor:
-    """The executor of a part of a graph, whose other parts are on other workers of a cluster."""
+    """Return the executor of one worker's part of a graph on a cluster."""
     # Other parts may send dead tokens.
     run_passes((InferTypes(),), graph, replace(pass_context(context), framed=True))
     check_sizes(graph, context.limits)
@@ -113,13 +113,13 @@ def build_part(graph: Graph, context: CompileContext) -> FramesExecutor:
 
 
 def build_frames(framed: FramedGraph, context: CompileContext) -> FramesExecutor:
-    """The executor of a graph with frames."""
+    """Return the executor of a graph with frames."""
     for node, frame in Frames(framed.graph).of.items():
         if node.op.role is Role.NEXT_ITERATION and frame.parent is None:
             # Even constants are tokens of the first iteration.
             return build_frame_graph(split_observed(framed, context), context)
-    # A segment compiles nodes that a run may never reach, with types that only then would be wrong:
-    # where that fails, its nodes run one by one.
+    # A segment compiles nodes that a run may never reach, with types that would be wrong there:
+    # if that fails, its nodes run one by one.
     refused: set[str] = set()
     for _ in range(_MOST_ATTEMPTS):
         try:
@@ -132,21 +132,21 @@ def build_frames(framed: FramedGraph, context: CompileContext) -> FramesExecutor
 def split_frames(
     framed: FramedGraph, context: CompileContext, refused: Collection[str] = ()
 ) -> SplitGraph:
-    """The form of a graph for runs without observers: loops and conditions are raised, nodes
-    grouped into segments, but for the ``refused`` ones."""
+    """Return the form of a graph for runs without observers: loops and conditions are raised and
+    nodes grouped into segments, except for the ``refused`` nodes."""
     policy = SegmentPolicy(framed.kernels, framed.slow, refused)
     return _split(framed, context, policy, observed=False)
 
 
 def split_observed(framed: FramedGraph, context: CompileContext) -> SplitGraph:
-    """The form of a graph for runs with observers, each node as the model has it."""
+    """Return the form of a graph for runs with observers: each node as the model has it."""
     return _split(framed, context, ObservedPolicy(context), observed=True)
 
 
 def _split(
     framed: FramedGraph, context: CompileContext, policy: FramePolicy, observed: bool
 ) -> SplitGraph:
-    # The other form, for observers, is made of the same graph later.
+    # The form for observers is derived from the same graph later.
     graph = framed.kernels.copy(framed.graph)
     passes = replace(pass_context(context, frames=policy), framed=_has_tokens(graph))
     run_passes(OBSERVED if observed else SPLIT, graph, passes)
@@ -157,19 +157,19 @@ def _split(
 
 
 def _has_tokens(graph: Graph) -> bool:
-    """Whether values of a graph may be dead: it has frames, or is a part of one that may have."""
+    """Whether values of a graph may be dead: it has frames, or is a part of such a graph."""
     return is_framed(graph) or any(n.op.role in (Role.SEND, Role.RECV) for n in graph.nodes)
 
 
 def _paths(part: GraphPart, policy: FramePolicy) -> dict[Node, tuple[str, ...]]:
-    """The frames around the nodes of a part, its segments included."""
+    """Return the frames around the nodes of a part, its segments included."""
     segments = {new: node for new, node in policy.segments.items() if node in part.paths}
     return {**part.paths, **{new: part.paths[node] for new, node in segments.items()}}
 
 
 def build_frame_graph(split: SplitGraph, context: CompileContext) -> FramesExecutor:
-    """The executor of one form of a graph. Raises ``SegmentError`` for a segment that cannot be
-    compiled."""
+    """Return the executor of one form of a graph. Raises ``SegmentError`` for a segment that
+    cannot be compiled."""
     kernels, devices = split.source.kernels, len(context.devices)
     compilers = NodeCompilers(
         kernels.kernel,
@@ -179,7 +179,7 @@ def build_frame_graph(split: SplitGraph, context: CompileContext) -> FramesExecu
         _frame_form,
     )
     builder = FrameGraphBuilder(compilers, context.limits, context.workers)
-    if split.observed:  # the second form, which needs no third one
+    if split.observed:  # the form for observers needs no further form
         return builder.build(split.graph, split.parts, devices)
     framed = split.source
 
@@ -197,9 +197,9 @@ def _segment_executor(kernels: FrameKernels, graph: Graph) -> Executor:
 
 
 def _function(split: SplitGraph, context: CompileContext, name: str) -> Graph:
-    """A copy of a function's graph, without dead code."""
+    """Return a copy of a function's graph, without dead code."""
     graph = split.source.kernels.copy(context.functions[name])
-    # A call in a frame passes dead tokens on, so that its nodes may not run.
+    # A call in a frame propagates dead tokens, so its nodes may not run.
     passes = replace(split.passes, framed=True)
     run_passes((DeadCode(),), graph, passes)
     check_sizes(graph, context.limits)
@@ -208,7 +208,7 @@ def _function(split: SplitGraph, context: CompileContext, name: str) -> Graph:
 
 
 def _called(split: SplitGraph, graph: Graph, inputs: list[Value] | None = None) -> Graph:
-    """A copy of a graph that a node calls, with these inputs."""
+    """Return a copy of a graph that a node calls, with these inputs."""
     graph = split.source.kernels.copy(graph, inputs)
     if not split.observed and not split.passes.frames.in_parts(graph):
         run_passes(CALLED, graph, replace(split.passes, framed=_has_tokens(graph)))
@@ -216,14 +216,14 @@ def _called(split: SplitGraph, graph: Graph, inputs: list[Value] | None = None) 
 
 
 def _frame_form(node: Node) -> FrameForm:
-    """The form of a frame that is one node."""
+    """Return the compiled form of a frame that is one node."""
     body = node.attrs["body"]
     frames = Frames(body)
     (frame,) = frames.by_name.values()
     try:
         loop = FrameLoop(frame, [node for node in body.nodes if frames.of[node] is frame])
     except UnraisedError as error:
-        # A loop that cannot be written as one function runs by tokens, as the model has it.
+        # A loop that cannot be written as one function runs by tokens, as in the model.
         raise SegmentError(body) from error
     conditions = loop.deadness.conditions
     edge = {*loop.variables, *loop.next_iterations, *loop.exits}

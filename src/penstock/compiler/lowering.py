@@ -1,5 +1,5 @@
-"""The stages of the compile line that run passes, and what passes may ask about a session. Saved
-plans need none of this, and do not import this module."""
+"""The stages of the compile line that run passes, and the pass context that they share. Saved
+plans need none of this and do not import this module."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from penstock.tuning.placement import Placement
 
 
 def optimize_for_shapes(feeds: Feeds, context: CompileContext) -> Feeds:
-    """Simplify the graph as far as its shapes allow; refuse tensors that do not fit into memory."""
-    if feeds.refined:  # else it is as simple already as its shapes allow
+    """Simplify the graph as far as its shapes allow. Raises for tensors too large for memory."""
+    if feeds.refined:  # otherwise the graph is already as simple as its shapes allow
         optimize(feeds.graph, pass_context(context))
     check_sizes(feeds.graph, context.limits)
     return feeds
 
 
 def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) -> Lowered:
-    """Quantize, fuse, place each node on a backend; insert transfers between memories, and with
-    ``layouts`` copies between layouts. Values that kernels allocate need none of these."""
-    # Kernels are compiled once: placement, layouts and the plan all ask this table.
+    """Quantize and fuse nodes, place each on a backend, insert transfers between memories and, with
+    ``layouts``, copies between layouts. Values that kernels allocate need no layout copies."""
+    # Kernels are compiled once: placement, layouts and the plan all use this table.
     graph, kernels = feeds.graph, KernelTable()
     set_threads(graph, context)
     costs, profiler = context.costs, None
@@ -41,14 +41,14 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
         profiler = GraphProfiler(graph, costs, feeds.values, kernels, observed)
     place, of_places = context.options.place or {}, context.placing_costs
     placement = Placement(context.backends, place, kernels, of_places)
-    # In several memories, candidates are measured where placement needs them (``_places``).
+    # With several memories, candidates are measured where placement needs them (``_places``).
     if context.one_memory and context.options.autotune and profiler is not None:
         _measure_fused(graph, placement, profiler, context)
     places = partial(_places, placement, profiler, context, feeds.ports)
     placing = BackendPlacing(context, places, kernels, layouts, feeds.ports)
     passes = packing(feeds.packs) if feeds.packs else LOWER
     run_passes(passes, graph, pass_context(context, placement, placing))
-    # Passes know places by name; from here on steps belong to backends.
+    # Passes know places by name; from here on each step has a backend object.
     placed = {node: context.by_name[place.backend] for node, place in placing.placement.items()}
     if context.options.reproducible:
         from penstock.ops.exactness import check_exact
@@ -58,7 +58,7 @@ def lower_graph(feeds: Feeds, context: CompileContext, *, layouts: bool = True) 
 
 
 def _observed_executor(context: CompileContext, *parts: Any) -> Executor:
-    """``scheduling.observed_executor``, imported once something is measured."""
+    """``scheduling.observed_executor``, imported only when something is measured."""
     from penstock.compiler.scheduling import observed_executor
 
     return observed_executor(context, *parts)
@@ -67,19 +67,19 @@ def _observed_executor(context: CompileContext, *parts: Any) -> Executor:
 def _measure_fused(
     graph: Graph, placement: Placement, profiler: GraphProfiler, context: CompileContext
 ) -> None:
-    """Measure the nodes of ``graph``, with chains fused, on all backends."""
+    """Measure the nodes of ``graph`` on all backends, with chains fused."""
     copy = with_chains_fused(graph, placement, context)
-    # The graph itself must not be fused before costs say which chains are worth it.
+    # The graph itself stays unfused until costs show which chains pay off.
     profiler.graph, profiler.allowed = copy, placement.candidates(copy)
     profiler.complete(single_threaded=False)
     profiler.graph = graph
 
 
 def with_chains_fused(graph: Graph, placement: Placement, context: CompileContext) -> Graph:
-    """A copy of ``graph`` with every chain fused that a backend has a kernel for, unless that was
-    measured to be slower: once it is measured, costs decide which chains are."""
+    """Return a copy of ``graph`` with every chain fused for which a backend has a kernel, except
+    chains that were measured to be slower. Costs choose among chains after measuring."""
     copy = clone(graph)
-    # An estimate would already leave chains out of what is about to be measured.
+    # An estimate would exclude chains that are about to be measured.
     placement.measured_only = True
     run_passes(LOWER, copy, pass_context(context, placement, BackendPlacing(context)))
     return copy
@@ -92,13 +92,13 @@ def _places(
     ports: Ports | None,
     graph: Graph,
 ) -> dict[Node, Place]:
-    """Where each node of ``graph`` runs, whose inputs and outputs are where ``ports`` say."""
+    """Place each node of ``graph``, whose inputs and outputs are in the memories of ``ports``."""
     costs = placement.costs
     parallel = context.executor in ("parallel", "streams", "auto")
     if context.one_memory:
         # Values need no transfers, so each node runs where it is fastest.
         placed = placement.for_workers(graph, context.workers if parallel else 1)
-        if profiler is not None:  # which is to measure only what decides between orders now
+        if profiler is not None:  # measure only the costs that decide between orders from here on
             profiler.allowed = {node: [backend] for node, backend in placed.items()}
     else:
         from penstock.tuning.trial import BUDGET
@@ -106,13 +106,13 @@ def _places(
         allowed = placement.candidates(graph)
         if profiler is not None:
             profiler.allowed = allowed
-            profiler.copy_graph()  # later measurements must not see the transfers of this one
-            # Tasks need costs with all threads as well, for which one of three runs is left.
+            profiler.copy_graph()  # later measurements must not see the transfers inserted here
+            # Tasks also need costs with all threads, for which one of three runs remains.
             runs = None if context.options.autotune else BUDGET - (2 if parallel else 1)
             profiler.complete(single_threaded=parallel, brief_runs=runs)
         from penstock.tuning.transfer_placement import TransferPlacement
 
-        threads = 1 if parallel else None  # tasks at the same time have a core each
+        threads = 1 if parallel else None  # tasks that run at the same time have one core each
         choice = TransferPlacement(
             allowed,
             context.backends,
@@ -122,15 +122,15 @@ def _places(
             ports=ports,
         )
         placed = choice.choose(graph)
-        if profiler is not None:  # which is to measure only what decides between orders now
+        if profiler is not None:  # measure only the costs that decide between orders from here on
             pairs = zip(graph.walk(), profiler.graph.walk(), strict=True)
             profiler.allowed = {new: [placed[old]] for old, new in pairs if old in placed}
     return {node: Place(backend.name, backend.memory) for node, backend in placed.items()}
 
 
 class BackendPlacing(KernelPlacing):
-    """Where nodes run, among the backends of a session: ``choose`` says it, which takes a graph.
-    With ``layouts``, the ``kernels`` of the compilation decide the layouts of values."""
+    """Places nodes on the backends of a session, by the function ``choose`` of a graph. With
+    ``layouts``, the ``kernels`` of the compilation also determine the layouts of values."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ def pass_context(
     placing: Placing | None = None,
     frames: FramePolicy | None = None,
 ) -> PassContext:
-    """The context of passes: by default nodes have no places, and all frames are raised."""
+    """Return the context of passes. By default nodes have no places, and all frames are raised."""
     return PassContext(
         limits=context.limits,
         fusion=fusion if context.fuses else None,

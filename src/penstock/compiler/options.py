@@ -1,4 +1,4 @@
-"""The options of compiling and of running, each spelled once."""
+"""The options of compiling and of running, each declared once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ELSEWHERE = {
         'as in shapes={"x": [8, 3]}, and penstock.Replicas joins requests into batches'
     ),
 }
-"""How to get what other libraries have as an option of this name."""
+"""how to get what other libraries offer as an option of this name"""
 _FLOAT16 = (
     'a model of float16 runs as it is, computed in float32 or, with "strict", rounded after each '
     'operation; "bf16" is faster on processors that support it'
@@ -78,21 +78,21 @@ _PRECISIONS_ELSEWHERE = {
     "fp32": 'write "float32"',
     "bfloat16": 'write "bf16"',
 }
-"""How to get precisions by the names that other libraries have for them."""
+"""how to get precisions by the names that other libraries use for them"""
 EXECUTORS: tuple[ExecutorName, ...] = get_args(ExecutorName)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Returns: TypeAlias = Literal["numpy", "torch"]
 RETURNS: tuple[Returns, ...] = get_args(Returns)
 DeadRows: TypeAlias = Literal["exact", "any"]
 PACKS: Mapping[DeadRows, str] = {"exact": "proven", "any": "any"}
-"""what ``PackRows`` leaves out for ``dead_rows=``"""
+"""the values of ``PackRows.packs`` for ``dead_rows=``"""
 
 
 class SharedVariables(Protocol):
-    """The variables of a session (``session.variables``), for ``variables=``."""
+    """The variables of a session (``session.variables``), as ``variables=`` takes them."""
 
     def of(self, model: Model) -> dict[Store, Store]:
-        """The stores that take the place of the model's own."""
+        """Return the stores that replace the model's own, by the model's stores."""
         ...
 
 
@@ -100,23 +100,23 @@ def _check_types(record: ExpertOptions | CompileOptions) -> None:
     """Raise ``TypeError`` for an option of a type that its field does not declare."""
     for own in fields(record):
         value, allowed = getattr(record, own.name), own.metadata["allowed"]
-        # The default of most is None, which stands for no value of their types.
+        # The default of most fields is None, which means that no value is given.
         if allowed is not None and value is not own.default and not allowed(value):
             raise wrong_type(own.name, value, str(own.type))
 
 
-# Comparisons of NumPy's arrays return bools of its own.
+# Comparisons of NumPy arrays return NumPy's own bools.
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-# A lone name would else pass as a list of names of one letter each.
+# Otherwise a single name would pass as a list of one-letter names.
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _by_name(value: object, allowed: Callable[[object], bool] = lambda _: True) -> bool:
-    """Whether it is a mapping of names to what is allowed."""
+    """Whether ``value`` maps names to allowed values."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and allowed(item) for name, item in value.items()
     )
@@ -133,7 +133,7 @@ def _are_shapes(value: Any) -> bool:
     return by_name(value) or (_is_list(value) and all(map(by_name, value)))
 
 
-# Python's bools are ints as well.
+# Python's bools are ints as well, so they are excluded.
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is an integer."""
     return isinstance(value, int | np.integer) and not _is_flag(value)
@@ -147,11 +147,11 @@ def _are_devices(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ExpertOptions:
-    """What ``penstock.compile`` takes as ``expert=``: options for developers of Penstock and for
-    benchmarks, which programs that run models do without. Raises as ``compile`` does."""
+    """Options for developers of Penstock and for benchmarks, which ``penstock.compile`` takes as
+    ``expert=``. Programs that run models do not need them. Raises as ``compile`` does."""
 
     given: ClassVar[frozenset[str]] = frozenset()
-    """Names of the options that were given, also at their defaults."""
+    """Names of the options that were given, even if they equal their defaults."""
 
     fixed_threads: bool = option(
         False,
@@ -201,7 +201,7 @@ class ExpertOptions:
 
     def __new__(cls, **options: object) -> Self:
         record = object.__new__(cls)
-        # Once __init__ has filled in the defaults, nothing tells what was given.
+        # Once __init__ has filled in the defaults, given options can no longer be recognised.
         object.__setattr__(record, "given", frozenset(options))
         return record
 
@@ -212,7 +212,7 @@ class ExpertOptions:
             check_count("max_streams", self.max_streams)
 
     def changed(self, **options: object) -> ExpertOptions:
-        """A copy with some options replaced."""
+        """Return a copy with some options replaced."""
         own: dict[str, Any] = {name: getattr(self, name) for name in self.given}
         return ExpertOptions(**{**own, **options})
 
@@ -231,7 +231,7 @@ class CompileOptions:
     not allow, and ``TypeError`` for one of a wrong type."""
 
     given: ClassVar[frozenset[str]] = frozenset()
-    """Names of the options that were given, of these those that may be at their defaults."""
+    """Names of the options that were given, even if they equal their defaults."""
 
     executor: ExecutorName = option(
         "auto",
@@ -444,19 +444,19 @@ class CompileOptions:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Bytes that the session may hold, None for no bound."""
+        """The bytes that the session may hold, or None without a bound."""
         return parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory
 
     def check_use(self, given: Collection[str]) -> None:
-        """Raise ``OptionError`` for an option that would do nothing. To be asked once packages and
-        the environment have named theirs; ``given`` are those of the caller."""
+        """Raise ``OptionError`` for an option that would have no effect. Call this once packages
+        and the environment have set their options; ``given`` are those of the caller."""
         if self.expert.max_streams is not None and self.executor != "streams":
             raise OptionError(f'max_streams= is for executor="streams", not {self.executor!r}')
         if self.expert.grouping is not None and self.executor not in ("auto", "parallel"):
             raise OptionError(
                 f'grouping= is for executor="parallel" or "auto", not {self.executor!r}'
             )
-        # A package may name a planner, and the environment another executor than the package.
+        # A package may name a planner, and the environment an executor other than the package's.
         if "memory_planner" in given and self.executor in ("dataflow", "interpret"):
             raise OptionError(
                 f"memory_planner= lays out an arena, and executor={self.executor!r} has none"
@@ -464,20 +464,20 @@ class CompileOptions:
 
     @property
     def cuda_devices(self) -> tuple[str, ...]:
-        """The CUDA devices that ``devices`` names, if it names such alone."""
+        """The CUDA devices that ``devices`` names, or () if it names other devices."""
         names = self.devices if _is_list(self.devices) else ()
         assert isinstance(names, Sequence)
         cuda = all(name.startswith("cuda:") and name[5:].isdecimal() for name in names)
         return tuple(names) if cuda else ()
 
     def get(self, name: str) -> Any:
-        """The value of an option, of those in ``expert``, too."""
+        """Return the value of an option, which may be one of ``expert``."""
         return getattr(self.expert if name in EXPERT else self, name)
 
     def filled(self, values: NamedValues) -> CompileOptions:
-        """These options with ``values``, of options in ``expert``, too, for those that were not
-        given. None is never given."""
-        # The first one that gives an option decides: the caller, the model's file, the environment.
+        """Return these options with ``values``, also for ``expert``, for those that were not given.
+        None counts as not given."""
+        # The first source that sets an option wins: the caller, the model's file, the environment.
         unset = {}
         for name, value in values.items():
             own = self.get(name)
@@ -492,13 +492,13 @@ class CompileOptions:
 
 
 EXPERT = frozenset([f.name for f in fields(ExpertOptions)])
-"""Names of the options in ``CompileOptions.expert``"""
+"""names of the options in ``CompileOptions.expert``"""
 DEFAULTS = CompileOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run takes: ``Session.run``, ``submit``, ``run_async`` and ``arun``, and
+    """The options of a run: of ``Session.run``, ``submit``, ``run_async`` and ``arun``, and of
     ``Stream.run``."""
 
     feeds: Feeds | None = option(
@@ -559,7 +559,7 @@ class RunOptions:
 
     @property
     def all_observers(self) -> tuple[Observer, ...]:
-        """The trace, if any, and the other observers."""
+        """The trace, if any, followed by the other observers."""
         others = tuple(self.observers)
         return others if self.trace is None else (self.trace, *others)
 
@@ -569,18 +569,18 @@ Result = TypeVar("Result")
 
 
 def make(record: Callable[P, Result], caller: str, *arguments: Any, **options: Any) -> Result:
-    """The record of these options; ``TypeError`` suggests a name for one that there is not."""
+    """Return the record of these options. The ``TypeError`` for an unknown name suggests one."""
     names = option_names(record)
     for name, value in options.items():
         if name not in names:
             raise TypeError(f"{caller}() has no option {name!r}; {_hint(name, value, names)}")
-    made = record(*arguments, **options)
-    expert = made.expert.given if isinstance(made, CompileOptions) else ()
-    return with_given(made, {*options, *expert})
+    new = record(*arguments, **options)
+    expert = new.expert.given if isinstance(new, CompileOptions) else ()
+    return with_given(new, {*options, *expert})
 
 
 def _hint(name: str, value: object, names: Sequence[str]) -> str:
-    """What may be meant by an option whose name is none of ``names``."""
+    """Return what an option may mean whose name is not among ``names``."""
     if name in EXPERT and "expert" in names:
         text = repr(value) if isinstance(value, bool | int | str) else "..."
         return f"it is expert=penstock.ExpertOptions({name}={text})"
@@ -593,7 +593,7 @@ def _hint(name: str, value: object, names: Sequence[str]) -> str:
 
 
 def with_given(record: Result, names: Collection[str]) -> Result:
-    """``record``, which now knows which of its options were given."""
+    """Return ``record`` with the names of the options that were given."""
     if isinstance(record, CompileOptions):
         object.__setattr__(record, "given", frozenset(names))
     return record

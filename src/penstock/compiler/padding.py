@@ -1,12 +1,12 @@
-"""Padded batches: which inputs are masks, and the subgraph that leaves out the rows they hide.
+"""Padded batches: find the inputs that are masks, and leave out the rows that they hide.
 
-A batch of texts of unequal lengths has rows that only pad it. Where a mask hides enough of them, a
-run takes another plan of the same graph, without these rows (``passes.lowering.pack_rows``)::
+A batch of texts of unequal lengths has rows that are only padding. If a mask hides enough of them,
+a run uses another plan of the same graph, without these rows (``passes.lowering.pack_rows``)::
 
     ids, mask [32, 109]    1,245 of 3,488 rows matter       a plan for packed rows
     ids, mask [1, 60]      all rows matter                  the usual plan
 
-Whether it serves is decided by the fed values alone, so that equal feeds always take the same plan.
+The fed values alone decide which plan is used, so that equal feeds always use the same plan.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
 
 _MOST_LIVE = 0.9
-"""the part of rows that matter, with more of which all are computed: packing takes time, too"""
+"""the largest part of rows that matter for which packing pays off, since it takes time itself"""
 _TRIES = 3
 
 
 class PackedSubgraph(Subgraph):
-    """``base`` without the rows that a mask hides; ``packs`` as ``Subgraph`` has it."""
+    """``base`` without the rows that a mask hides. For ``packs`` see ``Subgraph``."""
 
     def __init__(self, base: Subgraph, packs: str) -> None:
         super().__init__(base.graph, base.outputs, base.unraised)
-        # Weak: the base has its variants, and subgraphs are freed by their last reference.
+        # Weak: the base holds its variants, and subgraphs are freed with their last reference.
         self._base = ref(base)
         self.packs = packs
-        self.varying.fixed = True  # rows of unknown number cannot be told from samples
+        self.varying.fixed = True  # an unknown number of rows cannot be distinguished from samples
         self._tries = _TRIES
         self.stays: set[tuple[Hashable, ...]] = set()
-        """keys of batches whose rows are all computed, for want of memory"""
-        # Keys of batches whose padded plans fit into memory, and what runs of these need.
+        """keys of batches that are computed with all rows, for lack of memory"""
+        # Keys of batches whose padded plans fit into memory, and the bytes that runs of these need.
         self._fitting: dict[tuple[Hashable, ...], int] = {}
 
     @property
@@ -51,42 +51,42 @@ class PackedSubgraph(Subgraph):
         return self._base()
 
     def fits(self, key: tuple[Hashable, ...], nbytes: int) -> None:
-        """Note that the padded plan of a batch fits into the memory of the session."""
+        """Record that the padded plan of a batch fits into the memory of the session."""
         if not self.depends_on_dtypes:
             others = self._fitting.items()
             self._fitting = {k: n for k, n in others if not _is_within(k, key)} | {key: nbytes}
 
     def most_bytes(self, key: tuple[Hashable, ...]) -> int:
-        """What runs need of the padded plan of a batch that is no smaller in any dim, 0 if none is
-        known."""
-        found = [nbytes for other, nbytes in self._fitting.items() if _is_within(key, other)]
-        return min(found, default=0)
+        """Return the bytes of runs of a known padded plan for a batch that is no smaller in any
+        dim, or 0 if none is known."""
+        sizes = [nbytes for other, nbytes in self._fitting.items() if _is_within(key, other)]
+        return min(sizes, default=0)
 
     def refuse(self) -> Subgraph:
-        """The base, in place of this one, which cannot run; after some tries, from now on."""
+        """Return the base instead of this subgraph, which cannot run; after some tries, always."""
         base = self.base
-        assert base is not None  # the executor that runs this holds it
-        self._tries -= 1  # some dims are special, such as those of a single row
+        assert base is not None  # the executor that runs this subgraph holds it
+        self._tries -= 1  # some dims, such as a single row, may fail where others succeed
         if not self._tries:
             base.masks = ()
         return base
 
 
 def unpadded(subgraph: Subgraph, values: RunValues, packs: str) -> Subgraph | None:
-    """The variant of ``subgraph`` for these values, if a mask among them hides rows."""
+    """Return the variant of ``subgraph`` for these values if one of their masks hides rows."""
     masks = subgraph.integers if subgraph.masks is None else subgraph.masks
     if not any(_hides(values[i], subgraph.least_mask) for i in masks):
         return None
-    if subgraph.masks is None:  # of a plan that was saved, the graph is read now
+    if subgraph.masks is None:  # the graph of a saved plan is read only when it is needed
         subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
         return unpadded(subgraph, values, packs)
-    found = subgraph.variants.get(packs)
-    return found or subgraph.variants.setdefault(packs, PackedSubgraph(subgraph, packs))
+    variant = subgraph.variants.get(packs)
+    return variant or subgraph.variants.setdefault(packs, PackedSubgraph(subgraph, packs))
 
 
 def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: str) -> str:
-    """Whether rows are left out that a mask hides, in batches of the shapes of ``values``; if not,
-    which node stands in the way."""
+    """Say for reports whether rows that a mask hides are left out, in batches of the shapes of
+    ``values``; if not, name the node that prevents it."""
     masks = masks_of(subgraph.graph, subgraph.numbers)
     names = " and ".join([repr(subgraph.names[i]) for i in masks])
     if not packs or not masks:
@@ -101,9 +101,9 @@ def rows_text(compiler: Compiler, subgraph: Subgraph, values: RunValues, packs: 
 
 
 def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> None:
-    """Raise ``RowsStay`` unless it is proven, for batches of the shapes of ``values``, that rows
-    which a mask hides act on no others, and samples on no others, and that a sample padded at its
-    end with zeros gets what it gets alone."""
+    """Raise ``RowsStay`` unless it is proven, for batches of the shapes of ``values``, that hidden
+    rows affect no other rows, that samples affect no other samples, and that a sample padded with
+    zeros at its end gets the same results as alone."""
     from penstock.compiler.lowering import pass_context
     from penstock.passes.lowering.apart import ProveApart
     from penstock.passes.pipeline import before_attention, run_passes
@@ -113,7 +113,7 @@ def check_batch(compiler: Compiler, subgraph: Subgraph, values: RunValues) -> No
 
 
 def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:
-    """Whether no dim of the shapes of a key is larger than that of another one."""
+    """Whether no dim of the shapes of a key is larger than the same dim of another key."""
     for a, b in zip(key, other, strict=True):
         if not isinstance(a, tuple) or not isinstance(b, tuple) or len(a) != len(b):
             return False
@@ -123,7 +123,7 @@ def _is_within(key: Sequence[Hashable], other: Sequence[Hashable]) -> bool:
 
 
 def _hides(mask: object, least: int) -> bool:
-    """Whether a feed may be a mask that hides rows, but not all, and has ``least`` elements."""
+    """Whether a feed of at least ``least`` elements may be a mask that hides some rows, not all."""
     if not isinstance(mask, np.ndarray) or mask.size < least:
         return False
     most = _MOST_LIVE * mask.size if least else mask.size - 1
@@ -133,21 +133,21 @@ def _hides(mask: object, least: int) -> bool:
 
 
 def _counts(node: Node) -> bool:
-    """Whether a node may count what a mask has: lengths tell as much."""
+    """Whether a node may count the elements of a mask, since lengths carry the same information."""
     return node.op.name.startswith("Reduce") or node.op.name == "CumSum"
 
 
 def _mask_inputs(node: Node) -> tuple[int, ...]:
-    """The inputs of attention that say what is hidden, masks and lengths: to look at caches, too,
-    takes longer in each run than a step does."""
+    """Return the inputs of attention that hide positions: masks and lengths. Examining caches too
+    would take longer in each run than a step."""
     if node.op.name == "MultiHeadAttention":
         return 4, 5
     return (3, 5) if node.op.domain else (3, 6)
 
 
 def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
-    """The ``inputs`` of which scores of attention are computed element by element, or of their
-    lengths."""
+    """Return the ``inputs`` from which, or from whose lengths, scores of attention are computed
+    element by element."""
     reached: dict[Value, frozenset[int]] = {graph.inputs[i]: frozenset([i]) for i in inputs}
     masks: frozenset[int] = frozenset()
     none: frozenset[int] = frozenset()
@@ -158,9 +158,9 @@ def masks_of(graph: Graph, inputs: Sequence[int]) -> tuple[int, ...]:
         elif node.op.name in ("Attention", "MultiHeadAttention"):
             masks = masks.union(*[of[i] for i in _mask_inputs(node) if i < len(of)])
         elif node.op.elementwise or node.op.moves or node.op.view or _counts(node):
-            # What is moved is the first input; the others say where to.
+            # The first input holds the moved elements; the others are indices.
             first = len(of) if node.op.elementwise or node.op.name == "Concat" else 1
-            found = none.union(*of[:first])
-            if found:
-                reached.update({value: found for value in node.outputs if value is not None})
+            sources = none.union(*of[:first])
+            if sources:
+                reached.update({value: sources for value in node.outputs if value is not None})
     return tuple(sorted(masks))

@@ -1,9 +1,9 @@
-"""Batches in parts: which inputs have rows of a batch, and the proof that parts give what all give.
+"""Batches in parts: find the inputs with a row per sample, and prove that parts give equal results.
 
 A batch whose plan does not fit into the memory of a session may run in parts, one after another,
-if no row acts on another. That is proven on the graph as it is for the batch, node by node
-(``passes.lowering.row_rules``). The graph for a part must be the same, but for the number of rows:
-a model that divides by the size of its batch is not run in parts.
+if no row affects another. This is proven on the graph for the whole batch, node by node
+(``passes.lowering.row_rules``). The graph for a part must be the same except for the number of
+rows: a model that divides by the batch size does not run in parts.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 _MOST_FOLDED = 1 << 29
 """bytes of a constant that depends on the number of rows, while both graphs are compared"""
 _FORMED = ("Reshape", "Expand")
-"""operations whose other inputs say no more than the dims of their results"""
+"""operations whose other inputs determine only the dims of their results"""
 
 
 def batch_of(subgraph: Subgraph, values: RunValues) -> tuple[Sequence[int], int]:
-    """The inputs that have a row for each sample of a batch, and the number of samples; 1 if there
-    is no batch."""
-    found = [
+    """Return the indices of the inputs with a row for each sample of a batch, and the number of
+    samples, which is 1 without a batch."""
+    batch_inputs = [
         i
         for i, (type_, value) in enumerate(zip(subgraph.types, values, strict=True))
         if isinstance(type_, TensorType) and isinstance(value, np.ndarray) and value.ndim
         if type_.shape is None or not isinstance(type_.shape[0], int)
     ]
-    sizes = {len(values[i]) for i in found}
-    return (found, sizes.pop()) if len(sizes) == 1 else ((), 1)
+    sizes = {len(values[i]) for i in batch_inputs}
+    return (batch_inputs, sizes.pop()) if len(sizes) == 1 else ((), 1)
 
 
 class Parts(NamedTuple):
-    """A batch of ``samples`` in parts of ``rows`` each: which inputs have a row for each sample,
-    and which outputs; the others are the same for all parts."""
+    """A batch of ``samples`` in parts of ``rows`` each, with the indices of the inputs and outputs
+    that have a row for each sample; other inputs and outputs are the same for all parts."""
 
     inputs: Sequence[int]
     samples: int
@@ -62,16 +62,16 @@ class Parts(NamedTuple):
 
 
 def part_of(values: RunValues, batch: Sequence[int], begin: int, end: int) -> list[RunValue]:
-    """The values of some samples."""
+    """Return the feeds of the samples from ``begin`` up to ``end``."""
     return [value[begin:end] if i in batch else value for i, value in enumerate(values)]
 
 
 def check_parts(
     compiler: Compiler, subgraph: Subgraph, values: RunValues, batch: Sequence[int], rows: int
 ) -> Parts:
-    """The parts of a batch. Raises ``RowsStay`` unless parts of ``rows`` samples are known to give
-    the results of the whole batch."""
-    # What is constant for some rows is too large to be kept for all, perhaps.
+    """Return the parts of a batch. Raises ``RowsStay`` unless parts of ``rows`` samples provably
+    give the results of the whole batch."""
+    # A tensor that is constant for a part may be too large to keep for the whole batch.
     compiler = compiler.folding(max(compiler.context.limits.max_folded_bytes, _MOST_FOLDED))
     whole = _Rows(compiler.specialized(subgraph, values), batch)
     part = _Rows(compiler.specialized(subgraph, part_of(values, batch, 0, rows)), batch)
@@ -84,8 +84,8 @@ _Likeness: TypeAlias = "dict[Value | None, Value | None]"
 
 
 class _Rows:
-    """The ``axes`` of the values of a graph that have rows, by which each node gives a row of its
-    results for a row of what it reads (``forms``)."""
+    """The ``axes`` of rows in the values of a graph. Each node computes a row of its results from
+    the same row of its inputs, as ``forms`` says."""
 
     def __init__(self, graph: Graph, batch: Sequence[int]) -> None:
         self.graph = graph
@@ -113,17 +113,17 @@ class _Rows:
             if not node.op.pure:
                 raise Stays("has effects, or is random")
             return
-        found = self._by_number(node, inputs) or packed_form(node, inputs)
-        self.forms[node] = found
-        if any(node.outputs[len(found.outputs) :]):
+        packed = self._by_number(node, inputs) or packed_form(node, inputs)
+        self.forms[node] = packed
+        if any(node.outputs[len(packed.outputs) :]):
             raise Stays("has other outputs")
-        for value, axes in zip(node.outputs, found.outputs, strict=False):
+        for value, axes in zip(node.outputs, packed.outputs, strict=False):
             if value is not None:
                 self.axes[value] = axes
 
     def _by_number(self, node: Node, inputs: Sequence[Axes | None]) -> Packed | None:
-        """How a node reads the row of each sample by its number, as exporters write indexing with
-        ``arange(batch)``; None if it does not."""
+        """Return how a node reads the row of each sample by its number, as exporters write
+        indexing with ``arange(batch)``, or None if it does not."""
         index = node.inputs[1] if len(node.inputs) > 1 and not any(inputs[1:]) else None
         data, name = inputs[0], node.op.full_name
         numbers = None if index is None else index.peek if index.is_constant else None
@@ -146,14 +146,14 @@ class _Rows:
             dims = numbers.shape[1:]
         if ROWS in axis_names(rest) or not (at == np.arange(samples)[:, np.newaxis]).all():
             return None
-        if not (inside == inside[:1]).all():  # as of a diagonal: what is read depends on the number
+        if not (inside == inside[:1]).all():  # as for a diagonal: the index depends on the row
             return None
         row = (*self.rows, *features(len(numbers) // samples))
         return Packed([(row, *map(features, dims), *rest)], [data, (row, *map(features, dims))])
 
 
 def _compare(whole: _Rows, part: _Rows) -> None:
-    """Raise ``RowsStay`` unless both graphs are the same but for the number of rows."""
+    """Raise ``RowsStay`` unless both graphs are the same except for the number of rows."""
     like: _Likeness = {None: None, **dict(zip(whole.graph.inputs, part.graph.inputs, strict=True))}
     if len(whole.graph.nodes) != len(part.graph.nodes):
         raise RowsStay("the graph has other nodes for other numbers of rows")
@@ -191,14 +191,14 @@ def _same_attrs(node: Node, other: Node) -> bool:
 def _same_inputs(
     node: Node, other: Node, whole: _Rows, part: _Rows, like: Mapping[Value | None, Value | None]
 ) -> bool:
-    """Whether a node reads the same in both graphs, or the same for each row."""
+    """Whether a node reads equal values in both graphs, or equal values for each row."""
     form = whole.forms.get(node)
     for i, (value, twin) in enumerate(zip(node.inputs, other.inputs, strict=True)):
         if value in like:
             if like[value] is not twin:
                 return False
             axes = None if form is None or i >= len(form.inputs) else form.inputs[i]
-            # Computed for all rows, and not of them.
+            # The value is computed for all rows at once, so it has no row of its own.
             if axes is not None and value not in whole.axes and value is not None:
                 return False
         elif value is None or twin is None or not (value.is_constant and twin.is_constant):
@@ -226,7 +226,7 @@ def _same_constants(value: Value, twin: Value, axes: Axes | None) -> bool:
 
 
 def _same_numbers(value: Value, twin: Value, whole: _Rows, part: _Rows) -> bool:
-    """Whether indices are the same, or of a part those of the first samples."""
+    """Whether indices are equal, or those of a part equal the indices of the first samples."""
     rows, all_rows, ours, theirs = part.rows[0][1], whole.rows[0][1], value.peek, twin.peek
     if ours is None or theirs is None:
         return False

@@ -1,5 +1,5 @@
 """The stages of the compile line that decide by costs when steps run. Plans that were saved in one
-order need none of them, and do not import this module."""
+order do not need them and do not import this module."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 
 def schedule_step_by_step(planned: Planned, context: CompileContext) -> Scheduled:
-    """Each step as a task of its own, with nothing planned: each value is allocated by its step and
-    goes with its last reader."""
+    """Make each step a task of its own, without an arena: each step allocates its results, which
+    are freed after their last reader."""
     plan = planned.plan
     order = ArenaPlan(tuple(range(len(plan.steps))), {}, {}, 0, 0)
     tasks = arrange(plan, Grouping())
-    # A run whose caller does not wait goes on there when an asynchronous kernel has ended.
+    # A run whose caller does not wait continues there when an asynchronous kernel has ended.
     workers = context.pool if are_asynchronous(plan.steps) else None
     return Scheduled(plan, order, planned.profiler, "dataflow", tasks, [Queue(1, workers)], inf)
 
 
-# A parallel schedule must beat the serial one by simulation, for "auto" by a tenth; and then by
-# measured times, of which it may take at most this part.
+# A parallel schedule must beat the serial one in simulation, for "auto" by a tenth. Then its
+# measured time may be at most this part of the serial one.
 _SIMULATED = {"auto": 0.9, "parallel": 1.0, "streams": 1.0}
-# "auto" takes streams if these take at most this part of the time of tasks.
+# "auto" uses streams if they take at most this part of the time of tasks.
 _CLEARLY = 0.95
 
 
 def schedule_tasks(planned: Planned, context: CompileContext) -> Scheduled:
-    """Steps grouped into tasks for several workers; all in order where that is no slower."""
+    """Group steps into tasks for several workers, or keep one order if that is as fast."""
     return _with_rival(_as_tasks(planned, context), planned, context)
 
 
@@ -72,12 +72,12 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
     in_order = partial(schedule_in_order, planned, context)
     if are_asynchronous(plan.steps):
         return in_order()
-    # Where kernels have threads of their own, workers seldom gain: measure only if asked to. Most
-    # models end here, since not all of their nodes have been measured.
-    wanted = context.executor == "parallel" or context.options.autotune
+    # If kernels have threads of their own, workers seldom gain: measure only on request. Most
+    # models return here, since some of their nodes have not been measured.
+    is_requested = context.executor == "parallel" or context.options.autotune
     threaded = any(backend.threads_of_caller for backend in context.hosts)
     profiler = planned.profiler
-    if threaded and not wanted and profiler is not None and not profiler.complete_already():
+    if threaded and not is_requested and profiler is not None and not profiler.complete_already():
         return replace(in_order(), unmeasured=True)
     if not _grouping(plan, context.seconds(costs, 1), context).promising:
         return replace(in_order(), unmeasured=True)
@@ -85,13 +85,13 @@ def _as_tasks(planned: Planned, context: CompileContext) -> Scheduled:
 
 
 def schedule_streams(planned: Planned, context: CompileContext) -> Scheduled:
-    """Steps on streams, as many as pay off or ``max_streams``; all in order where one is best."""
+    """Assign steps to as many streams as pay off or ``max_streams``, or keep one order."""
     return _with_rival(_as_streams(planned, context), planned, context)
 
 
 def _with_rival(schedule: Scheduled, planned: Planned, context: CompileContext) -> Scheduled:
-    """A schedule of tasks with the plan in one order as its rival, if there is anything to compare
-    them by. The rival is without the profiler, which holds the values that it measures on."""
+    """Return a schedule of tasks with the plan in one order as its rival, if there are costs to
+    compare. The rival has no profiler, which would hold the values that it measures on."""
     if schedule.margin == inf or planned.profiler is None:
         return schedule
     alone = Planned(planned.plan, planned.costs)
@@ -103,7 +103,7 @@ def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
     in_order = partial(schedule_in_order, planned, context)
     one, most = context.seconds(costs, 1), context.options.expert.max_streams
     streams, forced = stream_schedules(plan, one, most, context), most is not None
-    # The user has decided: nothing is compared with it.
+    # The user has chosen this schedule, so it needs no rival.
     if forced and not streams.one:
         return _on_streams(planned, context, streams)
     if are_asynchronous(plan.steps):
@@ -114,19 +114,19 @@ def _as_streams(planned: Planned, context: CompileContext) -> Scheduled:
 
 
 def _grouping(plan: StepTable, seconds: Seconds, context: CompileContext) -> ClusteredGrouping:
-    """How the steps of a plan form tasks for the workers of the session."""
+    """Return how the steps of a plan form tasks for the workers of the session."""
     queues, queue_of = queues_of(context, context.workers)
     return context.grouping(plan, seconds, [queue.workers for queue in queues], queue_of)
 
 
 def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled | None:
-    """``schedule_by_costs``, after measuring missing costs: for as long as the user asked for
-    trials, else for a few times a run. Steps run in order if that is too short to show costs."""
+    """``schedule_by_costs`` after measuring missing costs, for as many trials as the user asks for
+    or else for a few runs' time. Steps run in order if that is too short to obtain costs."""
     profiler = planned.profiler
     if profiler is None or profiler.complete_already():
         return schedule_by_costs(planned, context)
     if context.options.autotune or not context.one_memory:
-        # In several memories placement has measured with one thread, and all that may be.
+        # With several memories, placement has measured all permitted costs with one thread.
         runs = None if context.options.autotune else 1
         profiler.complete(single_threaded=True, brief_runs=runs)
         profiler.complete(single_threaded=False, brief_runs=runs)
@@ -140,20 +140,20 @@ def _schedule_measured(planned: Planned, context: CompileContext) -> Scheduled |
 def schedule_by_costs(
     planned: Planned, context: CompileContext, serial: float | None = None
 ) -> Scheduled | None:
-    """Tasks or streams, as the executor that was asked for allows, whose simulated schedule beats
-    one order, that takes ``serial`` seconds, by default as its steps add up to; None if none does.
-    """
+    """Return a schedule on tasks or streams, as the requested executor allows, whose simulation
+    beats one order. That order takes ``serial`` seconds, by default the sum of its steps. Return
+    None if no schedule beats it."""
     plan, costs, executor = planned.plan, planned.costs, context.executor
     one = context.seconds(costs, 1)
     if serial is None:
-        # In one order kernels have all threads, as tasks have not: each way is judged by its own
-        # costs.
+        # Kernels have all threads in one order but not in tasks: each schedule is judged by the
+        # costs for its own number of threads.
         serial = _grouping(plan, context.seconds(costs, None), context).serial
     most = _SIMULATED[executor] * serial
     grouping = _grouping(plan, one, context)
     streams = stream_schedules(plan, one, context.options.expert.max_streams, context)
     on_streams = streams.of(plan.steps).makespan
-    # Tasks are as fast by and large, and better where costs are wrong.
+    # Tasks are about as fast as streams, and more robust to wrong costs.
     if executor != "parallel" and not streams.one:
         waits_for_device = executor == "streams" and bool(context.accelerators)
         others = grouping.makespan if executor == "auto" else inf
@@ -184,11 +184,11 @@ def _on_tasks(
 def stream_schedules(
     plan: StepTable, seconds: Seconds, most: int | None, context: CompileContext
 ) -> StreamSchedules:
-    """The schedule of a plan on streams: on as many as pay off, or on up to ``most``."""
+    """Return schedules of a plan on as many streams as pay off, or on up to ``most``."""
     from penstock.plan.streams import StreamSchedules
 
     queues, queue_of = _stream_queues(context)
-    # Of a far backend, streams beyond its workers would only wait.
+    # On a far backend, streams beyond the number of its workers would only wait.
     of_each = {q: queue.workers for q, queue in enumerate(queues)} if queue_of else context.workers
     return StreamSchedules(
         plan,
@@ -201,8 +201,8 @@ def stream_schedules(
 
 
 def _stream_queues(context: CompileContext) -> tuple[list[Queue], dict[str, int]]:
-    """The queues of streams: of the host, and of backends that are far but have no device, whose
-    kernels keep a thread until they have ended."""
+    """Return the queues of streams for the host and for far backends without a device, whose
+    kernels occupy a thread until they end, and the queue's index by the backend's name."""
     far = [backend for backend in context.backends if backend.device is None]
     return queues_of(context, context.workers, far)
 
@@ -231,9 +231,9 @@ def observed_executor(
     kernels: KernelTable,
     threads: int,
 ) -> Executor:
-    """The executor that measures the nodes of a graph: the dataflow executor for a session that
-    runs so, else that of one order, in planned memory, as most plans are run."""
-    # Costs are for a number of threads, whatever the session's runs will have.
+    """Return the executor that measures the nodes of a graph: the dataflow executor for a session
+    with that option, else one order in planned memory, as in most plans."""
+    # Costs are for a given number of threads, not for that of the session's runs.
     context = replace(context, options=replace(context.options, threads=threads))
     step_by_step = context.executor == "dataflow"
     backends = context.backends
@@ -244,8 +244,8 @@ def observed_executor(
 
 
 def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
-    """``bind``; runs of a plan in one order that is unmeasured show whether tasks are faster, and
-    those of tasks, whether one order is."""
+    """``bind``, with runs as trials: those of an unmeasured plan in one order show whether tasks
+    are faster, and those of tasks whether one order is."""
     schedule, executor = programmed.schedule, bind(programmed, context)
     if programmed.rival is not None:
         return _bind_tried(schedule, programmed.rival, executor, context)
@@ -257,23 +257,23 @@ def bind_sampled(programmed: Programmed, context: CompileContext) -> Executor:
 def _bind_tried(
     schedule: Scheduled, rival: Programmed, executor: Executor, context: CompileContext
 ) -> Executor:
-    """The executor of tasks, or the plan in one order if that is faster: ahead of the first run, if
-    the user asks for measurements and they assign to no variables, else by turns in the first
-    runs."""
+    """Return the executor of tasks, or the plan in one order if that is faster. Compare them ahead
+    of the first run if the user asks for measurements and the plan assigns no variables, else
+    alternately in the first runs."""
     from penstock.tuning.run_sampler import RunSampler
     from penstock.tuning.trial import FEWEST, Recipe, converse, faster, judged_again
 
-    # Bound only for as long as a trial takes: two executors would hold two arenas.
+    # Bound only for the duration of a trial: two executors would hold two arenas.
     recipe: Recipe = partial(bind, rival, context)
     used, first, margin = executor, 0, schedule.margin
     profiler = schedule.profiler if context.options.autotune else None
-    # Added runs would assign to the session's variables.
+    # Additional runs would assign to the session's variables.
     if profiler and not any("store" in step.node.attrs for step in schedule.plan.walk()):
         (used, other), first = faster(executor, recipe(), profiler.values, margin), FEWEST
         assert isinstance(other, CompiledExecutor)
         recipe = other.recipe()
     assert isinstance(used, CompiledExecutor)
-    if used is executor:  # the margin is that of tasks
+    if used is executor:  # the margin applies to tasks
         margin = converse(margin)
     sampler = RunSampler()
     sampler.begin(lambda switch, _: judged_again(recipe, margin, switch, first))
@@ -282,23 +282,23 @@ def _bind_tried(
 
 
 def _may_overlap(plan: StepTable, context: CompileContext) -> bool:
-    """Whether kernels of users are in loops whose iterations could overlap."""
+    """Whether user-defined kernels are in loops whose iterations could overlap."""
     if context.executor != "auto" or context.workers == 1:
         return False
     if not any(s.node.op.role is Role.LOOP for s in plan.steps):
         return False
-    # Kernels of Penstock share their work among threads: only those of users may wait, or keep one
-    # core busy while others idle.
+    # Penstock's own kernels share their work among threads. Only user-defined kernels may wait, or
+    # keep one core busy while others idle.
     steps = [step for step in plan.walk() if step.backend and not is_transfer(step.node)]
     return any(contract_of(s.node, context.by_name[s.backend], types=()) for s in steps)
 
 
 def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler | None:
-    """The sampler that learns from runs whether a plan is faster as tasks; None if it cannot be."""
+    """Return the sampler that learns in runs whether tasks are faster, or None if they cannot."""
     plan, program = programmed.schedule.plan, programmed.program
-    # Steps that wait for one another leave workers nothing to share, unless iterations overlap.
+    # Steps that wait for one another leave nothing to run in parallel unless iterations overlap.
     several = not is_chain(plan) or _may_overlap(plan, context)
-    # Costs that the user gives are not to be corrected by runs.
+    # Costs that the user gives must not be corrected by runs.
     if not several or not context.measures:
         return None
     from penstock.tuning.run_sampler import Choice, RunSampler, sampled
@@ -310,13 +310,13 @@ def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler |
     def may_pay(serial: float, profile: Profile) -> bool:
         if context.accelerators or _may_overlap(plan, context):
             return True
-        # The fastest execution of each, which other threads and processes have held up least.
+        # The fastest execution of each node, which other threads and processes delayed least.
         best = {entry.step.node: entry.best for entry in profile}
         least = least_makespan(plan, lambda step: best.get(step.node, 0.0), context.workers)
         return least <= _SIMULATED[context.executor] * serial
 
-    # Costs of its own, without the values that the profiler of this compilation measures on, and
-    # its kernels, which hold weights that the plan does not.
+    # The sampler has its own costs, without the values on which this compilation's profiler
+    # measures, and its own kernels, since these hold weights that the plan does not.
     costs, margin = CostModel(context.backends), TRIED[context.executor]
     sampler = RunSampler()
     sampler.begin(partial(sampled, Choice(plan, costs, observed, may_pay, margin, context.pool)))
@@ -324,13 +324,13 @@ def run_sampler(programmed: Programmed, context: CompileContext) -> RunSampler |
 
 
 def long_nodes(measured: MeasuredRuns, context: CompileContext) -> frozenset[str]:
-    """The names of nodes that take long, as runs have shown, if iterations of the plan's loops
-    could overlap because of them."""
+    """Return the names of nodes that took long in runs, if iterations of the plan's loops could
+    overlap because of them."""
     long = [e.step.node.name for e in measured.profile if e.best >= OVERHEADS.long_s]
     return frozenset(long if long and _may_overlap(measured.plan, context) else ())
 
 
 def reschedule(measured: MeasuredRuns, context: CompileContext) -> Scheduled | None:
-    """Tasks or streams that should be faster than the order that was measured, if there are any."""
+    """Return a schedule on tasks or streams that should beat the measured order, or None."""
     planned = Planned(measured.plan, measured.costs)
     return schedule_by_costs(planned, context, measured.seconds)

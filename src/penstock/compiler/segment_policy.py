@@ -1,4 +1,4 @@
-"""Which nodes of a graph with frames run as one: in segments, in raised loops, in one part."""
+"""Policies that group nodes of graphs with frames: into segments, raised loops and parts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from penstock.tuning.overlap import OverlapPolicy
 
 
 class SlowNodes:
-    """Says of the nodes of a graph, whose types are known, whether their kernels wait or are long,
-    and so whether ``devices`` need parts of their own."""
+    """Finds the nodes of a graph with known types whose kernels wait or take long, and so whether
+    ``devices`` need parts of their own."""
 
     def __init__(self, graph: Graph, kernels: FrameKernels) -> None:
         self._graph = graph
@@ -36,26 +36,26 @@ class SlowNodes:
 
     @cached_property
     def need_parts(self) -> bool:
-        """Whether devices need parts of their own: some kernel may keep one busy, backends of one
-        name are not one, or kernels are asynchronous."""
+        """Whether devices need parts of their own: a kernel may keep one busy, several backends
+        share a name, or kernels are asynchronous."""
         if not self._context.devices:
             return False
-        own = {each.backends[0] for each in self._kernels.contexts.values()}
-        # A node's backend is known by name, which must stand for one device in a part.
+        own = {device_context.backends[0] for device_context in self._kernels.contexts.values()}
+        # A node's backend is found by name, which must mean one device within a part.
         alike = len({backend.name for backend in own}) < len(own)
-        # A part that waits for its device must not hold up the parts of others.
+        # A part that waits for its device must not delay the parts of other devices.
         asynchronous = any(backend.device is not None for backend in own)
         return alike or asynchronous or any(map(self._occupies, self._graph.walk()))
 
     def _occupies(self, node: Node) -> bool:
-        """Whether a node may keep its device busy for long, those of functions included."""
+        """Whether a node, or a node of its functions, may keep its device busy for long."""
         if node.op.role is Role.CALL:
             inner = self._context.functions[node.attrs["function"]].walk()
-            return any(self.is_slow(each) for each in inner)
+            return any(self.is_slow(inner_node) for inner_node in inner)
         return self.is_slow(node) or self.is_long(node)
 
     def is_slow(self, node: Node) -> bool:
-        """Whether a kernel may wait for something: those of users may, on the host."""
+        """Whether a kernel may wait for something: user-defined kernels on the host may."""
         if is_control(node):
             return any(map(self.is_slow, _with_kernels(node)))
         context = self._kernels.context_of(node.device)
@@ -64,22 +64,22 @@ class SlowNodes:
         try:
             backend = self._kernels.backend(node)
             kernel = self._kernels.table.kernel(backend, node)
-        except Exception:  # it is raised later, unless the node never runs
+        except Exception:  # compiling raises it later, unless the node never runs
             return True
         asynchronous = kernel is not None and kernel.begin is not None
         return asynchronous or (backend.memory == HOST and not _is_own(node, backend))
 
     def is_long(self, node: Node) -> bool:
-        """Whether a kernel is expected to take so long that others had better run meanwhile."""
+        """Whether a kernel is expected to take so long that others should run meanwhile."""
         if is_control(node):
             return any(map(self.is_long, _with_kernels(node)))
         return host_seconds(plausible(node)) >= OVERHEADS.long_s
 
 
 class DevicePolicy(FramePolicy):
-    """For the devices of a session, before anything is known of what their nodes run: structured
-    nodes that span devices are lowered, but loops that collect rows only where devices need parts
-    of their own."""
+    """The policy for devices of a session before the nodes on them are known. Structured nodes that
+    span devices are lowered, but loops that collect rows only if devices need parts of their
+    own."""
 
     def __init__(self, graph: Graph, context: CompileContext) -> None:
         super().__init__()
@@ -92,12 +92,12 @@ class DevicePolicy(FramePolicy):
         return SlowNodes(self._graph, FrameKernels(self._graph, self._context)).need_parts
 
     def runs_apart(self, node: Node) -> bool:
-        need_parts = self._need_parts  # before the first node is lowered
+        need_parts = self._need_parts  # read before the first node is lowered
         return spans_devices(node) and (need_parts or not collects_rows(node))
 
 
 class ObservedPolicy(FramePolicy):
-    """For runs with observers: each node runs on its own, and each device has a part."""
+    """The policy for runs with observers: each node runs on its own, and each device has a part."""
 
     def __init__(self, context: CompileContext) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class ObservedPolicy(FramePolicy):
 
 
 class SegmentPolicy(FramePolicy):
-    """For runs without observers: nodes run as one wherever that can neither be observed nor costs
-    time. ``refused``: the names of nodes that must be in no segment, nor in a frame that is one
-    node."""
+    """The policy for runs without observers: nodes run as one wherever that cannot be observed and
+    costs no time. ``refused``: the names of nodes that must be neither in a segment nor in a frame
+    that is one node."""
 
     def __init__(
         self, kernels: FrameKernels, slow: SlowNodes, refused: Collection[str] = ()
@@ -134,14 +134,14 @@ class SegmentPolicy(FramePolicy):
         return self._slow.is_long(node)
 
     def runs_apart(self, node: Node) -> bool:
-        """Whether nodes in the graphs of ``node`` had better run at the same time as others; those
-        with state stay, which have it in both forms of the graph."""
-        return self.is_slow(node) and all(each.op.pure for each in node.inner)
+        """Whether nodes in the graphs of ``node`` should run at the same time as others. Stateful
+        nodes stay in place, since both forms of the graph share their state."""
+        return self.is_slow(node) and all(inner_node.op.pure for inner_node in node.inner)
 
     def must_stay(self, nodes: Sequence[Node], loop: bool) -> Node | None:
-        """A node because of which a frame, or the graph around all frames, is not raised: what it
-        does can be seen from outside, or other nodes may run at the same time. "auto" has raised
-        what it can already."""
+        """Return a node that prevents raising a frame, or the graph around all frames: its effects
+        can be observed outside, or other nodes may run at the same time. "auto" has already raised
+        the frames that it can."""
         if self._overlap is not None:
             return self._overlap.must_stay(nodes, loop)
         for node in nodes:
@@ -150,8 +150,8 @@ class SegmentPolicy(FramePolicy):
         return None
 
     def may_be_whole(self, node: Node) -> bool:
-        """Whether a node may be in a loop that is one node: no other node, of any iteration, had
-        better run at the same time."""
+        """Whether a node may be in a loop that is one node: no other node, of any iteration, should
+        run at the same time."""
         if node.name in self._refused:
             return False
         if self._overlap is not None and self._overlap.must_stay([node], True):
@@ -170,13 +170,13 @@ class SegmentPolicy(FramePolicy):
             return False
         if self.is_slow(node) or any(is_framed(graph) for _, graph in node.graphs):
             return False
-        values = [*all_reads(node), *node.outputs]  # a segment is planned: it needs dtypes
+        values = [*all_reads(node), *node.outputs]  # planning a segment requires dtypes
         types = [value.type for value in values if value is not None]
         return all(isinstance(t, TensorType) and t.dtype is not None for t in types)
 
 
 def _with_kernels(node: Node) -> list[Node]:
-    """The nodes of the graphs of ``node`` that have kernels."""
+    """Return the nodes of the graphs of ``node`` that have kernels."""
     return [inner for inner in node.inner if not inner.graphs]
 
 

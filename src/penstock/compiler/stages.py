@@ -12,9 +12,9 @@
     Programmed    Python source
     Executor      the program, bound to memory
 
-A stage reads the record that it is given and the ``CompileContext``. The one copy of the graph is
-made by ``specialize``; passes then change that copy in place. No stage calls an earlier
-one: where two plans are to be compared, both go through the rest of the line side by side
+A stage reads its record and the ``CompileContext``. The graph is copied once, by ``specialize``;
+passes then change that copy in place. No stage calls an earlier
+one: if two plans are to be compared, both pass through the rest of the line side by side
 (``Scheduled.rival``).
 """
 
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedWorkers:
-    """What names workers of a cluster: ``place=``, by its keys; ``used``: whether that does, or a
-    node of the model. ``devices``: those of each worker by their full names, with the backends that
-    ``devices=`` gives them, if any; without ``devices=``, one of each worker."""
+    """The entries of ``place=`` that name workers of a cluster, by their keys. ``used``: whether an
+    entry or a node of the model names a worker. ``devices``: those of each worker by their full
+    names, with the backends that ``devices=`` gives them; by default one device of each worker."""
 
     by_key: Mapping[str, str] = field(default_factory=dict)
     used: bool = False
@@ -85,12 +85,12 @@ class CompileContext:
     functions: Mapping[str, Graph] = field(default_factory=dict)
     weights: ConvertedWeights = field(default_factory=ConvertedWeights)
     long: Collection[str] = frozenset()
-    """names of nodes that have taken long in runs, which estimates did not say"""
+    """names of nodes that took long in runs although their estimates were short"""
     named_workers: NamedWorkers = NamedWorkers()
 
     @property
     def limits(self) -> Limits:
-        """The limits of the options, or the default ones."""
+        """The limits of the options, or the default limits."""
         return self.options.limits or DEFAULT_LIMITS
 
     @cached_property
@@ -105,7 +105,7 @@ class CompileContext:
 
     @property
     def executor(self) -> str:
-        """The name of the executor that was asked for."""
+        """The name of the requested executor."""
         if self.options.cluster is not None:
             return "frames" if self.named_workers.used else "cluster"
         return "frames" if self.devices else self.options.executor
@@ -113,7 +113,7 @@ class CompileContext:
     @cached_property
     def hosts(self) -> list[Backend]:
         """The backends of the host's memory."""
-        # Arenas are allocated by a backend of the host, even if none was asked for.
+        # Arenas are allocated by a host backend, even if the user chose none.
         return [b for b in self.backends if b.memory == HOST] or [NumpyBackend()]
 
     @cached_property
@@ -135,8 +135,8 @@ class CompileContext:
     def workers(self) -> int:
         """The number of tasks of one run that may run at the same time on the host."""
         workers = self.pool.size
-        # More tasks than a backend can run at the same time would only wait; a pool that the caller
-        # gives says itself how many.
+        # More tasks than a backend can run at the same time would only wait. A pool that the
+        # caller gives determines the number itself.
         if self.options.expert.pool is None:
             workers = min(max([backend.workers for backend in self.hosts]), workers)
         return min(workers, self.options.threads or workers)
@@ -155,14 +155,14 @@ class CompileContext:
 
     @property
     def costs(self) -> CostModel:
-        """The costs known without measuring."""
+        """The costs that are known without measuring."""
         from penstock.tuning.measure import costs_of
 
         return costs_of(self.options.expert.cost_model, self.backends)
 
     @property
     def placing_costs(self) -> CostModel:
-        """The costs that decide where nodes run and what is fused, which may change roundings."""
+        """The costs that decide placement and fusion, both of which may change rounding."""
         if not self.options.reproducible:
             return self.costs
         from penstock.tuning.fixed_costs import FixedCosts
@@ -176,7 +176,7 @@ class CompileContext:
         return self.options.expert.cost_model is None and not self.options.reproducible
 
     def seconds(self, costs: CostModel | None, threads: int | None) -> Seconds:
-        """The cost of a step with ``threads`` threads for its kernel, by default all."""
+        """Return the cost of a step whose kernel has ``threads`` threads, by default all."""
         from penstock.tuning.measure import step_seconds
 
         assert costs is not None  # a saved order is not chosen again
@@ -190,21 +190,21 @@ class CompileContext:
 
 @dataclass(frozen=True)
 class Feeds:
-    """A graph, and the values of its inputs; without their contents, these may be placeholders of
-    the right shape."""
+    """A graph and the values of its inputs. Values whose contents do not matter may be placeholders
+    of the right shape."""
 
     graph: Graph
     values: RunValues
     unraised: Sequence[Unraised] = ()
     """TensorFlow's primitives that structured control flow could not replace."""
     refined: bool = False
-    """Whether the values have added shapes or dtypes to the graph."""
+    """whether the values have added shapes or dtypes to the graph"""
     open_types: OpenTypes | None = None
-    """The types of the inputs, if they are not exactly those of the values."""
+    """the types of the inputs, if they differ from those of the values"""
     ports: Ports | None = None
     """where inputs and outputs are, if on devices"""
     packs: str = ""
-    """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
+    """which rows that a mask hides are left out, as ``PackRows`` says; empty for none"""
 
     @property
     def types(self) -> list[Type]:
@@ -226,7 +226,7 @@ class Feeds:
 
 def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
     """Copy the graph, and give the inputs of the copy the types of the values."""
-    # The subgraph's graph stays as it is for other shapes: all later stages change this copy.
+    # Other shapes need the subgraph's own graph: all later stages change only this copy.
     graph = clone(feeds.graph)
     for value, input_type in zip(graph.inputs, feeds.types, strict=True):
         value.type = input_type
@@ -238,7 +238,7 @@ def specialize(feeds: Feeds, context: CompileContext) -> Feeds:
 
 
 def infer(feeds: Feeds, context: CompileContext) -> Feeds:
-    """Infer types, for graphs whose nodes must run as they are."""
+    """Infer types, for graphs whose nodes must run unchanged."""
     from penstock.passes.optimize.fold_constants import InferTypes
 
     _run_pass(InferTypes(), feeds.graph, context)
@@ -247,7 +247,7 @@ def infer(feeds: Feeds, context: CompileContext) -> Feeds:
 
 
 def _run_pass(one: Pass, graph: Graph, context: CompileContext) -> None:
-    """Run a pass that asks nothing about backends."""
+    """Run a pass that does not depend on backends."""
     from penstock.passes.context import PassContext
     from penstock.passes.pipeline import run_passes
 
@@ -256,14 +256,14 @@ def _run_pass(one: Pass, graph: Graph, context: CompileContext) -> None:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What a file has of a plan: the graph after all passes, the backend of each node by name, and
-    places in the arena, if its steps run in one order."""
+    """A plan as a file contains it: the graph after all passes, the backend of each node by name,
+    and the offsets in the arena if its steps run in one order."""
 
     graph: Graph
     placement: Mapping[Node, str]
     arena: SavedArena | None
     copies: Sequence[object]
-    """of constants in orders of backends, which kernels are to use"""
+    """constants that are stored packed for backends, for kernels to use"""
 
 
 @dataclass(frozen=True)
@@ -276,18 +276,18 @@ class Lowered:
     costs: CostModel | None
     """None if nothing is left to choose by costs, as the graph was saved with ``arena``"""
     profiler: GraphProfiler | None = None
-    """measures what ``costs`` lack, unless the user has given these"""
+    """measures costs that ``costs`` lacks, unless the user has given these"""
     arena: SavedArena | None = None
-    """the order of steps and their places in the arena, if the graph was saved with them"""
+    """the order of steps and their offsets in the arena, if the graph was saved with them"""
     memory: ValueMemory | None = None
-    """where values are in memory, if passes had to decide it"""
+    """the layouts of values, if passes had to decide them"""
 
 
 def set_threads(
     graph: Graph, context: CompileContext, among: Collection[str] | None = None
 ) -> None:
-    """Let kernels be created for the number of threads that runs will most likely have; only those
-    of the backends ``among`` these, if given."""
+    """Create kernels for the number of threads that runs will most likely have, only those of the
+    backends ``among`` these if given."""
     threads = context.options.threads or core_budget()
     # Waking threads takes longer than the kernels of a small graph.
     if threads > 1 and not worth_threads(map(plausible, graph.walk())):
@@ -298,8 +298,8 @@ def set_threads(
 
 
 def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
-    """The graph of a plan that was saved, with the backends that it was placed on."""
-    # Other backends need not even be loaded: the plan has no step on them.
+    """Return the graph of a saved plan, with the backends on which it was placed."""
+    # Other backends are not even loaded, since the plan has no step on them.
     set_threads(saved.graph, context, {*saved.placement.values()})
     placed = {n: context.by_name[name] for n, name in saved.placement.items()}
     costs = context.costs if saved.arena is None else None
@@ -308,7 +308,7 @@ def restore_lowered(saved: SavedPlan, context: CompileContext) -> Lowered:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and the costs of its steps; and an order and places in the arena, if it was saved."""
+    """A plan and the costs of its steps, with order and offsets in the arena if it was saved."""
 
     plan: Plan
     costs: CostModel | None
@@ -319,13 +319,13 @@ class Planned:
 def plan_slots(
     lowered: Lowered, context: CompileContext, *, planned: bool = True, inner: bool = False
 ) -> Planned:
-    """Compile a plan; if ``planned``, values of known sizes live in an arena, else all values are
-    allocated during the run. An ``inner`` plan is part of another, and may never run."""
+    """Compile a plan. If ``planned``, values of known sizes live in an arena, else all values are
+    allocated during the run. An ``inner`` plan is part of another and may never run."""
     graph, placement, kernels = lowered.graph, lowered.placement, lowered.kernels
     options: Any = {"planned": planned and (lowered.memory or True), "inner": inner}
     plan = compile_plan(graph, context.backends, placement, kernels=kernels, **options)
-    # Libraries with threads of their own do not know of the option: a scope around each run binds
-    # them to it.
+    # Libraries with their own threads do not read the option: a scope around each run limits them
+    # to it.
     if (threads := context.options.threads) is not None:
         bounds = [capability(backend, BoundsThreads) for backend in context.backends]
         scopes = [partial(bound.bounded, threads) for bound in bounds if bound is not None]
@@ -337,11 +337,11 @@ def plan_slots(
 class Scheduled:
     """When the steps of a plan run, and where its values are in the arena.
 
-    Without ``tasks`` all steps run in the order of the arena plan. Else ``queues`` has the workers
-    of the tasks, of which another one is asked for if a task takes at least ``worthwhile`` seconds;
-    ``devices`` have the streams of tasks, by name. ``rival`` is the plan in one order, which takes
-    the place of tasks unless a run of these takes at most the part ``margin`` of its time.
-    ``unmeasured``: only estimates speak for this order, and runs are to show whether tasks are
+    Without ``tasks`` all steps run in the order of the arena plan. Otherwise ``queues`` gives the
+    workers of the tasks, and another worker is requested for a task of at least ``worthwhile``
+    seconds; ``devices`` has the streams of tasks, by name. ``rival`` is the plan in one order; it
+    replaces the tasks unless a run of these takes at most the part ``margin`` of its time.
+    ``unmeasured``: only estimates support this order, and runs are to show whether tasks are
     faster.
     """
 
@@ -359,15 +359,15 @@ class Scheduled:
 
 
 def schedule_in_order(planned: Planned, context: CompileContext) -> Scheduled:
-    """All steps in one order that keeps few bytes alive; as tasks, if one function cannot run them
-    all (``in_one_function``)."""
+    """Run all steps in one order that keeps few bytes alive, as tasks if one function cannot run
+    them all (``in_one_function``)."""
     plan, planner = planned.plan, context.options.expert.memory_planner
     parallel = context.executor == "parallel" and are_asynchronous(plan.steps)
     if in_one_function(plan):
         arena = None if planned.arena is None else restored_arena(plan, planned.arena)
         return Scheduled(plan, arena or plan_arena(plan, planner), planned.profiler, "linear")
-    # One function cannot wait for an asynchronous kernel without its thread, and CPython compiles
-    # no block nested this deep.
+    # One function would block its thread while it waits for an asynchronous kernel, and CPython
+    # compiles no block nested this deep.
     from penstock.plan.grouping import OrderedGrouping
 
     all_queues = queues_of(context, context.workers) if parallel else queues_of(context, 1, [])
@@ -381,22 +381,22 @@ def schedule_in_order(planned: Planned, context: CompileContext) -> Scheduled:
 
 
 def schedule_saved(planned: Planned, context: CompileContext) -> Scheduled:
-    """The order that was chosen before the plan was saved. Where that was left to costs, runs may
-    show that tasks are faster."""
+    """Use the order of the saved plan. If it was left to costs, runs may show that tasks are
+    faster."""
     forced = context.options.expert.max_streams is not None
-    chosen = context.executor == "linear" or forced  # an order that needs no proof
+    chosen = context.executor == "linear" or forced  # an order that needs no evidence
     in_order = schedule_in_order(planned, context)
     return replace(in_order, unmeasured=not chosen)
 
 
-_RUNS_AT_ONCE = 16  # that have workers of their own on a far backend
+_RUNS_AT_ONCE = 16  # runs that have workers of their own on a far backend
 
 
 def queues_of(
     context: CompileContext, workers: int, backends: Sequence[Backend] | None = None
 ) -> tuple[list[Queue], dict[str, int]]:
-    """A queue with up to ``workers`` for the host and one for each of ``backends``, by default all,
-    that has a memory of its own; and the numbers of the latter by name."""
+    """Return a queue with up to ``workers`` for the host and one for each of ``backends``, by
+    default all, with a memory of its own; and the indices of the latter by name."""
     from penstock.executors.task_loop import Queue
 
     remote = [b for b in (context.backends if backends is None else backends) if b.memory != HOST]
@@ -406,16 +406,16 @@ def queues_of(
 
 
 def bind_interpreter(feeds: Feeds, context: CompileContext) -> Executor:
-    """The interpreter of a graph whose nodes run as they are, on NumPy."""
+    """Return the interpreter on NumPy for a graph whose nodes run unchanged."""
     from penstock.executors.interpret import InterpretExecutor
 
-    # Only for its table of steps and types: nodes are interpreted one by one.
+    # The plan is only for its table of steps and types: nodes are interpreted one by one.
     plan = compile_plan(feeds.graph, [NumpyBackend()], {}, planned=False)
     threads = context.options.threads
     return InterpretExecutor(feeds.graph, plan, context.hosts, context.limits, threads=threads)
 
 
-# A plan on tasks or streams is used if its measured time is at most this part of that in one order.
+# Tasks or streams are used if their measured time is at most this part of that of one order.
 TRIED = {"auto": 0.95, "parallel": 1.02, "streams": 1.02}
 
 
@@ -429,13 +429,13 @@ class Programmed:
 
 
 ALWAYS_CHECKED = False
-"""Whether plans are checked that are not from a file: an error in one is ours."""
+"""Whether to check plans that are not from a file: an error in one is our bug."""
 
 
 def generate_program(
     schedule: Scheduled, context: CompileContext, *, observed: bool = False
 ) -> Programmed:
-    """Write the plan as Python source; if ``observed``, with calls of observers."""
+    """Write the plan as Python source, with calls of observers if ``observed``."""
     if ALWAYS_CHECKED:
         from penstock.plan.check import check_schedule
 
@@ -447,14 +447,14 @@ def generate_program(
     program = write_program(
         schedule.plan, schedule.arena_plan, limits, tasks=schedule.tasks, form=form
     )
-    # Text first, memory last: what is bound holds an arena.
+    # Text first, memory last: a bound program holds an arena.
     rival = None if schedule.rival is None else generate_program(schedule.rival, context)
     return Programmed(schedule, program, rival)
 
 
 def generate_saved(schedule: Scheduled, context: CompileContext) -> Programmed:
-    """``generate_program`` of a graph from a file, which says what it wants: its plan is checked
-    whether its schedule is from the file, too, or was chosen here."""
+    """``generate_program`` for a graph from a file, which is not trusted: its plan is checked even
+    if its schedule was chosen here."""
     from penstock.plan.check import check_saved
 
     check_saved(schedule.plan, schedule.arena_plan, schedule.tasks)

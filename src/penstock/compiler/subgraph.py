@@ -1,4 +1,4 @@
-"""The part of a model that one set of feeds, fetches and targets needs, and what it is fed."""
+"""Subgraphs: the part of a model for one set of feeds, fetches and targets, and its fed values."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _ndarray = np.ndarray
 _NO_DTYPE = object()  # unequal to all dtypes
 LEAST_MASK = 64
-"""elements of an input that may be a mask from which on it is looked at"""
+"""elements from which on an input that may be a mask is examined"""
 
 
 @dataclass(frozen=True)
 class Extract:
-    """What is taken out of a model, by name: the part that ``fetches`` and ``targets`` need, given
+    """The names that select a part of a model: what ``fetches`` and ``targets`` need, given
     ``feeds``."""
 
     feeds: tuple[str, ...]
@@ -43,8 +43,8 @@ ExpectedFeeds: TypeAlias = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
 
 
 class LatestPlan(NamedTuple):
-    """The plan that was used last and its key. ``expected``: the name, dtype and shape of each
-    input where arrays of just these need no other look before the plan is run; else None."""
+    """The plan that was used last, and its key. ``expected``: the name, dtype and shape of each
+    input if arrays of just these need no further check before the plan runs, else None."""
 
     key: Hashable
     executor: Executor | None
@@ -55,28 +55,28 @@ NO_PLAN = LatestPlan(None, None, None)
 
 
 class Subgraph:
-    """The part of a model that one set of feeds, fetches and targets needs.
+    """The part of a model for one set of feeds, fetches and targets.
 
-    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as that
-    is possible without shapes. A function that makes it may stand for it, together with values of
-    the names and types of its ``inputs`` and its outputs, the ``results``. ``unraised``:
-    TensorFlow's primitives that it still contains, though structured control flow was asked for.
-    ``extract``: what it is of its model, if that is known.
+    ``graph`` has the feeds as inputs and the fetches as outputs; it is simplified as far as
+    possible without shapes. It may instead be a function that returns the graph, with ``inputs``
+    and ``results``: values with the names and types of the graph's inputs and outputs.
+    ``unraised``: TensorFlow's primitives that structured control flow could not replace.
+    ``extract``: the names that selected this part of its model, if they are known.
     """
 
     extract: Extract | None = None
     ports: Ports | None = None
-    """where inputs and outputs are, if not all of them in the host's memory"""
+    """the memories of inputs and outputs, if not all of them are in the host's memory"""
     packs = ""
-    """which rows are left out that a mask hides, as ``PackRows`` says; empty for none"""
+    """which rows that a mask hides are left out, as ``PackRows`` says; empty for none"""
     masks: Sequence[int] | None = None
-    """inputs that are masks (``compiler.padding``); None if that is not known yet"""
+    """inputs that are masks (``compiler.padding``), or None if that is not known yet"""
     least_mask = LEAST_MASK
-    """elements of a mask, with fewer of which all rows are computed; 0: not if any of them pads"""
+    """elements of a mask below which all rows are computed; 0: rows are left out if any pads"""
     first: tuple[Any, ...] | None = None
-    """the first shapes that it was run with, beside those of saved plans"""
+    """the first shapes of its runs, apart from those of saved plans"""
     retired = False
-    """whether its session runs another model in its place: no plan of it is kept any more"""
+    """whether its session runs another model instead, so that none of its plans are kept"""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class Subgraph:
         self.names = tuple([value.name for value in inputs])
         self.types = tuple([value.type for value in inputs])
         dtypes = [t.dtype if isinstance(t, TensorType) else None for t in self.types]
-        # Arrays of these dtypes are fed as they are; of strings, the elements are looked at. None
-        # would be equal to float64.
+        # Arrays of these dtypes are fed unchanged; the elements of strings are checked. None
+        # would equal float64.
         fed = [_NO_DTYPE if d is None or d == STRING else d for d in dtypes]
         self._ports = tuple(zip(self.names, self.types, fed, strict=True))
-        # Whether a plan depends on the dtypes of the feeds, and not on shapes alone.
+        # Whether a plan depends on the dtypes of the feeds in addition to their shapes.
         self.depends_on_dtypes = True in [dtype is None for dtype in dtypes]
         self.outputs = tuple(outputs)
-        # Those that may be masks, beside other inputs. Floats mostly are none, which the graph
-        # tells: that of a saved plan is not read for it.
+        # Inputs that may be masks, beside other inputs. Floats seldom are, which only the graph
+        # shows: the graph of a saved plan is not read for that.
         kinds = [
             d.kind if d is not None and len(getattr(t, "shape", None) or ()) > 1 else ""
             for d, t in zip(dtypes, self.types, strict=True)
@@ -113,7 +113,7 @@ class Subgraph:
         self.integers = tuple([i for i in several if kinds[i] and kinds[i] in "biu"])
         known = "biuf" if isinstance(graph, Graph) else "biu"
         self.numbers = tuple([i for i in several if kinds[i] and kinds[i] in known])
-        # The same for feeds and results on devices, and without rows that pad.
+        # Variants for feeds and results on devices, and for batches without padding rows.
         self.variants: dict[Hashable, Subgraph] = {}
         # Both belong to the cache of plans: the thread that compiles holds the lock, and most
         # sessions see the same shapes again and again.
@@ -122,74 +122,74 @@ class Subgraph:
 
     @cached_property
     def varying(self) -> VaryingShapes:
-        """The shapes that it was run with, beside those of saved plans."""
+        """The shapes of its runs, apart from those of saved plans."""
         from penstock.compiler.varying_shapes import VaryingShapes
 
         return VaryingShapes(self.types, self.first)
 
     @cached_property
     def needs_dims(self) -> bool:
-        """Whether no plan may leave dims open: a loop without iterations gives no rows, whose dims
-        only the plan knows."""
+        """Whether no plan may leave dims open: a loop without iterations returns no rows, and only
+        the plan knows the dims of these."""
         return any(map(collects_rows, self.graph.walk()))
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph."""
+        """The graph, created by the function that stands for it if needed."""
         assert not isinstance(self._make_graph, Graph)
         return self._make_graph()
 
     @cached_property
     def framed(self) -> bool:
-        """Whether the graph has TensorFlow's frames, which only tokens can run."""
+        """Whether the graph has TensorFlow's frames, which only the frames executor can run."""
         return is_framed(self.graph)
 
     @property
     def base(self) -> Subgraph | None:
-        """The subgraph of which this is a variant, if so."""
+        """The subgraph of which this is a variant, or None."""
         return None
 
     @property
     def port_types(self) -> Sequence[tuple[str, Type, object]]:
-        """Name, type, and the dtype of arrays that are fed as they are, of each input."""
+        """For each input its name, type, and the dtype of arrays that are fed unchanged."""
         return self._ports
 
     def values(self, feeds: NamedValues) -> list[Any]:
-        """The fed values in order, checked and converted. Raises ``KeyError`` for other names."""
+        """Return the fed values in order, checked and converted. ``KeyError``: an unknown name."""
         values = []
         for name, input_type, dtype in self._ports:
             value = feeds[name]
-            # Most dtypes are one object, which takes less to tell than that they are equal.
+            # Most dtypes are shared objects, whose identity is cheaper to compare than equality.
             if value.__class__ is not _ndarray or (
                 value.dtype is not dtype and value.dtype != dtype
             ):
-                from penstock.executors.feeds import convert  # not for feeds that fit as they are
+                from penstock.executors.feeds import convert  # not for feeds that fit unchanged
 
                 try:
                     value = convert(name, value, input_type)
                 except RecursionError as error:
                     raise InvalidInput(f"input {name!r} has lists nested too deeply") from error
             values.append(value)
-        # There are others, which the caller looks up in the whole model.
+        # The feeds contain other names, which the caller looks up in the whole model.
         if len(values) != len(feeds):
             raise KeyError
         return values
 
     def key(self, values: RunValues) -> tuple[Hashable, ...]:
-        """The key of a plan, from the fed values: their shapes, and dtypes left open."""
+        """Return the key of a plan for fed values: their shapes, and dtypes that are open."""
         if len(values) == 1 and values[0].__class__ is _ndarray and not self.depends_on_dtypes:
-            return (values[0].shape,)  # of most models
+            return (values[0].shape,)  # the case of most models
         if self.depends_on_dtypes:
             return tuple([(x.shape, x.dtype) if x.__class__ is _ndarray else None for x in values])
         return tuple([x.shape if x.__class__ is _ndarray else None for x in values])
 
     def placeholders(self, values: RunValues) -> RunValues:
-        """Stand-ins for fed values while a plan is compiled: the values themselves, if they are
-        arrays."""
+        """Return stand-ins for fed values while a plan is compiled: the values themselves, if they
+        are arrays."""
         return values
 
     def use(self, key: Hashable, executor: Executor) -> None:
-        """Remember the plan that was used last, and the key of what it was used for."""
+        """Remember the plan that was used last, and the key for which it was used."""
         self.last = LatestPlan(key, executor, self._expected(key))
 
     def _expected(self, key: Hashable) -> ExpectedFeeds | None:
@@ -203,13 +203,13 @@ class Subgraph:
             if shape is None or dtype is _NO_DTYPE or dtype == STRING:
                 return None
             if i in looked and math.prod(shape) >= self.least_mask:
-                return None  # its contents matter, too
+                return None  # its contents decide which plan is used
             expected.append((name, dtype, shape))
         return tuple(expected)
 
 
 class compile_guard(gc_pause.paused):  # noqa: N801
-    """Pause garbage collection; a model too large for the machine raises ``LimitExceeded``."""
+    """Pause garbage collection, and raise ``LimitExceeded`` for a model that exhausts memory."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""Which part of a model a set of feeds, fetches and targets needs, and what it is fed."""
+"""The subgraphs of a model: which part a set of feeds, fetches and targets needs."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from penstock.ir.graph import Graph, Node, Value, captures, clone, is_framed
 if TYPE_CHECKING:
     from penstock.compiler.compiler import Compiler
 
-_LOCK = shared_lock()  # of all sessions: for new requests only
+_LOCK = shared_lock()  # one lock for all sessions, since only new requests take it
 MAX_SUBGRAPHS = 256
-"""Subgraphs, and requests for them, that a session remembers beside its main one."""
+"""subgraphs, and requests for them, that a session remembers in addition to its main one"""
 
 
 class Request(NamedTuple):
-    """A subgraph, and its outputs in the order in which the caller wants them."""
+    """A subgraph, and its outputs in the order that the caller asked for."""
 
     subgraph: Subgraph
     names: tuple[str, ...]
 
     def named(self, outputs: RunValues) -> dict[str, RunValue]:
-        """The outputs of a run by name."""
+        """Return the outputs of a run by name."""
         own = self.subgraph.outputs
-        by_name = dict(zip(own, outputs, strict=False))  # outputs of targets follow
+        by_name = dict(zip(own, outputs, strict=False))  # the outputs of targets come last
         return by_name if self.names == own else {name: by_name[name] for name in self.names}
 
 
 class Subgraphs:
-    """The subgraphs of one model that were asked for so far, those used last kept.
+    """The subgraphs of one model that were requested so far; the least recently used are dropped.
 
-    ``main`` is the subgraph from the model's inputs to its outputs, which may be given, ``all`` the
-    request for all of these. ``graph`` returns the whole model's, ``aliases`` are other names of
-    values. ``compiler`` simplifies the graphs of new subgraphs; ``on_evict`` is called with each
-    subgraph that is forgotten.
+    ``main`` is the subgraph from the model's inputs to its outputs; the caller may pass it.
+    ``all`` is the request for all of these outputs. ``graph`` returns the whole model's graph.
+    ``aliases``: other names of values. ``compiler`` simplifies the graphs of new subgraphs, and
+    ``on_evict`` is called with each subgraph that is dropped.
     """
 
     def __init__(
@@ -68,15 +68,15 @@ class Subgraphs:
         self._compiler = compiler
         self._on_evict = on_evict
         self.packs = ""
-        """which rows runs leave out that a mask hides, as ``PackRows`` says; empty for none"""
+        """which rows that a mask hides runs leave out, as ``PackRows`` says; empty for none"""
         self.devices: Any = None
         """the ``DevicePorts`` of a session with backends on devices"""
         self.ports_only = False
-        """whether only inputs of the model are fed and only outputs fetched: others may be gone
-        soon"""
-        # Requests by names in the order given, for speed; reading and setting one are atomic.
+        """whether only the model's inputs may be fed and only its outputs fetched, since other
+        values may soon be gone"""
+        # Requests by names in the given order, for speed; reading and setting one are atomic.
         self._requests: dict[Any, Request] = {}
-        # By sets of names, in the order of their last use.
+        # Subgraphs by sets of names, in the order of their last use.
         self._subgraphs: OrderedDict[Any, Subgraph] = OrderedDict()
         self._whole: Extract | None = None
         if main is None:
@@ -92,7 +92,7 @@ class Subgraphs:
     @property
     def graph(self) -> Graph:
         """The graph of the whole model."""
-        # Atomic, so that all threads get the same graph: its values are looked up by name.
+        # Atomic, so that all threads get the same graph, whose values are looked up by name.
         return self._made_graph.get("") or self._made_graph.setdefault("", self._graph())
 
     @cached_property
@@ -102,24 +102,24 @@ class Subgraphs:
 
     @cached_property
     def _shared(self) -> dict[str, str]:
-        """The names of inputs that are aliases of outputs: what they name depends on whether it is
-        fed or fetched."""
+        """The inputs by names that are also aliases of outputs: such a name means the input when
+        it is fed and the output when it is fetched."""
         outputs = {value.name for value in self.graph.outputs}
         aliases = {value.name: self._aliases.get(value.name, "") for value in self.graph.inputs}
         return {name: value for name, value in aliases.items() if value in outputs}
 
     def __len__(self) -> int:
-        """The number of subgraphs remembered beside the main one."""
+        """The number of subgraphs that are remembered in addition to the main one."""
         return len(self._subgraphs)
 
     def clear(self) -> None:
-        """Forget all but the main subgraph."""
+        """Forget all subgraphs except the main one."""
         with _LOCK:
             self._requests.clear()
             self._subgraphs.clear()
 
     def forked(self) -> None:
-        """Make new locks in a forked child, where no other thread holds the old ones."""
+        """Make new locks in a forked child, where no thread would release the old ones."""
         for subgraph in (self.main, *self._subgraphs.values()):
             subgraph.lock = threading.RLock()
 
@@ -130,13 +130,13 @@ class Subgraphs:
         targets: Sequence[str] | None,
         stay: bool = False,
     ) -> tuple[Request, Any, list[Any]]:
-        """The request, the key of its plan, and the values fed; with ``stay``, for results that
-        stay on the device where they are computed. Raises ``InvalidInput``."""
+        """Return the request, the key of its plan, and the fed values. With ``stay``, results stay
+        on the device that computes them. Raises ``InvalidInput``."""
         if fetches is not None and isinstance(fetches, Mapping):
             raise InvalidInput(self._swapped(feeds, fetches))
         if feeds is None:
             feeds = {}
-        # A dict is a Mapping, and to compare classes takes a tenth of the time.
+        # A dict is a Mapping, and comparing classes takes a tenth of the time of isinstance.
         if feeds.__class__ is not dict and not isinstance(feeds, Mapping):
             feeds = self._columns(feeds)
         if feeds and self._aliases:
@@ -154,7 +154,7 @@ class Subgraphs:
         try:
             values = request.subgraph.values(feeds)
         except (KeyError, TypeError):  # perhaps other values of the model than its inputs
-            feeds = dict(feeds)  # as they are now: another thread may change them
+            feeds = dict(feeds)  # a copy, since another thread may change the caller's
             request = self._request(feeds, fetches, targets)
             values = request.subgraph.values(feeds)
         packed = self.packed(request.subgraph, values)
@@ -163,22 +163,22 @@ class Subgraphs:
         return request, request.subgraph.key(values), values
 
     def packed(self, subgraph: Subgraph, values: RunValues) -> Subgraph:
-        """What leaves out the rows that a mask among the values hides; ``subgraph``, if none
-        does."""
+        """Return the variant that leaves out the rows that a mask among the values hides, or
+        ``subgraph`` if no mask does."""
         if not self.packs or not subgraph.numbers or subgraph.masks == ():
             return subgraph
         from penstock.compiler.padding import masks_of, unpadded
 
-        if self._compiler.context.options.reproducible:  # rows that pad may change bits of others
+        if self._compiler.context.options.reproducible:  # padding may change bits of other rows
             subgraph.least_mask = 0
-        # Equal feeds are to take the same plan, the first time, too.
+        # Equal feeds must use the same plan, also the first time.
         if subgraph.masks is None and subgraph.numbers != subgraph.integers:
             subgraph.masks = masks_of(subgraph.graph, subgraph.numbers)
         return unpadded(subgraph, values, self.packs) or subgraph
 
     def _columns(self, table: DataFrame) -> NamedValues:
-        """The columns of a table (a DataFrame of pandas or polars) that are inputs of the model.
-        Raises ``InvalidInput`` for other objects, and for columns that are missing."""
+        """Return the columns of a table (a DataFrame of pandas or polars) that are inputs of the
+        model. Raises ``InvalidInput`` for other objects and for missing columns."""
         if not hasattr(table, "columns"):
             raise InvalidInput(
                 f"feeds must map names to values, not be a {type(table).__name__}; write "
@@ -196,7 +196,7 @@ class Subgraphs:
 
     @staticmethod
     def _swapped(feeds: Any, fetches: Mapping[str, Any]) -> str:
-        """What to write in place of a call with the arguments in ONNX Runtime's order."""
+        """Return the call to write instead of one with arguments in ONNX Runtime's order."""
         fed = f"{{{', '.join(f'{str(name)[:40]!r}: ...' for name in fetches)}}}"
         named = isinstance(feeds, list | tuple) and all(isinstance(n, str) for n in feeds)
         call = f"run({fed}, {list(feeds)!r:.200})" if named and feeds else f"run({fed})"
@@ -214,7 +214,7 @@ class Subgraphs:
         try:
             fetched = self.main.outputs if fetches is None else tuple(fetches)
             targeted = () if targets is None else tuple(targets)
-            fed = tuple(feeds)  # once: another thread may change them
+            fed = tuple(feeds)  # read once: another thread may change them
             key = (frozenset(fed), fetched, targeted)
             request = self._requests.get(key)
         except TypeError as error:
@@ -229,7 +229,7 @@ class Subgraphs:
                     )
             outputs = tuple(dict.fromkeys(fetched))
             request = Request(self._subgraph(fed, outputs, targeted), outputs)
-            # Orders of names are many, and each is quick to resolve again: no order of use is kept.
+            # Orders of names are many, and each is cheap to resolve again: no order of use is kept.
             if len(self._requests) >= MAX_SUBGRAPHS:
                 self._requests.clear()
             self._requests[key] = request
@@ -238,9 +238,9 @@ class Subgraphs:
     def _subgraph(
         self, feeds: Collection[str], fetches: Collection[str], targets: Collection[str]
     ) -> Subgraph:
-        """The subgraph of feeds, fetches and targets in any order."""
+        """Return the subgraph of feeds, fetches and targets in any order."""
         key = (frozenset(feeds), frozenset(fetches), frozenset(targets))
-        if key == self._main_key:  # which is never forgotten
+        if key == self._main_key:  # the main subgraph is never forgotten
             return self.main
         if self.ports_only:
             self._check_ports(feeds, (*fetches, *targets))
@@ -249,8 +249,8 @@ class Subgraphs:
             if subgraph is not None:
                 self._subgraphs.move_to_end(key)
                 return subgraph
-        # Not under the lock: to simplify a graph may take long, and threads that ask for others go
-        # on.
+        # Done without the lock: simplifying a graph may take long, and threads that ask for other
+        # subgraphs must not wait.
         extract = Extract(tuple(feeds), tuple(fetches), tuple(dict.fromkeys(targets)))
         extracted = self.extracted(extract, self._compiler)
         with _LOCK:
@@ -258,13 +258,13 @@ class Subgraphs:
             excess = max(0, len(self._subgraphs) - MAX_SUBGRAPHS)
             evicted = [self._subgraphs.popitem(last=False)[1] for _ in range(excess)]
         for oldest in evicted:
-            # Some of them may be for the subgraph that is forgotten.
+            # Some of the requests may refer to the subgraph that is forgotten.
             self._requests.clear()
             self._on_evict(oldest)
         return subgraph
 
     def extracted(self, extract: Extract, compiler: Compiler) -> Subgraph:
-        """The part of the model that ``extract`` names, simplified by ``compiler``."""
+        """Return the part of the model that ``extract`` selects, simplified by ``compiler``."""
         with compile_guard():
             graph = self._cut(extract)
             subgraph = Subgraph(graph, extract.fetches, compiler.structure(graph))
@@ -272,7 +272,7 @@ class Subgraphs:
         return subgraph
 
     def restrict(self) -> None:
-        """Take feeds of inputs and fetches of outputs alone from now on, and forget others."""
+        """Accept only feeds of inputs and fetches of outputs from now on; forget the others."""
         self.ports_only = True
         with _LOCK:
             self._requests.clear()
@@ -282,7 +282,7 @@ class Subgraphs:
             self._on_evict(subgraph)
 
     def _inside(self, feeds: Iterable[str], fetches: Iterable[str]) -> list[str]:
-        """Which of the names are no inputs, or no outputs."""
+        """Return the names that are not inputs, or not outputs."""
         main, value_of = self.main, self._aliases.get
         outputs = {*main.outputs, *[value_of(name, name) for name in main.outputs]}
         inside = [name for name in feeds if value_of(name, name) not in main.names]
@@ -297,7 +297,7 @@ class Subgraphs:
             )
 
     def successor(self, graph: Graph) -> Subgraphs:
-        """The subgraphs of another model with these inputs and outputs."""
+        """Return the subgraphs of another model that has the same inputs and outputs."""
         ports = {*self.main.names, *[value.name for value in graph.outputs]}
         aliases = {name: value for name, value in self._aliases.items() if value in ports}
         other = Subgraphs(lambda: graph, aliases, self._compiler, self._on_evict)
@@ -305,42 +305,42 @@ class Subgraphs:
         return other
 
     def known(self) -> list[Subgraph]:
-        """The subgraphs that are remembered, the main one last."""
+        """Return the remembered subgraphs, the main one last."""
         with _LOCK:
             return [*self._subgraphs.values(), self.main]
 
     def counterpart(self, subgraph: Subgraph) -> Subgraph:
-        """The subgraph with the inputs and outputs of a subgraph of another model."""
+        """Return the subgraph with the inputs and outputs of a subgraph of another model."""
         return self._subgraph(subgraph.names, subgraph.outputs, ())
 
     def retire(self) -> None:
-        """Forget all, and the plans of all: the session runs another model."""
+        """Forget all subgraphs and their plans, since the session runs another model."""
         for subgraph in self.known():
             subgraph.retired = True
             self._on_evict(subgraph)
         self.clear()
 
     def emitting(self, names: tuple[str, ...]) -> Subgraph:
-        """The main subgraph, whose runs tell values of these names as they are computed. Raises
-        ``InvalidInput`` for a name that no one value has."""
+        """Return the main subgraph with runs that report the named values as they are computed.
+        Raises ``InvalidInput`` for a name of no value, or of several values."""
         if self.ports_only:
             self._check_ports((), names)
-        found = self.main.variants.get(("emits", names))
-        if found is None:
+        subgraph = self.main.variants.get(("emits", names))
+        if subgraph is None:
             from penstock.compiler.emitting import emit_values
 
             with compile_guard():
                 graph = clone(self.graph)
                 emit_values(graph, {name: self._aliases.get(name, name) for name in names})
-                found = Subgraph(graph, self.main.outputs, self._compiler.structure(graph))
-            found = self.main.variants.setdefault(("emits", names), found)
-        return found
+                subgraph = Subgraph(graph, self.main.outputs, self._compiler.structure(graph))
+            subgraph = self.main.variants.setdefault(("emits", names), subgraph)
+        return subgraph
 
     def _cut(self, extract: Extract) -> Graph:
         from penstock.executors.feeds import checked
         from penstock.passes.dead_code import cut
 
-        if extract is self._whole:  # whose values need not be looked up by name
+        if extract is self._whole:  # the whole model needs no look-up of values by name
             graph = cut(self.graph, self.graph.inputs, self.graph.outputs)
         else:
             fed = [self.value(name, "feed") for name in extract.feeds]
@@ -353,8 +353,8 @@ class Subgraphs:
                 names += f" and {len(missing) - MAX_PROBLEMS} more"
             raise InvalidInput(f"the fetches need inputs that were not fed: {names}")
         for value in graph.inputs:
-            # What is fed in the middle of a model is as it is computed there, unless the model says
-            # more.
+            # A value that is fed in the middle of the model has the type that is computed there,
+            # unless the model declares more.
             if isinstance(value.type, AnyType):
                 value.type = self._inferred.get(value.name, ANY)
             value.type = checked(value.type)
@@ -363,15 +363,15 @@ class Subgraphs:
     @cached_property
     def _inferred(self) -> dict[str, Type]:
         """Dtypes of the values whose types the model does not declare. Shapes are left open: the
-        graph behind a value that is fed decides which shapes fit."""
+        graph behind a fed value decides which shapes fit."""
         graph = clone(self.graph)
         self._compiler.infer(graph)
         types = {name: value.type for name, value in _values_by_name(graph).items()}
         return {name: TensorType(t.dtype) for name, t in types.items() if isinstance(t, TensorType)}
 
     def _targets(self, names: Collection[str]) -> tuple[list[Value], list[Node]]:
-        """Targets as values to compute, or as nodes to run. In graphs with frames all are nodes:
-        one of a frame runs many times, and has no one value."""
+        """Return targets as values to compute or nodes to run. In graphs with frames all are nodes:
+        a node of a frame runs many times and so has no single value."""
         values: list[Value] = []
         nodes: list[Node] = []
         framed = bool(names) and is_framed(self.graph)
@@ -389,7 +389,7 @@ class Subgraphs:
         return values, nodes
 
     def _without_aliases(self, feeds: NamedValues) -> Mapping[str, Any]:
-        """Feeds by the names of their values. Raises ``InvalidInput`` if a value is fed twice."""
+        """Return feeds by value names. Raises ``InvalidInput`` if a value is fed twice."""
         aliases = self._aliases
         if aliases.keys().isdisjoint(feeds):
             return feeds
@@ -402,7 +402,7 @@ class Subgraphs:
         return by_value
 
     def value(self, name: str, role: str) -> Value:
-        """The value of this name or alias, to "feed" or "fetch" it. Raises ``InvalidInput``."""
+        """Return the value of a name or alias, to "feed" or "fetch". Raises ``InvalidInput``."""
         own = self._shared.get(name, name) if role == "fetch" else name
         value = self.values.get(own) or self.values.get(self._aliases.get(name, name))
         if value is None:
@@ -410,14 +410,14 @@ class Subgraphs:
             hint = suggest(name, [*self.values, *self._aliases], [v.name for v in ports])
             node = next((n for n in self.graph.walk() if n.name == name), None)
             if node is not None:
-                made = " and ".join([repr(v.name) for v in node.outputs if v is not None])
-                hint = f"that is a node, and its outputs are {made or 'none'}"
+                output_names = " and ".join([repr(v.name) for v in node.outputs if v is not None])
+                hint = f"that is a node, and its outputs are {output_names or 'none'}"
             raise InvalidInput(f"cannot {role} {quoted(name)}: {hint}")
         return value
 
 
 def _values_by_name(graph: Graph) -> dict[str, Value]:
-    """Every value of the outermost graph that can be fed or fetched."""
+    """Return every value of the outermost graph that can be fed or fetched, by name."""
     inside = [value for node in graph.nodes for value in (*node.inputs, *node.outputs) if value]
     values: dict[str, Value] = {}
     for value in (*graph.inputs, *inside, *graph.outputs):

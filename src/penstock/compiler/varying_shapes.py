@@ -1,9 +1,9 @@
 """Shapes that grow from run to run, or keep changing: one plan with open dims serves them all.
 
-A plan for exactly the shapes of a run is the fastest, but takes as long to compile as many runs. A
-decoder whose cache grows seldom meets the same shapes again. So dims that have grown by the same
-step several times, beside an input that stays as it is, are left open in a plan, until some
-shapes are met often::
+A plan for exactly the shapes of a run is the fastest, but compiling it takes as long as many runs.
+A decoder whose cache grows seldom sees the same shapes again. So dims that have grown by the same
+step several times, beside an input whose shape stays the same, are left open in a plan until some
+shapes recur often::
 
     ids [1, 1], past [1, 8, 5, 64]    a plan of its own
     ids [1, 1], past [1, 8, 6, 64]    a plan of its own
@@ -11,12 +11,12 @@ shapes are met often::
     ids [1, 1], past [1, 8, 8, 64]    a plan for ids [1, 1], past [1, 8, ?, 64]
     ids [1, 1], past [1, 8, 9, 64]    the same
 
-Several sequences may grow in turns. Dims that differ when the same ones grow again, such as the
-length of what an encoder has read, are open in the next plan as well.
+Several sequences may grow alternately. Dims that differ when the same dims grow again, such as the
+length of an encoder's input, are open in the next plan as well.
 
-Shapes that vary in any other way, such as the batches of a service, mostly come again, and each has
-a plan of its own. Lines of text that are cut out of images do not: where many plans have been
-compiled and fewer runs have found one, the dims in which the last shapes differ are left open::
+Shapes that vary in other ways, such as the batch sizes of a service, usually recur, and each has a
+plan of its own. Those of text lines that are cropped from images do not recur: if many plans were
+compiled and fewer runs used one again, the dims in which the last shapes differ are left open::
 
     image [1, 3, 48, 320]             a plan of its own
     image [1, 3, 48, 176]             a plan of its own
@@ -34,29 +34,29 @@ from penstock.core.types import Dim, RunValues, TensorType, Type
 from penstock.ir.graph import Value
 
 Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]
-"""those of the inputs, None for those that are no tensors"""
+"""the shapes of the inputs, None for those that are not tensors"""
 
 Place: TypeAlias = tuple[int, int]
 """an input and an axis"""
 
 GROWN = 3
-"""how often dims have grown alike before they are left open"""
+"""how often dims must have grown alike before they are left open"""
 OFTEN = 8
-"""runs with the same shapes among ``_RECENT`` shapes before these have a plan of their own"""
-# Sooner, batches of random sizes would have the slower plan for ever: of some small layers they
-# took 270 us instead of 116 (decision 55).
+"""runs with the same shapes among ``_RECENT`` shapes before these get a plan of their own"""
+# With fewer runs, batches of random sizes would keep the slower plan for ever: some small layers
+# took 270 us with it instead of 116 (decision 55).
 CHANGED = 12
-"""shapes without a plan, and fewer with one, before the dims in which they differ are left open"""
+"""shapes without a plan, with fewer runs that had one, before their differing dims are left open"""
 _RECENT, _MOST_OPEN = 64, 8
-_SEQUENCES = 8  # that grow in turns
-_SAMPLE_RUNS = 1, 5  # which dims are tried for
+_SEQUENCES = 8  # sequences that may grow alternately
+_SAMPLE_RUNS = 1, 5  # which later runs serve as examples
 
 
 @dataclass(frozen=True, eq=False)
 class OpenTypes:
-    """The types of the inputs of a plan with open dims, and examples of those in ``later`` runs:
-    dims of values that are the same with all of these are expected
-    (``passes.optimize.expect_dims``). Nothing is expected without examples."""
+    """The types of the inputs of a plan with open dims, and examples of types in ``later`` runs.
+    Dims of values that are equal in all of these are expected to stay so
+    (``passes.optimize.expect_dims``). Without examples, no dim is expected to stay."""
 
     types: Sequence[Type]
     later: Sequence[Sequence[Type]] = ()
@@ -64,9 +64,9 @@ class OpenTypes:
 
 @dataclass(frozen=True, eq=False)
 class OpenShapes:
-    """The shapes that a plan is for, with None for each dim that is open, and by how much dims grow
-    from run to run, by input and axis. ``alike`` are places of dims of one name, some of which are
-    open. ``expects``: whether dims that only inference leaves open are taken for known."""
+    """The shapes that a plan accepts, with None for each open dim, and by how much dims grow from
+    run to run, by input and axis. ``alike``: groups of places whose dims share a name, with open
+    dims among them. ``expects``: whether dims that only inference leaves open are predicted."""
 
     shapes: tuple[tuple[int | None, ...] | None, ...]
     growth: Mapping[Place, int]
@@ -83,9 +83,9 @@ class OpenShapes:
         return True
 
     def fit(self, shapes: Shapes) -> bool:
-        """Whether ``shapes`` differ in open dims only."""
+        """Whether ``shapes`` differ only in open dims."""
         for own, shape in zip(self.shapes, shapes, strict=True):
-            if own != shape:  # most inputs are the same, and to compare tuples takes no loop
+            if own != shape:  # most inputs are equal, and comparing tuples takes no loop
                 if own is None or shape is None or len(own) != len(shape):
                     return False
                 for a, b in zip(own, shape, strict=True):
@@ -94,7 +94,7 @@ class OpenShapes:
         return True
 
     def types(self, inputs: Sequence[Value], values: RunValues) -> OpenTypes:
-        """The types of ``inputs`` for these values, with open dims as the inputs declare them."""
+        """Return the types of ``inputs`` for these values, with dims open as the inputs declare."""
         types: list[Type] = []
         for value, shape, array in zip(inputs, self.shapes, values, strict=True):
             type_, own = value.type, shape
@@ -106,7 +106,7 @@ class OpenShapes:
         return OpenTypes(types, self._later(inputs, values) if self.expects else ())
 
     def _later(self, inputs: Sequence[Value], values: RunValues) -> list[list[Type]]:
-        """The types of ``inputs`` after some more runs; open dims that do not grow are others."""
+        """Return the types of ``inputs`` after more runs; other open dims get new sizes, too."""
         sampled = []
         for runs in _SAMPLE_RUNS:
             types: list[Type] = []
@@ -121,51 +121,51 @@ class OpenShapes:
 
 
 class VaryingShapes:
-    """The shapes that a subgraph was run with. There is no lock: what several threads change at the
-    same time are lists and dicts, by one call each, and an entry that is lost matters little."""
+    """The shapes of the runs of a subgraph. There is no lock: threads change lists and dicts by
+    single atomic calls, and a lost entry only delays a decision."""
 
     def __init__(self, types: Sequence[Type], first: Shapes | None = None) -> None:
         self._types = types
         self.fixed = False
         """whether all plans must be for exact shapes"""
         self.expects = True
-        """whether plans with open dims may take dims for known"""
+        """whether plans with open dims may predict dims"""
         self._met: list[_Met] = [] if first is None else [_Met(first, {}, 0)]
-        # Misses, and hits before them, since the last open plan.
+        # Misses since the last open plan, and the hits before them.
         self._misses, self._hits = len(self._met), 0
         self._open: list[OpenShapes] = []
         self._uses: dict[Shapes, int] = {}
 
     def open(self, shapes: Shapes, hits: int) -> OpenShapes | None:
-        """What to compile for shapes that have no plan of their own; None for such a plan. ``hits``
-        is how many runs of the session have found a plan, the one used last included: a batch that
-        is fed a thousand times before the next one speaks for plans of their own."""
+        """Return what to compile for shapes without a plan: open shapes, or None for a plan of
+        exactly these. ``hits``: runs of the session that had a plan, the last one's included. A
+        batch that is fed a thousand times before the next is a reason for plans of exact shapes."""
         if self.fixed:
             return None
         for known in self._open:
             if known.fit(shapes):
                 return None if self._is_often(shapes) else known
         if any(met.shapes == shapes for met in self._met):
-            return None  # another thread compiles that plan, or it was dropped
+            return None  # another thread compiles that plan, or the plan was dropped
         self._misses += 1
-        # Growth is looked for after this: where most runs miss, any plan that serves is better.
+        # Checked before growth: if most runs miss, any plan that fits is better than none.
         if self._misses >= CHANGED and hits - self._hits < self._misses:
             return self._opened(shapes, self._changing(shapes), {}, hits)
         growth, times = self._meet(shapes)
-        # The same growth beside other dims: another sequence, of which no three steps are awaited.
+        # Growth seen before, beside other dims, is another sequence: do not wait for three steps.
         like = [o for o in self._open if growth and o.growth == growth and _of_ranks(o, shapes)]
         growing = {i for i, _ in growth}
         stays = any(s and len(s) > 1 for i, s in enumerate(shapes) if i not in growing)
         if not stays or (times < GROWN and not like):
-            return None  # a cache grows by what stays, and batches alike by chance
+            return None  # a cache grows beside fixed dims; batches grow alike only by chance
         places = set(growth).union(*[_differences(known, shapes) for known in like])
         return self._opened(shapes, places, growth, hits)
 
     def _opened(
         self, shapes: Shapes, places: Set[Place], growth: Mapping[Place, int], hits: int
     ) -> OpenShapes:
-        """A new plan for ``shapes`` with ``places`` open. Shapes that do not grow may be the same
-        after some runs by chance, and so no dims are expected to be."""
+        """Return a new plan's shapes: ``shapes`` with ``places`` open. Without growth, equal dims
+        in later runs would be a coincidence, so no dims are predicted."""
         expects = self.expects and bool(growth)
         new = OpenShapes(_without(shapes, places), growth, self._alike(places), expects)
         self._open = [new, *self._open[: _MOST_OPEN - 1]]
@@ -173,22 +173,22 @@ class VaryingShapes:
         return new
 
     def _changing(self, shapes: Shapes) -> set[Place]:
-        """Where the shapes that were met last, of the same ranks, differ from ``shapes``."""
+        """Return where the last shapes of equal ranks differ from ``shapes``."""
         return set().union(*[_differences(m, shapes) for m in self._met if _of_ranks(m, shapes)])
 
     def _meet(self, shapes: Shapes) -> tuple[Mapping[Place, int], int]:
-        """By how much shapes have grown since some that were met, and how often alike before."""
+        """Return by how much shapes have grown since earlier ones, and how often before that."""
         new = _Met(shapes, {}, 0)
         for met in self._met:
             growth = _growth(met.shapes, shapes)
-            if growth and min(growth.values()) > 0:  # shorter: another sequence begins
+            if growth and min(growth.values()) > 0:  # if shorter, another sequence begins
                 times = met.times + 1 if met.growth == growth else 1
                 new = _Met(shapes, growth, times) if times >= new.times else new
         self._met = [*self._met[1 - _SEQUENCES :], new]
         return new.growth, new.times
 
     def _alike(self, places: Set[Place]) -> list[list[Place]]:
-        """The places of dims of one name, of names that some of these ``places`` have."""
+        """Return the places of dims of one name, for the names of dims in ``places``."""
         named: dict[str, list[Place]] = {}
         for i, type_ in enumerate(self._types):
             for axis, dim in enumerate((isinstance(type_, TensorType) and type_.shape) or ()):
@@ -197,12 +197,12 @@ class VaryingShapes:
         return [own for own in named.values() if not places.isdisjoint(own)]
 
     def forget(self) -> None:
-        """Take no dims for known from now on that inference leaves open."""
-        self.expects = False  # for good: what was wrong once would cost a second run each time
+        """Stop predicting dims that inference leaves open."""
+        self.expects = False  # for good: each wrong prediction costs a second run
         self._open = []
 
     def _is_often(self, shapes: Shapes) -> bool:
-        uses = self._uses.pop(shapes, 0) + 1  # put back at the end: the oldest go first
+        uses = self._uses.pop(shapes, 0) + 1  # reinserted at the end, since the oldest are dropped
         if uses > OFTEN:
             return True
         self._uses[shapes] = uses
@@ -214,7 +214,7 @@ class VaryingShapes:
 
 @dataclass(frozen=True)
 class _Met:
-    """Shapes that were met, by how much they had grown since others, and how often before that."""
+    """Shapes of a run, by how much they had grown since others, and how often before that."""
 
     shapes: Shapes
     growth: Mapping[Place, int]
@@ -228,7 +228,7 @@ def _of_ranks(known: OpenShapes | _Met, shapes: Shapes) -> bool:
 
 
 def _differences(known: OpenShapes | _Met, shapes: Shapes) -> set[Place]:
-    """The places of dims that are not those of ``known``, of the same ranks."""
+    """Return the places of dims that differ from those of ``known``, of the same ranks."""
     return {
         (i, axis)
         for i, (own, shape) in enumerate(zip(known.shapes, shapes, strict=True))
@@ -238,7 +238,7 @@ def _differences(known: OpenShapes | _Met, shapes: Shapes) -> set[Place]:
 
 
 def _without(shapes: Shapes, places: Set[Place]) -> tuple[tuple[int | None, ...] | None, ...]:
-    """``shapes`` with None at ``places``."""
+    """Return ``shapes`` with None at ``places``."""
     return tuple([
         shape and tuple([None if (i, j) in places else dim for j, dim in enumerate(shape)])
         for i, shape in enumerate(shapes)
@@ -246,7 +246,7 @@ def _without(shapes: Shapes, places: Set[Place]) -> tuple[tuple[int | None, ...]
 
 
 def _growth(earlier: Shapes, later: Shapes) -> dict[Place, int]:
-    """By how much dims have grown, by input and axis; nothing if ranks differ."""
+    """Return by how much dims have grown, by input and axis; empty if ranks differ."""
     growth: dict[Place, int] = {}
     for i, (old, new) in enumerate(zip(earlier, later, strict=True)):
         if old != new:
