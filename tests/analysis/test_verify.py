@@ -493,7 +493,7 @@ def test_verify_accepts_valid_types(kind: Type) -> None:
         (
             np.array(["a", 1], object),
             TensorType(np.dtype(object), (2,)),
-            "has elements that are no strings; decode them to str",
+            "has elements that are not strings; decode them to str",
         ),
         ([1.0], TensorType(), "is a list; make it a NumPy array"),
     ],

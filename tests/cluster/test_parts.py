@@ -151,7 +151,7 @@ def test_devices_that_say_their_worker_are_of_that_worker_alone():
     [
         (["/task:7/cpu:0"], "the cluster has no such worker"),
         (["cpu"], "say its number"),
-        (["nonsense:1"], "which is no device"),
+        (["nonsense:1"], "which is not a device"),
         (["cpu:0", "cpu:0"], "one device twice"),
         (["cuda:0"], "devices of their own"),
         (0, "devices"),

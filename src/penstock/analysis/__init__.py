@@ -1,1 +1,1 @@
-"""Facts about graphs; nothing here changes one."""
+"""Analyses of graphs, none of which changes a graph."""

@@ -1,8 +1,8 @@
-"""The frames of TensorFlow's control flow: which one each node runs in; whether they are valid.
+"""The frames of TensorFlow's control flow: find the frame of each node, and check validity.
 
 An Enter and an Exit run in the frame that they leave, all other nodes in the frame of their inputs
-and control inputs. Inputs of the graph, and nodes without inputs, are in the root frame. Analyse
-only the part of a graph that a run needs: other parts may be broken.
+and control inputs. Inputs of the graph and nodes without inputs are in the root frame. Analyse only
+the part of a graph that a run needs: other parts may be broken.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.ir.op import Role
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """A frame of a graph; a run creates an instance each time that it is entered.
+    """A frame of a graph. A run creates an instance of it each time that it is entered.
 
-    ``parent`` is None for the root. ``enters``: the nodes that enter it, of which the first says
-    how many iterations may run at once (``parallel_iterations``). ``loop_cond``: the one node that
-    says whether its loop continues, if there is a loop.
+    ``parent`` is None for the root. ``enters``: the nodes that enter it; the first determines how
+    many iterations may run at once (``parallel_iterations``). ``loop_cond``: the LoopCond node that
+    decides whether the loop continues, or None if there is no loop.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Frame:
 
     @property
     def path(self) -> FramePath:
-        """The names of the frames around it, from the outermost one inwards, and its own."""
+        """The names of the surrounding frames, outermost first, followed by its own."""
         return () if self.parent is None else (*self.parent.path, self.name)
 
     def __str__(self) -> str:
@@ -41,10 +41,10 @@ class Frame:
 
 
 class Frames:
-    """The frames of ``graph``, which must be sorted: ``of`` each node the one that it runs in, and
-    the one that its outputs are in (``of_outputs``). The two differ for an Enter and an Exit alone.
+    """The frames of ``graph``, which must be sorted. ``of`` maps each node to the frame in which it
+    runs, ``of_outputs`` to the frame of its outputs. The two differ only for an Enter or an Exit.
 
-    Raises ``InvalidModel`` where the inputs of a node are in different frames, an Exit is in none,
+    Raises ``InvalidModel`` if the inputs of a node are in different frames, an Exit is in no frame,
     or a frame has two parents or two LoopConds."""
 
     def __init__(self, graph: Graph) -> None:
@@ -53,20 +53,20 @@ class Frames:
         self.of_outputs: dict[Node, Frame] = {}
         self.by_name: dict[str, Frame] = {}
         for node in with_checkpoints(graph.nodes):
-            frame = self.common(node)  # its producers stand before it, but for back edges
+            frame = self.common(node)  # its producers precede it, except for back edges
             self.of[node] = frame
             self.of_outputs[node] = self.through(node, frame)
         for node in graph.nodes:
             if node.op.role is Role.MERGE:
-                self.common(node)  # with its inputs from the iteration before
+                self.common(node)  # includes its inputs from the previous iteration
 
     def paths(self) -> dict[Node, FramePath]:
-        """The ``path`` of the frame that each node runs in."""
+        """Return the ``path`` of the frame in which each node runs."""
         paths = {frame: frame.path for frame in {*self.of.values()}}
         return {node: paths[frame] for node, frame in self.of.items()}
 
     def common(self, node: Node) -> Frame:
-        """The frame of all inputs of ``node``."""
+        """Return the frame of all inputs of ``node``. Raises ``InvalidModel`` if they differ."""
         common: Frame | None = None
         first = ""
         for name, frame in self.sources(node):
@@ -80,8 +80,8 @@ class Frames:
         return common or self.root
 
     def sources(self, node: Node) -> Iterator[tuple[str, Frame]]:
-        """The name and the frame of each input and control input of ``node``, captures included,
-        and its own, as far as they are known: those from the iteration before come later."""
+        """Yield the name and frame of each input, control input and capture of ``node``, and of the
+        node itself, as far as they are known: inputs over back edges become known later."""
         if node in self.of:
             yield node.name, self.of[node]
         for value in all_reads(node):
@@ -95,7 +95,7 @@ class Frames:
                 yield f"^{source.name}", self.of_outputs[source]
 
     def through(self, node: Node, frame: Frame) -> Frame:
-        """The frame of the outputs of a node that runs in ``frame``."""
+        """Return the frame of the outputs of a node that runs in ``frame``."""
         if node.op.role is Role.ENTER:
             return self.entered(node, frame)
         if node.op.role is Role.EXIT:

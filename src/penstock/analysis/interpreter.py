@@ -1,4 +1,4 @@
-"""The reference interpreter: nodes in their order, each on its NumPy kernel, nothing planned.
+"""The reference interpreter: runs nodes in their order on NumPy kernels, without a plan.
 
 It defines what every executor must compute. Constant folding evaluates single nodes with it, and
 the executor ``interpret`` (``executors/interpret.py``) runs whole graphs::
@@ -23,8 +23,8 @@ from penstock.ops.onnx.control_flow import CONTROL, is_control
 def evaluate(
     node: Node, inputs: Sequence[RunValue], kernel: Kernel | None = None
 ) -> tuple[RunValue, ...]:
-    """The outputs of one node without sub-graphs, from the values of its inputs. ``kernel`` is the
-    node's NumPy kernel; without one, it is compiled for the types of ``inputs``."""
+    """Return the outputs of one node without sub-graphs, given the values of its inputs. ``kernel``
+    is the node's NumPy kernel; by default it is compiled for the types of ``inputs``."""
     if kernel is None:
         types = [
             None if v is None else type_of(x) for v, x in zip(node.inputs, inputs, strict=True)
@@ -38,12 +38,12 @@ def evaluate(
 
 
 class Interpreter:
-    """Runs graphs. A subclass may override ``node`` to watch or to check what nodes compute."""
+    """Runs graphs. A subclass may override ``node`` to observe or check what nodes compute."""
 
     def run(
         self, graph: Graph, feeds: Sequence[RunValue], outer: Mapping[Value, RunValue]
     ) -> list[RunValue]:
-        """The outputs of ``graph``, whose nodes must be sorted, for one value for each input.
+        """Return the outputs of ``graph``, whose nodes must be sorted, for one value per input.
         ``outer`` has the values of enclosing graphs."""
         values = dict(outer)
         values.update(zip(graph.inputs, feeds, strict=True))
@@ -61,13 +61,13 @@ class Interpreter:
     def node(
         self, node: Node, inputs: Sequence[RunValue], values: Mapping[Value, RunValue]
     ) -> Sequence[RunValue]:
-        """The outputs of one node; ``values`` are those that its sub-graphs may read."""
+        """Return the outputs of one node. Its sub-graphs may read ``values``."""
         return self.control(node, inputs, values) if is_control(node) else evaluate(node, inputs)
 
     def control(
         self, node: Node, inputs: Sequence[RunValue], values: Mapping[Value, RunValue]
     ) -> Sequence[RunValue]:
-        """The outputs of a node that runs sub-graphs."""
+        """Return the outputs of a node that runs sub-graphs."""
         steps = CONTROL[node.op.role](node, inputs)
         number = 0
         try:

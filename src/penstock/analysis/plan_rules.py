@@ -1,7 +1,7 @@
-"""The rules for the graph of a saved plan, whose nodes no importer has checked.
+"""The rules for the graph of a saved plan, whose nodes have passed no importer's checks.
 
-A kernel trusts the node that it is made for: that it has the inputs of its operation, and values of
-the types that the operation allows. Passes make nodes for which this holds; a file may hold others.
+A kernel trusts its node to have the inputs of its operation, and values of types that the operation
+allows. Passes create only such nodes, but a file may contain others.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.ops.internal.fused import FUSED
 
 
 def check_nodes(nodes: Sequence[Node]) -> Graph:
-    """Raise ``InvalidModel`` unless each node of verified graphs, those of fused nodes among them,
-    has the inputs, the outputs and the attributes of its operation. Returns a graph of the nodes in
-    fused ones."""
+    """Raise ``InvalidModel`` unless each node of verified graphs, or of their fused nodes, has the
+    inputs, outputs and attributes of its operation. Return a graph of the nodes in fused
+    nodes."""
     regions = [node.attrs["region"] for node in nodes if node.op is FUSED]
     parts = [node for region in regions for node in region.nodes]
-    for node in parts:  # of others ``verify`` has
+    for node in parts:  # ``verify`` has checked the other nodes
         arity = node.op.arity
         if arity is not None and (None in node.inputs or arity[0] not in (None, len(node.inputs))):
             raise InvalidModel(
@@ -32,7 +32,7 @@ def check_nodes(nodes: Sequence[Node]) -> Graph:
 
 
 def check_node_types(graphs: Iterable[Graph]) -> None:
-    """Raise ``InvalidModel`` unless values, whose types are known, have types that the operations
-    of all nodes allow."""
+    """Raise ``InvalidModel`` unless all values have types that the operations of their nodes
+    allow. The types must be inferred."""
     for graph in graphs:
         check_types(graph, {})

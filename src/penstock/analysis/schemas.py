@@ -1,11 +1,11 @@
-"""ONNX's schemas of operations, read from a text file once and checked against nodes; the onnx
-package takes 7 MB to look one up.
+"""ONNX's operator schemas, read from a text file and checked against nodes. The onnx package would
+take 7 MB of memory to look one up.
 
-``schemas.txt`` has all versions of all operations of the release to which the package is pinned;
-``python -m tools.onnx_schemas`` writes it. The first line has the last opset of each domain, the
-second lists sets of types; each other line is an operation: its domain, its name, and the fields of
-an ``OnnxSchema`` from ``version`` on for each version, the newest first. Sets of types are numbers
-there::
+``schemas.txt`` contains all versions of all operations of the onnx release to which the package is
+pinned; ``python -m tools.onnx_schemas`` writes it. The first line has the last opset of each
+domain, the second lists sets of types. Each other line is an operation: its domain, its name, and
+the fields of ``OnnxSchema`` from ``version`` on for each version, newest first. Sets of types are
+given by number::
 
      Sign [[13,1,1,1,1,{},[["input","T",0,true,7]],[["output","T",0,true,7]]],[9,...]]
 """
@@ -26,14 +26,14 @@ from penstock.core.records import NamedTuple, dataclass
 from penstock.ir.graph import Graph, Model, Node
 from penstock.ir.op import Attrs
 
-# The numbers by which files name kinds of attributes and types of elements are fixed for ever. They
-# are written out: protobuf, which has them too, takes as long to import as a saved session to open.
+# The codes of attribute kinds and element types in files are fixed for ever. They are written out
+# here because importing protobuf, which has them too, takes as long as opening a saved session.
 
 
 class AttributeKind:
-    """Kinds of attributes (``AttributeProto.AttributeType``)."""
+    """Codes of attribute kinds (``AttributeProto.AttributeType``)."""
 
-    # Not an enumeration: defining one takes as long as twenty other classes, in every process.
+    # Not an enum: defining one takes as long as twenty other classes, in every process.
     FLOAT = 1
     INT = 2
     STRING = 3
@@ -57,9 +57,9 @@ _ELEMENTS = (
     *("FLOAT4E2M1", "FLOAT8E8M0", "UINT2", "INT2", "FLOAT6E2M3", "FLOAT6E3M2"),
 )
 ELEMENT_TYPES: Mapping[str, int] = {name: code for code, name in enumerate(_ELEMENTS)}
-"""Codes of element types by their names in upper case."""
+"""codes of element types by their names in upper case"""
 
-# The names of dtypes that are not those of element types in lower case.
+# Dtypes whose names differ from those of element types in lower case.
 _NAMES = {
     "FLOAT": "float32",
     "DOUBLE": "float64",
@@ -73,17 +73,17 @@ DTYPE_NAMES: Mapping[int, str] = {
     for name, code in ELEMENT_TYPES.items()
     if code
 }
-"""Names of dtypes by codes of element types."""
+"""names of dtypes by codes of element types"""
 
 
 FILE = os.path.join(os.path.dirname(__file__), "schemas.txt")
 OPTIONAL, VARIADIC = 1, 2
-"""The ``option`` of a port that may be left out, and of one that stands for any number of values"""
+"""the ``option`` of a port that may be left out, and of one that stands for any number of values"""
 
 # Attributes that operations of the first versions may have, and that have no meaning.
 LEGACY = frozenset({"consumed_inputs"})
 
-# Python's types of attributes, and of the elements of lists, by the kind of the list.
+# Python types of attributes, and of the elements of lists, by the kind of the list.
 _KINDS: Mapping[int, tuple[type, ...]] = {
     AttributeKind.INT: (int,),
     AttributeKind.FLOAT: (int, float),
@@ -103,7 +103,7 @@ TYPE_NAMES: Mapping[int, str] = {
 
 
 class SchemaAttribute(NamedTuple):
-    """``type`` is an ``AttributeKind``, ``default`` the hexadecimal digits of one."""
+    """``type`` is an ``AttributeKind``; ``default`` is serialized, in hexadecimal digits."""
 
     type: int
     required: bool
@@ -111,7 +111,7 @@ class SchemaAttribute(NamedTuple):
 
 
 class SchemaPort(NamedTuple):
-    """An input or an output. ``types`` are those that it may have; empty if any."""
+    """An input or an output. ``types`` are the allowed ones; empty if all are allowed."""
 
     name: str
     type_str: str
@@ -121,7 +121,7 @@ class SchemaPort(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The name of its type: equal names, equal types; "" if it stands for itself."""
+        """The name of its type: equal names mean equal types; "" if its type is independent."""
         return "" if self.option == VARIADIC and not self.is_homogeneous else self.type_str
 
     def takes(self, type_: str) -> bool:
@@ -144,7 +144,7 @@ class OnnxSchema:
     outputs: Sequence[SchemaPort]
 
     def as_kind(self, name: str, x: Any) -> Any:
-        """``x``, with integers as floats where the attribute is of floats."""
+        """Return ``x`` with integers converted to floats if the attribute holds floats."""
         kind = self.attributes[name].type if name in self.attributes else 0
         if kind == AttributeKind.FLOAT and type(x) is int:
             return float(x)
@@ -153,21 +153,21 @@ class OnnxSchema:
         return x
 
     def kind_of(self, name: str, x: object) -> int:
-        """The kind of an attribute's value: that which the schema has, if it can be; 0 if none."""
+        """Return the kind of an attribute's value: the schema's if the value fits, 0 for none."""
         wanted = self.attributes[name].type if name in self.attributes else 0
         if wanted and _is_of_kind(x, wanted):
             return wanted
         return next((kind for kind in (*_KINDS, *_LISTS) if _is_of_kind(x, kind)), 0)
 
     def node_faults(self, node: Node, names: Iterable[str]) -> Iterator[str]:
-        """As ``faults``, of a node that no file has, with these attributes."""
+        """``faults`` for a node that is not from a file, with these attributes."""
         kinds = {name: self.kind_of(name, node.attrs[name]) for name in names}
         return self.faults(kinds, node.inputs, len(node.outputs))
 
     def faults(
         self, types: Mapping[str, int], inputs: Sequence[Any], outputs: int
     ) -> Iterator[str]:
-        """The faults of a node that has these attributes (their types by name) and values, as
+        """Yield the faults of a node with these attributes (their kinds by name) and values, as
         ends of sentences that begin with the node."""
         for name, code in types.items():
             wanted = self.attributes.get(name)
@@ -186,7 +186,7 @@ class OnnxSchema:
         ):
             if not least <= count <= most:
                 allowed = f"{least}" if least == most else f"{least} to {most}"
-                # Schemas have the largest int32 for any number.
+                # Schemas use the largest int32 for "any number".
                 if most > 2**30:
                     allowed = f"at least {least}"
                 yield f"has {count} {role}, but {self} has {allowed}"
@@ -200,8 +200,8 @@ class OnnxSchema:
         return f"{self.domain + '.' if self.domain else ''}{self.name}-{self.version}"
 
 
-# Schemas name the values of these attributes in prose only. Operations check the modes that they
-# read (``shape_rules.choice``); here are flags, and modes that not every kernel reads.
+# Schemas name the values of these attributes only in prose. Operations check the modes that they
+# read (``shape_rules.choice``); listed here are flags, and modes that not every kernel reads.
 
 # Integers that are 0 or 1 in every operation that has them.
 _FLAGS = frozenset(
@@ -226,9 +226,9 @@ _MODES: Mapping[tuple[str, str], tuple[int | str, ...]] = {
 
 
 def value_faults(op: str, names: Iterable[str], attrs: Attrs) -> Iterator[str]:
-    """The faults of the values of attributes, as ends of sentences that begin with the node.
+    """Yield the faults of attribute values, as ends of sentences that begin with the node.
 
-    ``names`` are those that the node has; ``attrs`` may have others, by default.
+    ``names`` are the node's own attributes; ``attrs`` may contain defaults in addition.
     """
     for name in names:
         allowed = (0, 1) if name in _FLAGS else _MODES.get((op, name))
@@ -240,17 +240,17 @@ def value_faults(op: str, names: Iterable[str], attrs: Attrs) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def find_schema(name: str, domain: str, opset: int) -> OnnxSchema | None:
-    """The schema that ``name`` has in an opset of its domain."""
+    """Return the schema that ``name`` has in an opset of its domain, or None."""
     schema = _read(name, domain, opset)
     if schema is None or schema.version == opset:
         return schema
-    return find_schema(name, domain, schema.version)  # opsets share the schema of the version
+    return find_schema(name, domain, schema.version)  # opsets share the record of one version
 
 
 def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
-    """The newest version of an operation up to that of an opset."""
+    """Read the newest version of an operation that is not newer than an opset."""
     lines, sets, _ = _table()
-    # A line at a time: a model has some 30 of the operations that the table lists.
+    # Parsed line by line: a model uses some 30 of the listed operations.
     versions = json.loads(lines.get((domain, name), "[]"))
     for version, *numbers, attributes, inputs, outputs in versions:
         if version <= opset:
@@ -264,20 +264,20 @@ def _read(name: str, domain: str, opset: int) -> OnnxSchema | None:
 
 
 def first_schema(name: str, domain: str) -> OnnxSchema | None:
-    """The schema of the first version of an operation; None if ONNX has none."""
+    """Return the schema of the first version of an operation, or None if ONNX has no such one."""
     lines, _, _ = _table()
     versions = json.loads(lines.get((domain, name), "[]"))
     return find_schema(name, domain, versions[-1][0]) if versions else None
 
 
 def newest_opset(domain: str) -> int:
-    """The last opset of a domain in the onnx package; 0 for other domains."""
+    """Return the last opset of a domain in the onnx package, or 0 for other domains."""
     return _table()[2].get(domain or "ai.onnx", 0)
 
 
 @cache
 def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], Mapping[str, int]]:
-    """The lines of operations by domain and name, the sets of types, and the last opsets."""
+    """Return the lines of operations by domain and name, the sets of types, and the last opsets."""
     with open(FILE, encoding="ascii") as file:
         newest, sets, *lines = file.read().splitlines()
     keys = [line.split(" ", 2) for line in lines]
@@ -286,25 +286,25 @@ def _table() -> tuple[Mapping[tuple[str, str], str], Sequence[frozenset[str]], M
 
 
 def _is_of_kind(x: object, kind: int) -> bool:
-    """Whether an attribute of a node is of an ``AttributeKind``."""
+    """Whether an attribute value of a node fits an ``AttributeKind``."""
     if kind not in _LISTS:
         return kind not in _KINDS or isinstance(x, _KINDS[kind])
     if not isinstance(x, list | tuple):
         return False
-    # The lists of a forest are long, and their elements of few classes.
+    # Tree ensembles have long lists, whose elements are of few classes.
     types, classes = _KINDS[_LISTS[kind]], {*map(type, x)}
     return classes.issubset(types) or all(issubclass(c, types) for c in classes)
 
 
 def check_schemas(nodes: Iterable[Node]) -> None:
-    """Check nodes that no importer has checked. Raises ``InvalidModel``."""
+    """Raise ``InvalidModel`` for faults of nodes that no importer has checked."""
     problems = ProblemList()
     sound: set[tuple[Any, ...]] = set()  # most nodes of a model are alike
     for node in with_checkpoints(nodes):
         attrs, inputs = node.attrs, node.inputs
         key: list[Any] = [node.op, len(inputs), len(node.outputs), *attrs]
         for x in attrs.values():
-            # Of lists, the elements have kinds.
+            # The kind of a list is that of its elements.
             if isinstance(x, list | tuple):
                 key.append(frozenset(map(type, x)))
             else:
@@ -325,6 +325,6 @@ def check_schemas(nodes: Iterable[Node]) -> None:
 
 
 def nodes_of(model: Model) -> Iterator[Node]:
-    """All nodes of a model's graphs and functions."""
+    """Yield all nodes of a model's graphs and functions."""
     for graph in (*model.graphs.values(), *model.functions.values()):
         yield from graph.walk()

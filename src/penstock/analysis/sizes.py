@@ -13,16 +13,16 @@ from penstock.ir.graph import Graph, Value
 
 
 def check_sizes(graph: Graph, limits: Limits) -> None:
-    """Raise ``LimitExceeded`` for a tensor above ``limits`` that a node reads or produces. A
-    constant with strides of 0 counts in full: kernels iterate over all of it, and some copy it.
-    Nodes of nested graphs count too: a plan reserves memory for them whether they run or not."""
+    """Raise ``LimitExceeded`` for a tensor that a node reads or produces and that is above
+    ``limits``. A constant with strides of 0 counts in full, since kernels iterate over all of it or
+    copy it. Nodes of nested graphs count too: a plan reserves memory even if they never run."""
     most_bytes = 2**63 - 1 if limits.max_bytes is None else min(limits.max_bytes, 2**63 - 1)
     for node in graph.walk():
         produced = len(node.outputs)
         for i, value in enumerate((*node.outputs, *node.inputs)):
             if value is None or (i >= produced and not value.is_constant):
                 continue
-            # Most tensors fit by far, which their sizes tell without ``_problem``.
+            # Most tensors are far below the limits, which needs no call of ``_problem``.
             type_: Any = value.type
             fits = type_.__class__ is TensorType and 0 < type_.elements <= limits.max_elements
             if fits and type_.nbytes <= most_bytes and len(type_.dims) <= limits.max_dims:

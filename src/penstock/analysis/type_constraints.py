@@ -1,7 +1,7 @@
 """The types that ONNX's schemas allow, checked once for each node of a loaded model.
 
-The types of values are followed from the graph's inputs, node by node, without shapes and in the
-words of the schemas::
+Types of values are propagated from the graph's inputs, node by node, without shapes and in the
+notation of the schemas::
 
     x: tensor(int64)          y = Softmax(x)      T of Softmax-13 is tensor(float), ..., and not
                                                   tensor(int64): a problem
@@ -9,9 +9,9 @@ words of the schemas::
                                                   is T, tensor(float)
     r = Cast<to = BOOL>(q)                        the schema leaves T2 open: ask the operation
 
-A node may have the types that any version allows of what its operation means: later versions of
-an operation allow more types, and mean the same. Types that are unknown are not checked; where a
-model leaves those of its inputs open, they are checked when it is fed.
+A node may have types that any version of its operation with the same meaning allows, since later
+versions allow more types. Unknown types are not checked; where a model leaves the types of its
+inputs open, they are checked when it is fed.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from penstock.ops.onnx.control_flow import is_control, loop_carried
 from penstock.ops.registry import MICROSOFT
 
 TypeName = str | None
-"""A type as schemas write it, such as "seq(tensor(float))"; None if it is unknown."""
+"""A type in the notation of schemas, such as "seq(tensor(float))"; None if it is unknown."""
 
 
 def check_types(graph: Graph, fed: Mapping[str, Type]) -> None:
     """Raise ``InvalidModel`` with all nodes of a sorted graph whose types ONNX does not allow.
 
-    ``fed``: types of values that are fed, by name.
+    ``fed``: types of fed values, by name.
     """
     checker = _Checker({name: name_of(type_) for name, type_ in fed.items()})
-    with suppress(RecursionError):  # graphs that nest as deep as that are refused by Limits
+    with suppress(RecursionError):  # Limits refuses graphs that are nested as deep as that
         checker.check(graph)
     checker.problems.raise_any()
 
 
 def type_faults(node: Node) -> Sequence[str]:
-    """The faults of the types of a node's inputs by ONNX's rules, as ends of sentences that begin
-    with the node."""
+    """Return the faults of the types of a node's inputs by ONNX's rules, as ends of sentences that
+    begin with the node."""
     names = [None if value is None else name_of(value.type) for value in node.inputs]
     return _outcome(node.op, len(node.outputs), names)[0]
 
@@ -77,7 +77,7 @@ _TENSORS = {name: dtype for dtype, name in _ELEMENTS.items()}
 
 
 def name_of(type_: Type) -> TypeName:
-    """The name of a type; None if a part of it is unknown."""
+    """Return the name of a type, or None if a part of it is unknown."""
     if isinstance(type_, TensorType):
         return None if type_.dtype is None else _ELEMENTS.get(dtype_name(type_.dtype))
     if isinstance(type_, SequenceType | OptionalType):
@@ -92,7 +92,7 @@ def name_of(type_: Type) -> TypeName:
 
 @lru_cache(maxsize=256)
 def _type(name: TypeName) -> Type:
-    """The type of a name; unknown for maps, of which no operation's types are made."""
+    """Return the type of a name. It is unknown for maps, from which no type is computed."""
     if name is None:
         return ANY
     if name in _TENSORS:
@@ -110,8 +110,8 @@ _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tens
 _ANYTHING = SchemaPort("zero_point", "", 0, True, frozenset())
 _FLOAT = SchemaPort("X", "T", 0, True, _FLOATS)
 
-# Of operations of ONNX Runtime, for which the onnx package has no schemas, those whose kernels
-# would cut their results to integers.
+# Operations of ONNX Runtime, for which the onnx package has no schemas, with kernels that would
+# truncate their results to integers.
 _MICROSOFT = {
     "DequantizeLinear": (_ANYTHING, _FLOAT, _ANYTHING),
     "QuantizeLinear": (_FLOAT, _FLOAT, _ANYTHING),
@@ -119,8 +119,8 @@ _MICROSOFT = {
 
 
 def _schemas(op: Op) -> Iterator[OnnxSchema]:
-    """The schemas of the versions that ``op`` stands for, the newest first. The last of their
-    inputs and outputs stands for all further."""
+    """Yield the schemas of the versions that ``op`` covers, newest first. The last of their inputs
+    and outputs stands for all further ones."""
     if op.domain == MICROSOFT and op.name in _MICROSOFT:
         inputs, outputs = _MICROSOFT[op.name], (_ANYTHING,)
         yield OnnxSchema(op.name, op.domain, op.version, 0, 0, 0, 0, {}, inputs, outputs)
@@ -135,7 +135,7 @@ def _schemas(op: Op) -> Iterator[OnnxSchema]:
 
 @cache
 def _newest(op: Op) -> OnnxSchema | None:
-    """The schema of the newest version of an operation; None if ONNX has no such operation."""
+    """Return the schema of an operation's newest version, or None if it is not ONNX's."""
     return next(_schemas(op), None)
 
 
@@ -150,8 +150,8 @@ def _allowed_before(op: Op, side: str, index: int, type_: str) -> bool:
 
 
 _Outcome: TypeAlias = tuple[Sequence[str], tuple[TypeName, ...]]
-"""The judgment of a schema on a node with inputs of certain types: faults, as ends of sentences
-that begin with the node, and its outputs' types, None where the operation decides."""
+"""The verdict of a schema on a node with inputs of certain types: faults, as ends of sentences that
+begin with the node, and the types of its outputs, None where the operation decides."""
 
 
 def _outcome(op: Op, outputs: int, inputs: Sequence[TypeName]) -> _Outcome:
@@ -228,7 +228,7 @@ class _Checker:
         self._outcomes: dict[tuple[Any, ...], _Outcome] = {}  # most nodes of a model are alike
 
     def check(self, graph: Graph) -> None:
-        """Check all nodes of ``graph``, and of the graphs in it."""
+        """Check all nodes of ``graph`` and of its nested graphs."""
         types, outcomes = self._types, self._outcomes
         for node in with_checkpoints(graph.nodes):
             outputs = node.outputs
@@ -238,11 +238,11 @@ class _Checker:
             if outcome is None:
                 outcome = outcomes[key] = _outcome(node.op, len(outputs), inputs)
             faults, names = outcome
-            if len(outputs) == 1 and (value := outputs[0]) is not None:  # faster, and most nodes
+            if len(outputs) == 1 and (value := outputs[0]) is not None:  # most nodes; faster
                 types[value] = names[0]
             else:
                 types.update(zip(outputs, names, strict=True))
-                # An output that is left out has set it.
+                # An output that is left out has overwritten the entry of None.
                 types[None] = None
             if faults:
                 self._report(node, faults)
@@ -285,8 +285,8 @@ class _Checker:
             return ()
 
     def _with_graphs(self, node: Node, inputs: Sequence[TypeName]) -> Iterator[TypeName]:
-        """The types of the outputs of a node whose graphs an executor runs. A body is checked for
-        the types of its first iteration."""
+        """Yield the types of the outputs of a node whose graphs an executor runs. A loop's body is
+        checked for the types of its first iteration."""
         role = node.op.role
         if role is Role.IF:
             branches: list[Graph] = [node.attrs["then_branch"], node.attrs["else_branch"]]
@@ -312,8 +312,8 @@ class _Checker:
             yield f"seq({name})" if name and role is Role.SEQUENCE_MAP else name
 
     def _same(self, node: Node, value: Value, a: TypeName, b: TypeName, other: str) -> TypeName:
-        """The type of a value that a graph of ``node`` gives, and of what must have the same; one
-        may be the other as an optional."""
+        """Return the common type of an output of a graph of ``node`` and of the value that must
+        have the same type; one may be the optional of the other."""
         for wide, narrow in ((a, b), (b, a)):
             if wide == f"optional({narrow})":
                 return wide

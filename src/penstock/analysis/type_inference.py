@@ -1,4 +1,4 @@
-"""Infer the types of all values from those of the graph's inputs."""
+"""Infer the types of all values of a graph from the types of its inputs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from penstock.ir.op import Role
 from penstock.ops.onnx.control_flow import ScanLayout, loop_carried, read_trip_count
 
 # A carried type is widened at most once for each dim, for its rank and for its dtype; nested
-# optionals and sequences add little. After more rounds the types are taken to be unknown.
+# optionals and sequences add few rounds. After more rounds the types are considered unknown.
 _MOST_ROUNDS = 70
 
 Settled = dict[Node, list[Type]]
 """The types of loop-carried values, as widened by earlier rounds over the loops around them.
 
-Every round over a loop's body visits the loops in it again. If these began anew each time, the work
+Every round over a loop's body visits its inner loops again. If these started from scratch, the work
 would double with every level of nesting."""
 
 
@@ -42,7 +42,7 @@ def infer_types(graph: Graph, *, certain: bool = True, settled: Settled | None =
 
     ``certain``: every node of this graph runs whenever the graph does, so that a node that cannot
     run is an error of the model. In a branch or body it may never run: its outputs stay unknown.
-    ``settled``: of an enclosing loop.
+    ``settled``: the types that enclosing loops have found so far.
     """
     settled = {} if settled is None else settled
     for node in with_checkpoints(graph.nodes):
@@ -55,7 +55,7 @@ def infer_types(graph: Graph, *, certain: bool = True, settled: Settled | None =
 def node_types(
     node: Node, *, certain: bool = True, settled: Settled | None = None
 ) -> Sequence[Type]:
-    """Return the types of a node's outputs, as far as known; set those in its graphs."""
+    """Return the types of a node's outputs as far as known, and set those in its graphs."""
     try:
         if node.op.role in _CONTROL_TYPES:
             return _CONTROL_TYPES[node.op.role](node, {} if settled is None else settled)
@@ -65,7 +65,7 @@ def node_types(
             types.append(None if value is None else value.type)
             if value is None or value.is_held:
                 consts.append(None if value is None else value.const)
-        # Constants that were released are restored only when their contents are asked for.
+        # Constants that were released are restored only when their contents are needed.
         contents = consts if len(consts) == len(types) else Contents(node.inputs)
         return node.op.infer(types, node.attrs, contents)
     except PenstockError:
@@ -84,7 +84,7 @@ def _if(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def types_of_branches(node: Node) -> Sequence[Type]:
-    """The types of an If's outputs by those of its branches' outputs, which have theirs."""
+    """Return the types of an If's outputs, given those of its branches' outputs."""
     pairs = zip(node.attrs["then_branch"].outputs, node.attrs["else_branch"].outputs, strict=True)
     return [join(a.type, b.type) for a, b in pairs]
 
@@ -92,7 +92,7 @@ def types_of_branches(node: Node) -> Sequence[Type]:
 def _loop(node: Node, settled: Settled) -> Sequence[Type]:
     body: Graph = node.attrs["body"]
     iteration, condition = body.inputs[:2]
-    iteration.type = TensorType(INT64, ())  # ONNX fixes both, whatever a file declares
+    iteration.type = TensorType(INT64, ())  # ONNX fixes both types, whatever a file declares
     condition.type = TensorType(BOOL, ())
     final = _settle(node, settled)
     limit = node.inputs[0]
@@ -108,7 +108,7 @@ def _loop(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def _always(node: Node) -> bool:
-    """Whether a Loop's condition is true at first and stays true: only its limit ends it."""
+    """Whether a Loop's condition is always true, so that only the limit ends the loop."""
     before, body = node.inputs[1], node.attrs["body"]
     after = body.outputs[0]
     return (before is None or _is_true(before)) and (after is body.inputs[1] or _is_true(after))
@@ -147,7 +147,7 @@ def _sequence_map(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def _settle(node: Node, settled: Settled) -> list[Type]:
-    """Types of carried values that hold in every iteration."""
+    """Return types of carried values that hold in every iteration."""
     body: Graph = node.attrs["body"]
     entering, leaving = loop_carried(node)
     starts = [without_data(_type(value)) for value in node.inputs[entering]]
@@ -161,8 +161,8 @@ def _fixed_point(
     outputs: Sequence[Value],
     settled: Settled,
 ) -> list[Type]:
-    """The ``types`` of ``inputs`` of a loop's body, widened until they hold for ``outputs``, too,
-    which are the inputs of the next iteration."""
+    """Return ``types`` of the ``inputs`` of a loop's body, widened until they also hold for
+    ``outputs``, which are the inputs of the next iteration."""
     body: Graph = node.attrs["body"]
     if node in settled:
         types = [join(a, b) for a, b in zip(types, settled[node], strict=True)]
@@ -171,11 +171,11 @@ def _fixed_point(
             value.type = type_
         infer_types(body, certain=False, settled=settled)
         wider = [join(type_, without_data(v.type)) for type_, v in zip(types, outputs, strict=True)]
-        settled[node] = wider  # a round over a loop around this one begins here, not anew
+        settled[node] = wider  # the next round of a loop around this one starts from here
         if wider == types:
             return types
         types = wider
-    # Such as a sequence that is nested once more by each iteration.
+    # An example is a sequence that each iteration nests once more.
     types = settled[node] = [ANY] * len(types)
     for value in inputs:
         value.type = ANY
@@ -201,7 +201,7 @@ def _frame(node: Node, settled: Settled) -> Sequence[Type]:
 
 
 def _stacked(type_: Type, length: Dim, axis: int) -> Type:
-    """The type of stacked rows of type ``type_``; if that is unknown, only the dtype is kept."""
+    """Return the type of stacked rows of type ``type_``, or only its dtype if it is unknown."""
     if not isinstance(type_, TensorType) or type_.shape is None:
         return TensorType(type_.dtype if isinstance(type_, TensorType) else None, None)
     rank = len(type_.shape) + 1

@@ -4,14 +4,14 @@ A value is in one of these places:
 
 ========  ==========================================================================================
 arena     in memory planned before the run, with the order of dims in memory that its kernel chose
-result    in memory that the program allocates before its kernel writes it: it is large, and leaves
-          the run
+result    in memory that the program allocates before its kernel writes it: for a large value that
+          leaves the run
 view      a fixed view of a value in the arena: a Reshape, a Slice or a Transpose costs nothing
-dynamic   allocated during the run: it leaves the run, or only the run knows its shape
+dynamic   allocated during the run: it leaves the run, or its shape is known only then
 ========  ==========================================================================================
 
-Nothing here is changed or allocated: the pass that inserts copies between layouts and the planner
-that gives values their slots both ask, and get the same answer.
+Nothing here is changed or allocated. The pass that inserts copies between layouts and the planner
+that assigns slots to values both call this, and so agree.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from penstock.ir.kernel import Kernel
 from penstock.ir.layout import address, channels_last, is_plannable, packed_strides
 from penstock.ops.onnx.control_flow import is_control, loop_carried
 
-# Bytes of results from which on a copy takes longer than the call of a kernel that is bound late.
+# Copying results of at least this many bytes costs more than calling a kernel that is bound late.
 _LARGE = 1 << 16
 
 Order = tuple[int, ...]
-"""The dims of a tensor as they are in memory, the outermost first; empty for their own order."""
+"""the dims of a tensor in their order in memory, outermost first; empty for their logical order"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class View:
-    """A fixed view of ``base``, a value in the arena: ``offset`` and ``strides`` in bytes. ``type``
-    is at least as precise as that of the value."""
+    """A fixed view of ``base``, a value in the arena, with ``offset`` and ``strides`` in bytes.
+    ``type`` is at least as precise as the type of the value."""
 
     base: Value
     offset: int
@@ -51,15 +51,14 @@ class View:
 class ValueMemory:
     """The places of values, nested graphs included; values without an entry are dynamic.
 
-    ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: of each node
-    whose kernel writes into the arena, the order of its outputs' dims. ``alternating``: the
-    updated values of loops that may be written straight into a buffer of the loop, each with the
-    body's input whose buffers these are. ``expected``: the order of dims of Transposes of dynamic
-    values, which are assumed to have their dims in their own. ``copied``: nodes that view only what
-    their kernel cannot view in these strides. ``invalid``: nodes whose kernel rejects the shapes of
-    its inputs, with the error. ``escapes``: values that outlive the run, the iteration or the
-    branch; of these, ``results`` are large: the program allocates them, and a kernel writes into
-    them.
+    ``strides``: of each value in the arena, in bytes; empty for C order. ``orders``: the order of
+    the output dims of each node whose kernel writes into the arena. ``alternating``: updated values
+    of loops that may be written directly into a buffer of the loop, with the body's input that owns
+    the buffers. ``expected``: the order of dims of Transposes of dynamic values, assuming that
+    these are in C order. ``copied``: nodes that would be views but whose kernel must copy for these
+    strides. ``invalid``: nodes whose kernel rejects the shapes of its inputs, with the error.
+    ``escapes``: values that outlive the run, the iteration or the branch. ``results``: the large
+    ones among these, which the program allocates for kernels to write.
     """
 
     escapes: Set[Value]
@@ -73,8 +72,8 @@ class ValueMemory:
     results: set[Value] = field(default_factory=set)
 
     def has_order(self, value: Value, order: Order) -> bool:
-        """Whether the dims of a value are known to be in memory in ``order``, without gaps.
-        Constants and values of unknown shape count as such: kernels copy these themselves."""
+        """Whether the dims of a value are known to be in memory in ``order``, without gaps. True
+        for constants and values of unknown shape, which kernels copy themselves."""
         view = self.views.get(value)
         type_ = value.type if view is None else view.type
         if value.is_constant or not is_plannable(type_):
@@ -99,10 +98,10 @@ def value_memory(
 ) -> ValueMemory:
     """Decide where the values of a sorted graph with inferred types are.
 
-    ``kernels`` has the kernel of each node but those of control flow; the outputs of a node that is
-    missing are dynamic, as are those of nodes ``away`` from the host, unless these are ``remote``:
-    they write into an arena of their own memory, in C order. Without ``planned`` there is none.
-    Raises ``LimitExceeded`` if a value cannot be allocated at all.
+    ``kernels`` has the kernel of each node except control flow; the outputs of a node without a
+    kernel are dynamic. So are those of nodes ``away`` from the host, unless the nodes are
+    ``remote``: these write into an arena of their own memory, in C order. Unless ``planned``, there
+    is no arena. Raises ``LimitExceeded`` if a value cannot be allocated at all.
     """
     escapes = escaping_values(graph, kernels, planned=planned, remote=remote)
     memory = ValueMemory(escapes, alternating_values(graph) if planned else {})
@@ -112,12 +111,12 @@ def value_memory(
 
 
 def dense_strides(type_: Type, order: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in bytes, of a tensor without gaps whose dims are in memory in ``order``."""
+    """Return the strides, in bytes, of a tensor without gaps with dims in memory in ``order``."""
     assert isinstance(type_, TensorType) and type_.dtype is not None
     return packed_strides(type_.dims, type_.dtype.itemsize, order)
 
 
-# Annotations that need no other.
+# Annotations that do not depend on others.
 
 
 def escaping_values(
@@ -127,16 +126,16 @@ def escaping_values(
     planned: bool = True,
     remote: Set[Node] = frozenset(),
 ) -> set[Value]:
-    """The values that must not be in the arena, because they outlive the run, the iteration or the
-    branch: the outputs of ``graph``, values that loops collect, and those that these view."""
+    """Return the values that must not be in the arena because they outlive the run, the iteration
+    or the branch: outputs of ``graph``, values that loops collect, and the values they view."""
     escapes = set(graph.outputs)
-    for inner in graph.graphs():  # a graph before those nested in it
+    for inner in graph.graphs():  # a graph precedes those nested in it
         own = set(inner.nodes)
         # Readers first: a view that escapes makes its source escape.
         for node in with_checkpoints(inner.nodes[::-1]):
             kernel = kernels.get(node)
             if kernel is not None and kernel.view and not escapes.isdisjoint(node.outputs):
-                # A view of memory that escapes with it need not be copied.
+                # A view of memory that escapes together with its source need not be copied.
                 source = node.inputs[0]
                 if source is not None and source.producer in own:
                     escapes.add(source)
@@ -149,7 +148,7 @@ def escaping_values(
 def _escaping_results(
     node: Node, escapes: Collection[Value], planned: bool, remote: Set[Node]
 ) -> Iterator[Value]:
-    """The values computed in the graphs of an If or a loop that escape from these graphs."""
+    """Return the values computed in the graphs of an If or a loop that escape from these graphs."""
     if node.op.name == "If":
         for _, branch in node.graphs:
             pairs = zip(node.outputs, branch.outputs, strict=False)
@@ -160,7 +159,7 @@ def _escaping_results(
     for inside, updated in _carried(node):
         buffered = planned and is_plannable(inside.type)
         if updated.producer in remote:
-            buffered = False  # loops have buffers on the host alone
+            buffered = False  # loops have buffers only on the host
         if updated is not inside and not buffered:
             escaping.append(updated)
     yield from _computed(body, escaping)
@@ -173,7 +172,7 @@ def _computed(graph: Graph, values: Sequence[Value]) -> list[Value]:
 
 
 def alternating_values(graph: Graph) -> dict[Value, Value]:
-    """The updated values of loops that fit into the buffers of the loop, with the body's input."""
+    """Return updated values of loops that fit into the loop's buffers, with the body's input."""
     alternating: dict[Value, Value] = {}
     for node in graph.walk():
         if node.nests and is_control(node) and node.op.name != "If":
@@ -197,8 +196,8 @@ def _carried(node: Node) -> Iterator[tuple[Value, Value]]:
 
 
 def transposed_values(graph: Graph) -> dict[Value, Order]:
-    """The values that only one node reads, a Transpose, each with the order of its dims that gives
-    the Transpose's result C order."""
+    """Return the values whose only reader is a Transpose, each with the order of its dims for which
+    the Transpose's result is in C order."""
     transposes = [node for node in graph.walk() if node.op.name == "Transpose"]
     readers = readers_of(graph) if transposes else {}
     orders = {}
@@ -212,7 +211,7 @@ def transposed_values(graph: Graph) -> dict[Value, Order]:
     return orders
 
 
-# Annotations that follow from those of the values before.
+# Annotations that depend on those of earlier values.
 
 
 @dataclass
@@ -237,7 +236,7 @@ class _Annotator:
                 self._write(node, kernel)
 
     def _write(self, node: Node, kernel: Kernel) -> None:
-        """Let a kernel write its outputs into memory that is given, if all of them may be there."""
+        """Let a kernel write its outputs into given memory, if all of them may be there."""
         memory, nbytes = self.memory, 0
         values = [value for value in node.outputs if value is not None]
         for value in values:
@@ -245,7 +244,7 @@ class _Annotator:
                 return
             nbytes += value.type.nbytes
         stay, carried = memory.escapes.isdisjoint(values), memory.alternating.keys()
-        if node in self.remote:  # into the arena of a device, in C order
+        if node in self.remote:  # it writes into the arena of a device, in C order
             if values and stay and carried.isdisjoint(values):
                 memory.orders[node] = ()
                 memory.strides.update(dict.fromkeys(values, ()))
@@ -253,12 +252,12 @@ class _Annotator:
         if node in self.away or not values:
             return
         order = self._order(node, kernel)
-        # Outputs of one node that leave the run, and are large.
+        # Large outputs of a node that leave the run.
         leave = not stay and carried.isdisjoint(values) and memory.escapes >= {*values}
         if leave and nbytes >= _LARGE and list(order) == sorted(order):
             memory.orders[node] = ()
             memory.results.update(values)
-        # A function that must bring its inputs into their own order is slow, too.
+        # A kernel that must bring its inputs into C order is slow, too.
         elif (
             stay
             or kernel.layout.prefer_bound
@@ -273,11 +272,11 @@ class _Annotator:
                     memory.strides[value] = () if in_order else dense_strides(value.type, order)
 
     def _order(self, node: Node, kernel: Kernel) -> Order:
-        """The order of dims that a kernel writes: its own, or else that of its inputs."""
+        """Return the order of dims that a kernel writes: its own choice, or that of its inputs."""
         layout = kernel.layout
         first = node.outputs[0]
         if layout.any_layout and first is not None:
-            # Where it leaves the run, it would be copied to its own order.
+            # An output that leaves the run would be copied to C order.
             own = () if first in self.memory.escapes else layout.dims_order
             return self.transposed.get(first, own)
         if layout.dims_order or layout.contiguous:
@@ -288,8 +287,8 @@ class _Annotator:
         return ()
 
     def _order_of(self, value: Value) -> Order:
-        """The order of a value's dims in memory if it is not their own, and without gaps; that
-        which is expected of a dynamic value."""
+        """Return the order of a value's dims in memory if it is not C order and has no gaps, or the
+        expected order of a dynamic value."""
         if value in self.memory.expected:
             return self.memory.expected[value]
         view, strides = self.memory.views.get(value), self.memory.strides_of(value)
@@ -297,7 +296,7 @@ class _Annotator:
         if not strides:
             return ()
         assert isinstance(type_, TensorType)
-        # The stride of a dim of 1 means nothing, so that several orders may match.
+        # The stride of a dim of 1 has no effect, so several orders may match.
         rank = len(type_.dims)
         if _matches(type_, strides, ()):
             return ()
@@ -308,7 +307,7 @@ class _Annotator:
         return ()
 
     def _view(self, node: Node, kernel: Kernel) -> None:
-        """Place the views of a value in the arena; views of other values are dynamic."""
+        """Place a view of a value in the arena; views of other values are dynamic."""
         source, *rest = node.inputs
         dummy = self._dummy(source)
         fixed = False not in [value is None or value.is_constant for value in rest]
@@ -319,18 +318,18 @@ class _Annotator:
                 self.memory.expected[value] = tuple(np.argsort(perm).tolist()) if perm else ()
             return
         function = kernel.function
-        if node in self.remote:  # the same elements as NumPy's, which the dummies are of
+        if node in self.remote:  # its view has the same elements as that of the dummies on NumPy
             types = [None if v is None else v.type for v in node.inputs]
             function = node.op.compile(node, types).function
         try:
             arrays = function(dummy, *[None if v is None else v.const for v in rest])
         except Exception as error:
-            # The constants are the model's: a run would raise the same error.
+            # The constants belong to the model, so a run would raise the same error.
             rejected = isinstance(error, IndexError | TypeError | ValueError)
             self.memory.invalid[node] = ShapeError(str(error)) if rejected else error
             return
         arrays = arrays if len(node.outputs) != 1 else (arrays,)
-        # NumPy copies where no strides have the elements in the order that is asked for.
+        # NumPy copies if no strides present the elements in the requested order.
         if False in [array.size == 0 or np.may_share_memory(array, dummy) for array in arrays]:
             if node not in self.remote:
                 self._copy(node)
@@ -342,17 +341,17 @@ class _Annotator:
     def _place_view(self, value: Value, array: np.ndarray, source: Value, dummy: RunValue) -> None:
         around = self.memory.views.get(source)
         base, offset = (source, 0) if around is None else (around.base, around.offset)
-        # The address of an array without elements means nothing.
+        # The address of an array without elements has no meaning.
         if array.size:
             offset += address(array) - address(dummy)
-        # The view may be more precise than type inference.
+        # The view's type may be more precise than the inferred one.
         type_ = value.type if is_plannable(value.type) else TensorType(array.dtype, array.shape)
         assert isinstance(type_, TensorType)
         self.memory.views[value] = View(base, offset, array.strides, type_)
         self._dummies[value] = array
 
     def _copy(self, node: Node) -> None:
-        """A view that the strides of its source do not allow: a single output is copied."""
+        """Handle a view that its source's strides do not allow: a single output is copied."""
         self.memory.copied.add(node)
         value = node.outputs[0]
         if len(node.outputs) == 1 and value is not None:
@@ -363,7 +362,7 @@ class _Annotator:
                     self.memory.strides[value] = ()
 
     def _dummy(self, value: Value | None) -> np.ndarray | None:
-        """An array with the strides of a value in the arena, to evaluate views; else None."""
+        """Return an array with the strides of a value in the arena, to evaluate views, or None."""
         if value is None or (value not in self.memory.strides and value not in self.memory.views):
             return None
         dummy = self._dummies.get(value)
@@ -372,7 +371,7 @@ class _Annotator:
             strides = self.memory.strides[value] or None
             try:
                 dummy = np.empty(value.type.dims, value.type.dtype)
-                # Untouched pages take no memory.
+                # Pages that are not touched take no memory.
                 dummy = np.ndarray(dummy.shape, dummy.dtype, dummy, 0, strides)
             except (MemoryError, ValueError) as error:
                 raise LimitExceeded(
@@ -383,7 +382,7 @@ class _Annotator:
 
 
 def _matches(type_: Type, strides: tuple[int, ...], order: Order) -> bool:
-    """Whether these strides (empty: C order) are those of dims in ``order``, without gaps."""
+    """Whether these strides (empty: C order) belong to dims in ``order``, without gaps."""
     assert isinstance(type_, TensorType)
     if not strides and (not order or list(order) == sorted(order)):
         return True

@@ -1,8 +1,8 @@
 """The rules of valid models, checked before anything else touches a graph.
 
-``verify`` first walks the nesting of graphs, which bounds depth and size, so that all that follows
-is linear in the model. Then it runs ``_CHECKS``. A check is a generator of sentences that name the
-node, by its origin, or the value, and say what to do. No check recurses: a file must not be able to
+``verify`` first walks the nested graphs, which bounds depth and size, so that all later work is
+linear in the model. Then it runs ``_CHECKS``. A check is a generator of sentences that name the
+value, or the node by its origin, and say what to do. No check recurses: a file must not be able to
 exhaust the stack by nesting.
 
 Rules of a format (schemas, opsets, existing functions) are checked by its front end.
@@ -41,14 +41,14 @@ MAX_DIM = 2**63 - 1
 def verify(
     model: Model, limits: Limits = DEFAULT_LIMITS, *, partial: bool = False
 ) -> Mapping[Graph, list[Node]]:
-    """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid; return the nodes of
+    """Raise ``InvalidModel`` with all problems of ``model`` if it is not valid. Return the nodes of
     each graph in an order in which they can run (``ordered``).
 
-    At most ``errors.MAX_PROBLEMS`` problems are listed, with the number of the others. Graphs that
-    nest too deep, have too many nodes or contain themselves are the only problem reported.
+    The message lists at most ``errors.MAX_PROBLEMS`` problems and counts the others. Graphs that
+    are nested too deep, have too many nodes or contain themselves are reported alone.
 
     ``partial``: the model is a graph that is being compiled. Its functions are elsewhere, and an If
-    may be left without outputs, for its side effects.
+    may have no outputs, if it is kept for its side effects.
     """
     if model.entry not in model.graphs:
         names = ", ".join(repr(name) for name in list(model.graphs)[:5]) or "none"
@@ -62,7 +62,7 @@ def verify(
         for problem in check(index):
             problems.add(problem)
     problems.raise_any()
-    return index.orders  # the last check has filled it
+    return index.orders  # set by the last check
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ class _Scope:
     """A graph and its place in the model."""
 
     graph: Graph
-    parent: int  # index of the scope around it; -1 for a graph of the model
-    carrier: Node | None  # the node that has it as an attribute
+    parent: int  # the index of the enclosing scope; -1 for a graph of the model
+    carrier: Node | None  # the node that has the graph as an attribute
     attribute: str
     depth: int
     values: list[Value] = field(default_factory=list)  # its inputs, then its nodes' outputs
@@ -92,41 +92,41 @@ class _Index:
         self.scopes = _nesting([*model.graphs.values(), *model.functions.values()], limits)
         self.home: dict[Node, int] = {}
         self.defined: dict[Value, int] = {}
-        # An ordered set: problems are reported in the order of the file.
+        # A dict as an ordered set: problems are reported in the order of the file.
         self.constants: dict[Value, None] = {}
         self.orders: dict[Graph, list[Node]] = {}
         # Each node with its scope and the index of that.
         self.nodes: list[tuple[int, _Scope, Node]] = []
         for i, scope in enumerate(self.scopes):
             read: list[Value | None] = [*scope.graph.outputs]
-            made: list[Value | None] = [*scope.graph.inputs]
+            defined: list[Value | None] = [*scope.graph.inputs]
             for node in with_checkpoints(scope.graph.nodes):
-                # Of a node that is listed twice, the first place; a check reports it.
+                # A node that is listed twice keeps its first place; a check reports it.
                 self.home.setdefault(node, i)
-                made += node.outputs
+                defined += node.outputs
                 read += node.inputs
             self.nodes += zip(repeat(i), repeat(scope), scope.graph.nodes)
-            scope.values += filter(None, made)
+            scope.values += filter(None, defined)
             for value in scope.values:
                 self.defined.setdefault(value, i)
-            # As ``_is_constant``, of all that is read.
+            # As in ``_is_constant``, for all values that are read.
             self.constants |= {
                 v: None for v in filter(None, read) if not v.is_held or v.const is not None
             }
 
     def within(self, inner: int, outer: int) -> bool:
         """Whether scope ``inner`` is ``outer`` or nested in it."""
-        while inner > outer:  # a scope stands behind those around it
+        while inner > outer:  # the index of a scope is larger than those of enclosing scopes
             inner = self.scopes[inner].parent
         return inner == outer
 
 
 def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
-    """The scopes of all graphs. Raises ``InvalidModel`` for cycles and beyond the limits."""
+    """Return the scopes of all graphs. Raises ``InvalidModel`` for cycles and above the limits."""
     scopes: list[_Scope] = []
     seen: set[Graph] = set()
     nodes = 0
-    # So that scopes come in preorder.
+    # Reversed, so that scopes come in preorder.
     stack = [_Scope(graph, -1, None, "", 1) for graph in roots][::-1]
     while stack:
         scope = stack.pop()
@@ -154,7 +154,7 @@ def _nesting(roots: Iterable[Graph], limits: Limits) -> list[_Scope]:
 
 
 def _is_constant(value: Value) -> bool:
-    """Whether a value has contents, also if they were put there past ``set_constant``."""
+    """Whether a value has contents, even if they were set without ``set_constant``."""
     return not value.is_held or value.const is not None
 
 
@@ -184,7 +184,7 @@ def _check_graph_lists(index: _Index) -> Iterator[str]:
     """A graph is an attribute, not in a list, so that walks over nested graphs find it."""
     for _, _, node in with_checkpoints(index.nodes):
         for name, attribute in node.attrs.items():
-            # The lists of a forest are long: their types are collected without a loop in Python.
+            # The lists of a tree ensemble are long: collect their types without a Python loop.
             if isinstance(attribute, list | tuple) and Graph in {*map(type, attribute)}:
                 yield (
                     f"attribute {name!r} of {node.label} is a list with graphs in it; "
@@ -234,7 +234,7 @@ def _check_node_outputs(index: _Index) -> Iterator[str]:
 
 def _check_names(index: _Index) -> Iterator[str]:
     """A name is unique in its graph and all graphs nested in that."""
-    # One entry per name suffices: an entry of an outer graph is never replaced, because the value
+    # One entry per name suffices: an entry of an outer graph is never replaced, since the value
     # that would replace it is reported instead.
     latest: dict[str, tuple[int, Value]] = {}
     for i, scope in enumerate(index.scopes):
@@ -259,11 +259,11 @@ def _check_names(index: _Index) -> Iterator[str]:
 
 
 def _check_reads(index: _Index) -> Iterator[str]:
-    """A value that is read is a constant, or defined in the graph or in a graph around it."""
+    """A value that is read is a constant, or defined in the same graph or an enclosing one."""
     plain = {value for value in index.constants if value.producer is None}
     for i, _, node in with_checkpoints(index.nodes):
         for value in filter(None, node.inputs):
-            # Most are constants, or of the graph itself.
+            # Most are constants or belong to the same graph.
             if value in plain or (index.defined.get(value) == i and value not in index.constants):
                 continue
             if (fault := _unreadable(index, i, value)) is not None:
@@ -275,7 +275,7 @@ def _check_reads(index: _Index) -> Iterator[str]:
 
 
 def _unreadable(index: _Index, reader: int, value: Value) -> str | None:
-    """The reason why ``value`` cannot be read in scope ``reader``; None if it can."""
+    """Return why ``value`` cannot be read in scope ``reader``, or None if it can."""
     if _is_constant(value):
         if value.producer is None:
             return None
@@ -317,7 +317,7 @@ def _check_control_inputs(index: _Index) -> Iterator[str]:
                 yield f"{scope} has {other.label} as a target, which is not a node of that graph"
 
 
-# Requirements on the nodes of control-flow operations, and on their graphs.
+# Requirements on control-flow nodes, and on their graphs.
 _CONTROL_FLOW: Mapping[Role | None, tuple[str, str]] = {
     Role.IF: (
         "an If has one input, the condition",
@@ -342,8 +342,8 @@ _CONTROL_FLOW: Mapping[Role | None, tuple[str, str]] = {
 
 
 def _arity(node: Node) -> tuple[bool, int, int]:
-    """Whether a node of control flow has the inputs and outputs that it needs; and the number of
-    inputs and of outputs that its graphs must have."""
+    """Return whether a control-flow node has the inputs and outputs that it needs, and the numbers
+    of inputs and outputs that its graphs must have."""
     inputs, outputs = len(node.inputs), len(node.outputs)
     if node.op.role is Role.IF:
         return inputs == 1, 0, outputs
@@ -361,7 +361,7 @@ def _scan_states(node: Node) -> int:
 
 
 def _check_control_flow(index: _Index) -> Iterator[str]:
-    """Inputs and outputs of a node's graphs fit the node."""
+    """The inputs and outputs of a node's graphs fit the node."""
     for _, _, node in with_checkpoints(index.nodes):
         if node.op.role not in _CONTROL_FLOW:
             continue
@@ -385,7 +385,7 @@ def _counts(whole: Node | Graph) -> str:
 
 
 def _check_scan_lists(index: _Index) -> Iterator[str]:
-    """Attributes of a Scan that are lists have an integer for each sequence."""
+    """List attributes of a Scan have one integer for each sequence."""
     for _, _, node in with_checkpoints(index.nodes):
         if node.op.role is not Role.SCAN:
             continue
@@ -423,7 +423,7 @@ def _check_primitives(index: _Index) -> Iterator[str]:
         frame, limit = attrs.get("frame_name"), attrs.get("parallel_iterations", 1)
         if not isinstance(frame, str) or not frame:
             yield f"{node.label} enters a frame without a name; give it a frame_name"
-        if type(limit) is not int or limit < 1:  # a truth value is no number here
+        if type(limit) is not int or limit < 1:  # a bool is not accepted as a number
             yield f"{node.label} allows {limit!r} parallel_iterations; at least one must be allowed"
 
 
@@ -435,7 +435,7 @@ def _check_calls(index: _Index) -> Iterator[str]:
         name = node.attrs.get("function")
         function = index.functions.get(name) if isinstance(name, str) else None
         if function is None:
-            yield f"{node.label} calls {name!r}, which is no function of the model"
+            yield f"{node.label} calls {name!r}, which is not a function of the model"
             continue
         here, there = [(len(x.inputs), len(x.outputs)) for x in (node, function)]
         if here != there:
@@ -447,13 +447,13 @@ def _check_calls(index: _Index) -> Iterator[str]:
 
 def _check_types(index: _Index) -> Iterator[str]:
     """Types have known dtypes, and dims whose product is within limits."""
-    sound: set[int] = set()  # many values share a type; all of these outlive this loop
+    sound: set[int] = set()  # ids: many values share a type, and all types outlive this loop
     for values in (*(scope.values for scope in index.scopes), index.constants):
         for value in with_checkpoints(values):
             type_ = value.type
             if id(type_) in sound:
                 continue
-            if isinstance(type_, TensorType):  # as most
+            if isinstance(type_, TensorType):  # most types
                 fault = _tensor_fault(type_, index.limits)
             else:
                 fault = _type_fault(type_, index.limits)
@@ -464,7 +464,7 @@ def _check_types(index: _Index) -> Iterator[str]:
 
 
 def _type_fault(type_: Type, limits: Limits) -> str | None:
-    for _ in range(limits.max_depth):  # a loop, since a file may nest types as deep as it likes
+    for _ in range(limits.max_depth):  # a loop, since a file may nest types arbitrarily deep
         if isinstance(type_, TensorType):
             return _tensor_fault(type_, limits)
         if isinstance(type_, SequenceType | OptionalType):
@@ -509,10 +509,10 @@ def _tensor_fault(type_: TensorType, limits: Limits) -> str | None:
 
 
 def _check_constants(index: _Index) -> Iterator[str]:
-    """A constant is an array that fits its type; the bytes of all of them are bounded."""
+    """A constant is an array that fits its type, and the bytes of all constants are bounded."""
     total = 0
     for value in with_checkpoints(index.constants):
-        if not value.is_held:  # it was checked when it was let go
+        if not value.is_held:  # checked before its contents were released
             total += value.type.nbytes if isinstance(value.type, TensorType) else 0
             continue
         array = value.const
@@ -522,7 +522,7 @@ def _check_constants(index: _Index) -> Iterator[str]:
         total += array.nbytes
         declared = value.type
         if not isinstance(declared, TensorType) or not (
-            (declared.dtype == array.dtype and declared.shape == array.shape)  # as of most
+            (declared.dtype == array.dtype and declared.shape == array.shape)  # as usual
             or accepts(declared, type_of(array))
         ):
             yield (
@@ -537,15 +537,15 @@ def _check_constants(index: _Index) -> Iterator[str]:
                     f"{list(declared.data)}; its contents must fit its type"
                 )
         if array.dtype == STRING and not all(isinstance(x, str) for x in array.flat):
-            yield f"constant {value.name!r} has elements that are no strings; decode them to str"
+            yield f"constant {value.name!r} has elements that are not strings; decode them to str"
     total += _bytes_of_attributes(index)
     if excess := index.limits.beyond("max_constant_bytes", total):
         yield f"the model's constants have {total} bytes, more {excess}"
 
 
 def _bytes_of_attributes(index: _Index) -> int:
-    """Bytes of the arrays among attributes, such as those of TensorFlow's Const; each array counts
-    once, and without repetition by strides of 0."""
+    """Return the bytes of arrays in attributes, such as those of TensorFlow's Const. Each array
+    counts once, without repetition by strides of 0."""
     arrays = {
         id(attribute): attribute
         for _, _, node in with_checkpoints(index.nodes)

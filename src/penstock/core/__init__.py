@@ -6,17 +6,17 @@ from functools import cache
 from typing import TypeVar
 
 VERSION = "0.1.0"
-"""the version of Penstock, as in its package metadata, which take longer to read"""
+"""the version of Penstock, as in its package metadata, which would take longer to read"""
 
 C = TypeVar("C")
 
 
 def capability(owner: object, protocol: type[C]) -> C | None:
-    """Ask an object, such as a backend, for optional members: return ``owner`` if it has all
-    methods and properties that the body of ``protocol`` declares, and none of them is None; else
-    None. Asked while a session is compiled, never during a run."""
+    """Query an object, such as a backend, for optional members. Return ``owner`` if it has all
+    methods and properties that the body of ``protocol`` declares, none of them None; else return
+    None. Called while a session is compiled, never during a run."""
     members: tuple[str, ...] = _members(protocol)  # type: ignore[arg-type]
-    for name in members:  # a loop: this is asked for each backend, and often
+    for name in members:  # a loop, since this is called often, for each backend
         if getattr(owner, name, None) is None:
             return None
     return owner  # type: ignore[return-value]

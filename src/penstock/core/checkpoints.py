@@ -7,8 +7,8 @@ whether it must stop, and reports its progress.
         for node in with_checkpoints(nodes):  # raises DeadlineExceeded or Cancelled
             ...
 
-The stop condition belongs to the thread, so that functions need not pass it on. Work between two
-checkpoints is at most some hundred nodes, or one call of a library.
+The stop condition belongs to the thread, so that functions need not pass it on. Between two
+checkpoints there are at most some hundred nodes, or one call of a library.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], object]
-"""Called with the progress of long work: the step that begins, the steps done, and all steps."""
+"""called with the progress of long work: the next step, the number of steps done, and of all"""
 
 CHECK_EVERY = 128
-"""Nodes between two checkpoints of a walk; no step of compiling takes longer than 0.2 ms a node."""
+"""nodes between two checkpoints of a walk; no step of compiling takes over 0.2 ms per node"""
 
-# Times that no option sets, in seconds.
+# Time constants that no option sets, in seconds.
 
 LOOK_S = 0.02
-"""Between two checkpoints while a thread waits for a lock, or for memory of another run."""
+"""between two checkpoints while a thread waits for a lock, or for memory of another run"""
 WAKE_S = 0.5
-"""After which a thread that waits for another looks for signals. Python handles one that comes just
-before the thread blocks only when it next runs code of Python."""
+"""the interval at which a waiting thread checks for signals: Python handles a signal that arrives
+just before the thread blocks only when the thread next runs Python code"""
 EVENT_S = (2e-5, 1e-3)
-"""Between two looks whether an event of a device has come: at first, and at most."""
+"""the interval between two polls of a device's event: the first, and the longest"""
 UNCHECKED_S = 1.0
-"""Largest estimated time of one of our kernels without a checkpoint; NumPy's may take as long."""
+"""the largest estimated time of one of our kernels without a checkpoint; NumPy's may take longer"""
 SHORT_RUN_S = 8e-3
-"""A run that takes less does not wait for others: to hand a core over takes up to 0.3 ms, as a
-thread must come awake, and each has its core for a few ms at a time anyway."""
+"""A shorter run does not wait for others: handing over a core takes up to 0.3 ms, since a thread
+must wake up, and each run keeps its core only for a few ms anyway."""
 UNSEEN_RUN_S = 1e-3
-"""A run that takes less is not even told of others, nor they of it."""
+"""A shorter run does not even register with other runs."""
 
 
 class Work(Protocol):
-    """The work of a thread: a run, or compiling. ``budget`` counts what it allocates, if that is
-    not known before."""
+    """The work of a thread: a run, or compiling. ``budget`` counts its allocations if their size is
+    not known in advance."""
 
     budget: Any
 
     @property
     def limited(self) -> bool:
-        """Whether anything ever stops it."""
+        """Whether anything can ever stop it."""
 
     def check(self) -> None:
-        """Raise an error if it must stop."""
+        """Raise an error if the work must stop."""
 
 
 class _Thread(threading.local):
@@ -65,8 +65,8 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
-"""``run``: the run that the calling thread works for, or other work, or None; ``progress``: what is
-told how far it has come"""
+"""``run``: the run, or other work, that the calling thread works for, or None. ``progress``: the
+callback for its progress, or None."""
 
 
 def checkpoint() -> None:
@@ -77,7 +77,7 @@ def checkpoint() -> None:
 
 
 def report_progress(step: str, done: int, total: int) -> None:
-    """Report the progress of this thread's work. The receiver may raise, to stop it."""
+    """Report the progress of this thread's work. The callback may raise to stop it."""
     progress = THREAD.progress
     if progress is not None:
         progress(step, done, total)
@@ -99,8 +99,8 @@ class reporting:  # noqa: N801
 
 @contextmanager
 def cancelled_by(stop: Work) -> Iterator[None]:
-    """Let checkpoints on this thread, and the end of the block, obey ``stop``; if that is not
-    limited, what they have obeyed so far."""
+    """Let checkpoints on this thread, and the end of the block, obey ``stop``. If nothing limits
+    ``stop``, they obey the current condition as before."""
     outer = THREAD.run
     if stop.limited:
         THREAD.run = stop
@@ -115,10 +115,10 @@ _COLLECTIONS: tuple[type, ...] = (list, tuple, dict, type({}.items()))
 
 
 def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
-    """``items``, which must not change meanwhile, with a checkpoint before each ``CHECK_EVERY``."""
+    """Yield ``items``, which must not change meanwhile, with a checkpoint every ``CHECK_EVERY``."""
     collection: Any = items
-    if isinstance(items, _COLLECTIONS) and len(collection) <= CHECK_EVERY:  # of most models all
-        if (run := THREAD.run) is not None:  # as in ``checkpoint``
+    if isinstance(items, _COLLECTIONS) and len(collection) <= CHECK_EVERY:  # most models
+        if (run := THREAD.run) is not None:  # inlined ``checkpoint``
             run.check()
         return iter([*items])
     return chain.from_iterable(_batches(items))
@@ -127,21 +127,21 @@ def with_checkpoints(items: Iterable[T]) -> Iterator[T]:
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, CHECK_EVERY)):
-        if (run := THREAD.run) is not None:  # as in ``checkpoint``
+        if (run := THREAD.run) is not None:  # inlined ``checkpoint``
             run.check()
         yield batch
 
 
 def await_release(lock: threading.Lock) -> None:
-    """Acquire a lock that another thread releases when there is something to do, and that a signal
-    handler may interrupt."""
+    """Acquire a lock that another thread releases to wake this one. Signal handlers may run during
+    the wait."""
     while not lock.acquire(timeout=WAKE_S):
         pass
 
 
 @contextmanager
 def hold_lock(lock: threading.RLock) -> Iterator[None]:
-    """Hold a lock, with checkpoints while another thread has it."""
+    """Hold a lock in the block, with checkpoints while another thread has it."""
     while not lock.acquire(timeout=LOOK_S):
         checkpoint()
     try:

@@ -1,4 +1,4 @@
-"""The errors Penstock raises. Each names the place at fault and says what to do about it.
+"""The errors that Penstock raises. Each names the place at fault and says what to do.
 
 ``InvalidModel`` and ``Unsupported`` are about a model, ``InvalidInput`` about the arguments of a
 run, ``RunError`` and its subclasses about a run that could not finish, ``ExtensionError`` about an
@@ -15,22 +15,22 @@ from numbers import Integral
 
 from penstock.core.records import dataclass
 
-# Names that are compared letter by letter with an unknown one, and their length.
+# Names that are compared letter by letter with an unknown one, and the longest such name.
 _MOST_COMPARED = 10_000
 _LONGEST_COMPARED = 256
 
 MAX_PROBLEMS = 20
-"""The number of problems that a message lists in full; the rest is only counted."""
+"""the number of problems that a message lists in full; the others are only counted"""
 MOST_COUNTED = 5000
-"""Faults, or nodes without a kernel, at which no others are looked for."""
+"""the number of faults, or of nodes without a kernel, after which the search stops"""
 MAX_SENTENCE = 2_000
-"""Characters of a problem in a message; the middle of a longer one is left out."""
+"""characters of a problem in a message; a longer one is shortened in the middle"""
 MAX_NAME = 200
-"""Characters of a name in a message."""
+"""characters of a name in a message"""
 
 
 def shortened(text: str, most: int = MAX_NAME) -> str:
-    """``text`` without its middle if it has more than ``most`` characters."""
+    """Return ``text``, without its middle if it has more than ``most`` characters."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -38,12 +38,12 @@ def shortened(text: str, most: int = MAX_NAME) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as messages have it."""
+    """Return a name as messages show it."""
     return repr(shortened(name))
 
 
 def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> str:
-    """A hint for an unknown name: close names, or else ``preferred`` ones, or the first few."""
+    """Return a hint for an unknown name: close names, ``preferred`` ones, or the first few."""
     from difflib import get_close_matches
 
     names = list(dict.fromkeys(names))
@@ -59,17 +59,17 @@ def suggest(name: str, names: Iterable[str], preferred: Iterable[str] = ()) -> s
 
 
 def wrong_type(option: str, value: object, needed: str) -> TypeError:
-    """The error of an option whose value has a wrong type."""
+    """Return the error for an option whose value has a wrong type."""
     return TypeError(f"{option}={shortened(repr(value))}: {needed} is needed")
 
 
 class OptionError(ValueError):
-    """An option has a value that it cannot have, or not beside the others."""
+    """An option has a value that is not allowed, or not together with other options."""
 
 
 def check_count(option: str, value: object, most: int | None = None, *, least: int = 1) -> None:
     """Raise ``TypeError`` unless the value of an option is a whole number, and ``OptionError``
-    unless it is from ``least``, up to ``most`` if given."""
+    unless it is at least ``least`` and at most ``most``, if given."""
     range_ = f"of at least {least}" if most is None else f"from {least} to {most:,}"
     needed = f"a whole number {range_}"
     if value.__class__ is not int and (not isinstance(value, Integral) or isinstance(value, bool)):
@@ -83,7 +83,7 @@ def check_choice(
     option: str, value: object, choices: Sequence[str], hints: Mapping[str, str] | None = None
 ) -> None:
     """Raise ``TypeError`` unless the value of an option is a string, and ``OptionError`` unless it
-    is one of ``choices``. ``hints`` has what to do instead of asking for some others."""
+    is one of ``choices``. ``hints`` maps some other values to advice."""
     if not isinstance(value, str):
         raise wrong_type(option, value, f"one of {', '.join(choices)}")
     if value not in choices:
@@ -93,12 +93,12 @@ def check_choice(
 
 
 warnings_given = 0
-"""how often ``warn`` was called"""
+"""the number of calls of ``warn``"""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside of Penstock that called it, however many of its own functions are
-    between: warnings of Penstock's lines say nothing to users, and are shown once for all calls."""
+    """Warn at the first line outside of Penstock in the call stack. Warnings at lines of Penstock
+    would mean nothing to users, and would be shown once for all calls."""
     global warnings_given
     warnings_given += 1
     level, frame = 2, sys._getframe(1)
@@ -108,21 +108,21 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_own(module: str | None) -> bool:
-    # Generated programs have no name.
+    # Generated programs have no ``__name__``.
     return module is None or module.partition(".")[0] == "penstock"
 
 
 class PenstockError(Exception):
-    """Base of every error that Penstock raises on purpose."""
+    """Base class of all errors that Penstock raises deliberately."""
 
 
 class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by the design
-    """The model breaks a rule of its format; ``problems`` has one sentence for each fault found,
+    """The model breaks a rule of its format. ``problems`` has one sentence for each fault,
     shortened if names make it long."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         sentences = (problems,) if isinstance(problems, str) else problems
-        # Names come from files.
+        # Names come from files and may have any length.
         self.problems = tuple([shortened(sentence, MAX_SENTENCE) for sentence in sentences])
         super().__init__("\n".join(self.problems))
 
@@ -131,8 +131,8 @@ class InvalidModel(PenstockError):  # noqa: N818 - the public names are fixed by
 
 
 class ProblemList:
-    """The faults of one model: the first ``MAX_PROBLEMS``, shortened, and the number of the
-    others, which are raised once there are ``MOST_COUNTED``."""
+    """The faults of one model: the first ``MAX_PROBLEMS``, shortened, and the number of the others.
+    With ``MOST_COUNTED`` faults they are raised at once."""
 
     def __init__(self) -> None:
         self._first: list[str] = []
@@ -157,7 +157,7 @@ class ProblemList:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedOperation:
-    """An operation that Penstock cannot run: its full name, why, and the nodes that use it."""
+    """An operation that Penstock cannot run: its full name, the reason, and its nodes."""
 
     operation: str
     reason: str
@@ -188,7 +188,7 @@ class Unsupported(PenstockError):  # noqa: N818
 
     @classmethod
     def of(cls, uses: Iterable[tuple[str, str, str]]) -> Unsupported:
-        """The error for uses of operations: the full name of each, the reason, and the node."""
+        """Return the error for uses of operations: the full name, reason and node of each."""
         nodes: dict[tuple[str, str], list[str]] = {}
         for operation, reason, node in uses:
             nodes.setdefault((operation, reason), []).append(node)
@@ -203,16 +203,16 @@ class InvalidInput(PenstockError):  # noqa: N818
 
 
 class QueueFull(PenstockError):  # noqa: N818
-    """A request was refused, since as many wait as may."""
+    """A request was refused because the queue is full."""
 
 
-class RowsStay(Exception):  # noqa: N818 - no error of a user: all rows are computed
-    """Why rows of a graph that a mask hides are computed: what a node does."""
+class RowsStay(Exception):  # noqa: N818 - not a user error: all rows are computed
+    """Why rows of a graph that a mask hides must be computed: what a node does."""
 
 
 class RunError(PenstockError):
-    """A run failed. The message names the node, its origin and the shapes of its inputs; so do the
-    attributes, as far as one node is at fault."""
+    """A run failed. The message names the node, its origin and the shapes of its inputs. The
+    attributes have the same information if one node is at fault."""
 
     operation: str | None = None
     """the operation of the node, as in "Conv" """
@@ -221,8 +221,8 @@ class RunError(PenstockError):
     inputs: tuple[str, ...] = ()
     """the inputs of the node with their types, as in "x: float32[2, 3]" """
     by_feeds: bool = False
-    """whether an operation does not take what it was given, such as an index out of range, so that
-    other feeds may do"""
+    """whether an operation rejected its inputs, such as an index out of range, so that other feeds
+    may succeed"""
 
 
 class DeadTensor(RunError):  # noqa: N818
@@ -238,22 +238,22 @@ class DeadlineExceeded(RunError):  # noqa: N818
 
 
 class WorkerLost(RunError):  # noqa: N818
-    """A worker of a cluster died, or gave no answer for too long, while it had a part of the run;
-    or it had variables that the run needs."""
+    """A worker of a cluster died or did not answer in time while it had a part of the run, or it
+    held variables that the run needs."""
 
 
 class LimitExceeded(RunError):  # noqa: N818
-    """The model or the run passed one of its ``Limits``."""
+    """The model or the run exceeded one of its ``Limits``."""
 
 
 class Aborted(RunError):  # noqa: N818
-    """Raised in a part of a run that waits when another part has failed; the run itself raises the
+    """Raised in a waiting part of a run when another part has failed. The run itself raises the
     other part's error."""
 
 
 class ExtensionError(PenstockError):
-    """An operation, a kernel or a backend of the user's own breaks a rule of its interface. The
-    message names it, the node and the rule."""
+    """A user-defined operation, kernel or backend breaks a rule of its interface. The message names
+    it, the node and the rule."""
 
 
 class InternalError(PenstockError):

@@ -11,10 +11,10 @@ _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_
 
 
 def machine_bytes() -> int | None:
-    """Return the bytes of memory that the process may use; ``None`` if the system does not say.
-    That is the machine's memory, or the limit of its cgroup (v2 or v1) if that is lower."""
+    """Return the bytes of memory that the process may use, or None if the system does not say: the
+    machine's memory, or the limit of its cgroup (v2 or v1) if that is lower."""
     sizes = []
-    with suppress(AttributeError, OSError, ValueError):  # not on Windows
+    with suppress(AttributeError, OSError, ValueError):  # Windows has no sysconf
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _CGROUPS:
         with suppress(OSError, ValueError), open(path) as file:  # no such file, or "max"
@@ -27,8 +27,8 @@ _UNITS |= {"B": 1, **{f"{c}IB": 1024**i for i, c in enumerate("KMGT", 1)}}
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes of a size as "512MB" (of 1000**2 bytes) or "1.5GiB" (of 1024**3). Raises
-    ``ValueError`` for another text."""
+    """Return the number of bytes for a text such as "512MB" (1000**2 bytes) or "1.5GiB" (1024**3
+    bytes). Raises ``ValueError`` for other texts."""
     number = text.rstrip("kKmMgGtTiIbB ")
     unit = _UNITS.get(text[len(number) :].strip().upper())
     with suppress(ValueError, OverflowError):
@@ -38,29 +38,29 @@ def parse_bytes(text: str) -> int:
 
 
 FREE_NODES = 20_000
-"""Nodes that a model may have however small its file is."""
+"""nodes that a model may have however small its file is"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds checked while a model is loaded, compiled and run. ``None`` means no bound. Exceeding
-    one raises ``InvalidModel`` while loading, and ``LimitExceeded`` in a compile or run."""
+    one raises ``InvalidModel`` during loading, and ``LimitExceeded`` during compiling or a run."""
 
     max_nodes: int | None = 5_000_000
     """nodes over all graphs of a model, function bodies expanded"""
     max_nodes_per_byte: float | None = 0.25
-    """nodes beyond the first ``FREE_NODES`` for each byte of the file: with functions that call one
-    another twice each, the number of nodes doubles every few bytes"""
+    """nodes per byte of the file beyond the first ``FREE_NODES``: with functions that each call
+    another twice, the number of nodes doubles every few bytes"""
     max_depth: int = 64
     """levels of nested graphs and functions"""
     max_dims: int = 64
-    """dims of one tensor, NumPy's own bound"""
+    """dims of one tensor; the default is NumPy's own bound"""
     max_elements: int = 2**62
     """elements of one tensor: a product of dims beyond it would overflow byte counts"""
     max_bytes: int | None = field(default_factory=machine_bytes)
     """bytes of the arenas of one plan, on the host and on each device, and of one tensor whose
-    shape is known before a run; by default the memory of the machine. If less, also of all that one
-    run allocates"""
+    shape is known before a run; by default the memory of the machine. A lower bound also applies to
+    everything that one run allocates"""
     max_constant_bytes: int | None = None
     """bytes of all constants of a model"""
     max_iterations: int | None = None
@@ -68,11 +68,11 @@ class Limits:
     max_calls: int = 10_000
     """depth of the stack of function calls in a run"""
     max_folded_bytes: int = 16 * 2**20
-    """bytes of a folded constant, unless it is smaller than the constants it replaces, or float32
-    that was stored in fewer bits"""
+    """bytes of a folded constant, unless it is smaller than the constants it replaces, or is
+    float32 that was stored in fewer bits"""
     max_plans_bytes: int | None = None
-    """bytes of the plans that a session keeps: arenas, programs and kernels made by runs; least
-    recently used go first. ``None``: as many bytes as the constants have, and at least 64 MiB"""
+    """bytes of the plans that a session keeps: arenas, programs and kernels created by runs; the
+    least recently used are dropped. ``None``: the bytes of the constants, but at least 64 MiB"""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -92,22 +92,22 @@ class Limits:
         return changed_fields(self, DEFAULT_LIMITS)
 
     def beyond(self, name: str, amount: int) -> str:
-        """The end of a sentence about an ``amount`` that is more than a limit allows, else ""."""
+        """Return the end of a sentence about an ``amount`` above a limit, or "" if it is within."""
         most = getattr(self, name)
         if most is None or amount <= most:
             return ""
         return f"than Limits.{name} = {most}; raise the limit if you trust the model"
 
     def within(self, memory: int) -> Limits:
-        """These limits for runs that allocate at most ``memory`` bytes, and count them."""
+        """Return these limits for runs that allocate at most ``memory`` bytes, and count them."""
         machine = DEFAULT_LIMITS.max_bytes
         most = [n for n in (self.max_bytes, memory, machine and machine - 1) if n is not None]
         return replace(self, max_bytes=max(min(most), 0))
 
     @property
     def count_runs(self) -> bool:
-        """Whether runs count what they allocate, where its size follows from data; by default they
-        leave it to the system to refuse more memory than there is."""
+        """Whether runs count allocations whose size depends on data. By default they leave it to
+        the system to refuse memory beyond what it has."""
         most, machine = self.max_bytes, DEFAULT_LIMITS.max_bytes
         less = most is not None and (machine is None or most < machine)
         return less or self.max_dims < DEFAULT_LIMITS.max_dims

@@ -1,7 +1,7 @@
 """Records of options, whose fields are the parameters of functions.
 
-``takes`` gives a function that passes its arguments on to such a record the record's signature,
-for type checkers and for ``help``.
+``takes`` gives a function that passes its arguments to such a record the record's signature, for
+type checkers and for ``help``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.core.records import field, fields
 
 
 def option(default: Any, help: str, allowed: Callable[[Any], bool] | None = None) -> Any:
-    """A field of a record of options; ``help`` is its text in documentation and on the command
-    line, ``allowed`` whether a value has one of the types that the field declares."""
+    """Return a field of a record of options. ``help`` is its text in documentation and on the
+    command line; ``allowed`` checks that a value has a type that the field declares."""
     return field(default=default, metadata={"help": help, "allowed": allowed})
 
 
@@ -39,8 +39,8 @@ def takes(
 
 
 def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[..., Any]:
-    """Declare that a function takes what ``record`` takes, behind its first parameter and as many
-    as ``after`` has types.
+    """Declare that a function takes the parameters of ``record`` after its first parameter and one
+    more for each type in ``after``.
 
     The function itself is returned, with the signature and the documentation of the options.
     """
@@ -57,7 +57,7 @@ def takes(record: Callable[..., Any], after: tuple[type, ...] = ()) -> Callable[
 
 @cache
 def _parameters(record: Any) -> list[Parameter]:
-    """The parameters of a record."""
+    """Return the parameters of a record."""
     kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
     return [
         Parameter(f.name, kinds[f.kw_only is True], default=f.default, annotation=f.type)
@@ -67,16 +67,16 @@ def _parameters(record: Any) -> list[Parameter]:
 
 @cache
 def document(record: Any) -> str:
-    """The options of ``record`` and what they mean, a paragraph each."""
+    """Return the options of ``record`` and their texts, one paragraph each."""
     return "\n\n".join(f"``{f.name}``: {f.metadata['help']}" for f in fields(record))
 
 
 def help_of(record: Any, name: str) -> str:
-    """The text of one option."""
+    """Return the text of one option."""
     return next(str(f.metadata["help"]) for f in fields(record) if f.name == name)
 
 
 @cache
 def option_names(record: Any) -> Sequence[str]:
-    """The names of the options of a record."""
+    """Return the names of the options of a record."""
     return [f.name for f in fields(record)]

@@ -1,4 +1,4 @@
-"""Where in files arrays were read from: what is kept of a session refers to weights there."""
+"""The places in files from which arrays were read, so that saved sessions can refer to weights."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from penstock.core.records import NamedTuple
 
 LEAST_BYTES = 1 << 16
-"""bytes of an array from which on it matters"""
+"""bytes of an array from which on its origin is recorded"""
 
 
 class Origin(NamedTuple):
-    """The offset of an array's bytes in a file, whose path is absolute."""
+    """The offset of an array's bytes in a file with an absolute path."""
 
     path: str
     offset: int
@@ -23,14 +23,14 @@ _ORIGINS: dict[int, tuple[ref[np.ndarray], Origin]] = {}
 
 
 def note_origin(data: np.ndarray, path: str, offset: int) -> None:
-    """Remember where bytes were read from, as long as an array or a view of them lives."""
+    """Record where bytes were read from, as long as the array or a view of it lives."""
     if data.nbytes >= LEAST_BYTES:
-        key = id(data)  # which another array may get later on
+        key = id(data)  # a later array may have the same id
         _ORIGINS[key] = ref(data, lambda _: _ORIGINS.pop(key, None)), Origin(path, offset)
 
 
 def origin_of(array: np.ndarray) -> Origin | None:
-    """Where the elements of an array lie as they do in memory, if that is known."""
+    """Return where a file has the elements of an array as they are in memory, or None."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         known = _ORIGINS.get(id(owner))

@@ -1,19 +1,19 @@
 """Data classes whose definition takes a tenth of the time of ``dataclasses``.
 
-Python's decorator compiles each method of each class from text, which would be a fifth of the time
-from the start of a process to the first result of a small model. Here all methods but ``__init__``
-are closures, and ``__init__`` is compiled only for classes with many instances::
+Python's decorator compiles each method of each class from text, which would take a fifth of the
+time from the start of a process to the first result of a small model. Here all methods except
+``__init__`` are closures, and ``__init__`` is compiled only for classes with many instances::
 
     definition      __init__ is `first_init`, a closure that interprets its arguments
     call FEW + 1    __init__ is replaced by a function that is compiled from text
 
-``dataclass``, ``field``, ``fields``, ``replace`` and ``KW_ONLY`` work as those of ``dataclasses``.
-Missing are ``InitVar``, ``order``, ``match_args``, ``unsafe_hash``, ``init`` of the decorator,
+``dataclass``, ``field``, ``fields``, ``replace`` and ``KW_ONLY`` work as in ``dataclasses``. Not
+supported are ``InitVar``, ``order``, ``match_args``, ``unsafe_hash``, ``init`` of the decorator,
 ``kw_only`` of a field, and base classes that are data classes of ``dataclasses``. The functions
-``asdict``, ``fields`` and ``replace`` of ``dataclasses`` accept these classes, too; what they read
-is computed on the first access, so that importing Penstock does not import ``dataclasses``.
+``asdict``, ``fields`` and ``replace`` of ``dataclasses`` accept these classes, too; the attributes
+that they read are computed on first access, so importing Penstock need not import ``dataclasses``.
 
-``NamedTuple`` makes tuples as that of ``typing`` does, without compiling text for each annotation
+``NamedTuple`` creates tuples like ``typing.NamedTuple``, but compiles no text for each annotation
 and each class. Decision 70 has the figures.
 """
 
@@ -57,17 +57,17 @@ else:
         return cls(**changes)
 
     class _NamedTupleType(type):
-        """Makes a named tuple of a class with annotations, in their order."""
+        """Creates a named tuple from a class with annotations, in their order."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, object]) -> type:
             if not bases:
                 return super().__new__(cls, name, bases, members)
             names = tuple(members.get("__annotations__", ()))
-            defaults = {each: members.pop(each) for each in names if each in members}
+            defaults = {field: members.pop(field) for field in names if field in members}
             members["__new__"] = _constructor(names, (*defaults.values(),))
-            for i, each in enumerate(names):
-                # As in ``collections``: it reads an element without a call of Python.
-                members[each] = _tuplegetter(i, "")
+            for i, field in enumerate(names):
+                # As in ``collections``: reads an element without a call of a Python function.
+                members[field] = _tuplegetter(i, "")
             members |= {"_fields": names, "_field_defaults": defaults, "__match_args__": names}
             return type(name, (_Tuple,), {**members, "__slots__": ()})
 
@@ -81,28 +81,28 @@ else:
 
         @classmethod
         def _make(cls, elements: Iterable[object]) -> _Tuple:
-            made = tuple.__new__(cls, elements)
-            if len(made) != len(cls._fields):
-                raise TypeError(f"{cls.__name__} has {len(cls._fields)} elements, not {len(made)}")
-            return made
+            new = tuple.__new__(cls, elements)
+            if len(new) != len(cls._fields):
+                raise TypeError(f"{cls.__name__} has {len(cls._fields)} elements, not {len(new)}")
+            return new
 
         def _replace(self, /, **changes: object) -> _Tuple:
-            made = self._make(map(changes.pop, self._fields, self))
+            new = self._make(map(changes.pop, self._fields, self))
             if changes:
                 raise TypeError(f"{self.__class__.__name__} has no {', '.join(changes)}")
-            return made
+            return new
 
         def __getnewargs__(self) -> tuple[object, ...]:
-            # For pickle and copy. That of a tuple gives the whole tuple as the one argument of a
-            # constructor, which takes the elements here.
+            # For pickle and copy. Tuple's own method passes the whole tuple as one argument, but
+            # this constructor takes the elements.
             return tuple(self)
 
         def __repr__(self) -> str:
             shown = [f"{name}={x!r}" for name, x in zip(self._fields, self, strict=True)]
             return f"{self.__class__.__name__}({', '.join(shown)})"
 
-    # A constructor for each number of elements. To compile one from text for each class, as
-    # ``collections`` does, is most of the time in which a named tuple is defined.
+    # A constructor for each number of elements. Compiling one from text for each class, as
+    # ``collections`` does, takes most of the time of defining a named tuple.
     _new = tuple.__new__
     _CONSTRUCTORS: tuple[FunctionType, ...] = (
         lambda cls: _new(cls),
@@ -117,13 +117,13 @@ else:
     )
 
     def _constructor(names: tuple[str, ...], defaults: tuple[object, ...]) -> FunctionType:
-        """The ``__new__`` of a named tuple."""
+        """Return the ``__new__`` of a named tuple."""
         if len(names) < len(_CONSTRUCTORS):
-            made = _CONSTRUCTORS[len(names)]
+            constructor = _CONSTRUCTORS[len(names)]
         else:
             listed = ", ".join([f"_{i}" for i in range(len(names))])
-            made = eval(f"lambda cls, {listed}: _new(cls, ({listed}))")
-        code = made.__code__.replace(co_varnames=("_cls", *names), co_name="__new__")
+            constructor = eval(f"lambda cls, {listed}: _new(cls, ({listed}))")
+        code = constructor.__code__.replace(co_varnames=("_cls", *names), co_name="__new__")
         return FunctionType(code, globals(), "__new__", defaults)
 
 
@@ -134,10 +134,10 @@ __all__ = ["KW_ONLY", "NamedTuple", "changed_fields", "dataclass", "field", "fie
 
 _MISSING: Any = object()
 Reader = Callable[[object], object]
-"""Reads values of a record."""
+"""reads attributes of a record"""
 _OF_PYTHON = ("__dataclass_fields__", "__dataclass_params__")
 FEW = 64
-"""Calls of ``first_init`` that take about as long as compiling the ``__init__`` of a class."""
+"""calls of ``first_init`` that take about as long as compiling the ``__init__`` of a class"""
 
 
 class RecordField:
@@ -198,7 +198,7 @@ def _defined(
         methods["__repr__"] = _repr([f.name for f in specs if f.repr])
     if eq:
         methods["__eq__"] = _eq(_values([f.name for f in specs if f.compare]))
-        # As in ``dataclasses``, what compares by value and may change has no hash.
+        # As in ``dataclasses``: a mutable class that compares by value is not hashable.
         if own.get("__hash__") is None:
             hashed = [f.name for f in specs if (f.compare if f.hash is None else f.hash)]
             methods["__hash__"] = _hash(_values(hashed)) if frozen else None
@@ -208,7 +208,7 @@ def _defined(
         if slots:
             methods |= {"__getstate__": _state, "__setstate__": _set_state}
     for name, method in methods.items():
-        if name == "__hash__" or name not in own:  # methods that the class defines itself stay
+        if name == "__hash__" or name not in own:  # keep methods that the class defines itself
             setattr(cls, name, method)
     return cls
 
@@ -222,8 +222,8 @@ def _declared(cls: Any, kw_only: bool) -> dict[str, RecordField]:
     """Return the fields that the class itself declares; its attributes become their defaults."""
     own, declared = cls.__dict__, {}
     for name, text in own.get("__annotations__", {}).items():
-        # Annotations are texts. Evaluated, they would need what is imported for type checkers
-        # alone.
+        # Annotations are strings. Evaluating them would need names that are imported only for type
+        # checkers.
         if "ClassVar" in str(text):
             continue
         if "KW_ONLY" in str(text):
@@ -251,7 +251,7 @@ def _with_slots(cls: Any, names: list[str], weakref: bool) -> Any:
     for name in (*names, "__dict__", "__weakref__"):
         members.pop(name, None)
     members["__slots__"] = tuple(slots)
-    # A class has slots from its making on, or not.
+    # Slots can only be given when a class is created.
     anew = type(cls)(cls.__name__, cls.__bases__, members)
     anew.__qualname__ = cls.__qualname__
     return anew
@@ -322,8 +322,8 @@ def _set_state(self: Any, state: list[object]) -> None:
 
 
 def _late_init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., None]:
-    """Return an ``__init__`` that interprets its arguments. It replaces itself by a compiled one
-    after ``FEW`` calls, and for wrong arguments, which the compiled one refuses as Python does."""
+    """Return an ``__init__`` that interprets its arguments. It replaces itself with a compiled one
+    after ``FEW`` calls, or for wrong arguments, which the compiled one refuses as Python does."""
     positional = [f.name for f in specs if f.init and not f.kw_only]
     names = {f.name for f in specs if f.init}
     has_post_init = hasattr(cls, "__post_init__")
@@ -333,11 +333,11 @@ def _late_init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[...
         nonlocal calls
         calls += 1
         given = dict(zip(positional, arguments, strict=False), **values)
-        # No name is unknown, or given twice.
+        # No name is unknown or given twice.
         is_valid = len(given) == len(arguments) + len(values) and given.keys() <= names
         if not is_valid or calls > FEW:
             return compiled()(self, *arguments, **values)
-        put = object.__setattr__  # frozen classes refuse their own
+        put = object.__setattr__  # a frozen class's own method raises
         for f in specs:
             name = f.name
             if name in given:
@@ -374,7 +374,7 @@ class _LateSignature:
 def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., None]:
     """Compile the ``__init__`` of a class from text."""
     scope: dict[str, Any] = {"__missing__": _MISSING, "__set__": object.__setattr__}
-    heads: tuple[list[str], list[str]] = (["self"], [])  # positional parameters, and by keyword
+    heads: tuple[list[str], list[str]] = (["self"], [])  # positional and keyword-only parameters
     body = []
     for f in specs:
         value = f.name
@@ -404,7 +404,7 @@ def _init(cls: Any, specs: list[RecordField], frozen: bool) -> Callable[..., Non
 
 
 def changed_fields(record: DataclassInstance, usual: DataclassInstance) -> str:
-    """The representation of ``record`` with the fields alone that differ from those of ``usual``, a
+    """Return the representation of ``record`` with only the fields that differ from ``usual``, a
     record of the same class."""
     own = [
         f"{one.name}={getattr(record, one.name)!r}"
@@ -421,14 +421,14 @@ T = TypeVar("T")
 
 
 class cached_property(functools.cached_property[T]):  # noqa: N801, TID251
-    """``functools.cached_property`` without the lock that it has in Python 3.11, for all objects of
-    a class: a signal handler that interrupts a thread there, and waits for one that waits for it,
-    would wait without end. Several threads may compute a value; all get the one stored first."""
+    """``functools.cached_property`` without the lock of Python 3.11, which all objects of a class
+    share. A signal handler could interrupt the holder and wait for a thread that needs the lock,
+    which would be a deadlock. Several threads may compute a value; all get the first stored."""
 
     def __get__(self, instance: object, owner: type | None = None) -> T:  # type: ignore[override]
         if instance is None:
             return self  # type: ignore[return-value]
         assert self.attrname is not None
-        # Atomic.
+        # ``setdefault`` is atomic.
         value: T = instance.__dict__.setdefault(self.attrname, self.func(instance))
         return value

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.core.records import dataclass, replace
 
-# Other packages may have installed an older one over that of ours. All that computes imports this.
+# Another package may have installed an older NumPy over ours. All modules that compute import this.
 if np.__version__.startswith(("1.", "2.0.")):
     raise ImportError(
         f"Penstock needs NumPy 2.1 or newer, and NumPy {np.__version__} is installed: "
@@ -31,20 +31,20 @@ INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
 FLOAT32 = np.dtype(np.float32)
 
-MAX_DATA = 128  # elements; shapes and their likes are shorter
+MAX_DATA = 128  # elements; tensors that describe shapes are smaller
 
 
 class ShapeError(ValueError):
     """Types, shapes or attributes that do not fit an operation. Raised by ``infer`` functions and
-    kernels; their callers add the node and its origin."""
+    kernels; callers add the node and its origin."""
 
 
 _KNOWN = frozenset([int])  # the class of dims that are known
 
 
 class _Sizes:
-    """Sizes that a ``TensorType`` computes when first asked, and then has as attributes: they
-    are read many times for every value of a model."""
+    """Sizes that a ``TensorType`` computes on first access and then stores as attributes, since
+    they are read many times for every value of a model."""
 
     __slots__ = ("dims", "elements", "nbytes", "static")
 
@@ -65,7 +65,7 @@ class _Sizes:
         known = dtype is not None and shape is not None and _KNOWN.issuperset(map(type, shape))
         elements = math.prod(shape) if known else -1  # type: ignore[arg-type]
         static = elements >= 0
-        put(self, "static", static)  # from now on found without this method
+        put(self, "static", static)  # later reads do not call this method
         put(self, "elements", elements)
         if static:
             put(self, "dims", shape)
@@ -91,7 +91,7 @@ class TensorType(_Sizes):
         if other.__class__ is not TensorType:
             return NotImplemented
         assert isinstance(other, TensorType)
-        # To NumPy, None is float64 when it compares dtypes: np.dtype(float) == None.
+        # In comparisons of dtypes NumPy takes None for float64: np.dtype(float) == None.
         return (
             self.shape == other.shape
             and (self.dtype is None) is (other.dtype is None)
@@ -115,7 +115,7 @@ class TensorType(_Sizes):
 
 @dataclass(frozen=True, slots=True)
 class SequenceType:
-    """A list of values of one type; a Python ``list`` at run time."""
+    """A list of values of one type, which is a Python ``list`` at run time."""
 
     element: Type
 
@@ -125,7 +125,7 @@ class SequenceType:
 
 @dataclass(frozen=True, slots=True)
 class OptionalType:
-    """A value that may be missing; ``None`` at run time where it is."""
+    """A value that may be missing, in which case it is ``None`` at run time."""
 
     element: Type
 
@@ -135,7 +135,7 @@ class OptionalType:
 
 @dataclass(frozen=True, slots=True)
 class MapType:
-    """A mapping from keys of one dtype to values of one type; a ``dict`` at run time."""
+    """A mapping from keys of one dtype to values of one type, which is a ``dict`` at run time."""
 
     key: np.dtype
     value: Type
@@ -146,7 +146,7 @@ class MapType:
 
 @dataclass(frozen=True, slots=True)
 class AnyType:
-    """Unknown: a tensor, sequence, optional or map."""
+    """An unknown type: a tensor, sequence, optional or map."""
 
     def __str__(self) -> str:
         return "any"
@@ -156,7 +156,7 @@ Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType | AnyType
 ANY = AnyType()
 
 RunValue: TypeAlias = Any
-"""a value of a run: an array, a sequence or mapping, None, or what a backend has in its memory"""
+"""a value of a run: an array, a sequence or mapping, None, or an object in a backend's memory"""
 RunValues: TypeAlias = Sequence[RunValue]
 """the inputs or outputs of a graph or of a node, in their order"""
 NamedValues: TypeAlias = Mapping[str, RunValue]
@@ -179,12 +179,12 @@ class DataFrame(Protocol):
 Feeds: TypeAlias = NamedValues | DataFrame
 """values to feed by name"""
 JsonObject: TypeAlias = dict[str, Any]
-"""an object as JSON has it"""
+"""an object that JSON can represent"""
 
 
 @cache
 def dtype_name(dtype: np.dtype) -> str:
-    """NumPy's name of a dtype, with ``string`` for object arrays."""
+    """Return NumPy's name of a dtype, or ``string`` for object arrays."""
     return "string" if dtype == STRING else dtype.name
 
 
@@ -203,7 +203,7 @@ _OWN = {name: np.dtype(name) for name in _NUMPY_DTYPES} | {"string": STRING}
 _OWN_DTYPES = {dtype: dtype for dtype in _OWN.values()}
 
 
-@lru_cache(maxsize=64)  # dtypes of texts are without end
+@lru_cache(maxsize=64)  # bounded, since string dtypes have arbitrary lengths
 def is_dtype(dtype: object) -> bool:
     """Whether a tensor may have this dtype."""
     return dtype in _OWN_DTYPES or dtype in dtypes().values()
@@ -211,19 +211,19 @@ def is_dtype(dtype: object) -> bool:
 
 @cache
 def dtype_named(name: str) -> np.dtype:
-    """The dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
+    """Return the dtype of this name (``dtype_name``). Raises ``KeyError`` if there is none."""
     return _OWN[name] if name in _OWN else dtypes()[name]
 
 
 def find_dtype(name: str) -> np.dtype | None:
-    """The dtype of this name, or None."""
+    """Return the dtype of this name, or None."""
     return _OWN.get(name) or (dtypes().get(name) if name in _ML_DTYPES else None)
 
 
 @cache
 def dtypes() -> Mapping[str, np.dtype]:
-    """Every dtype that a tensor may have, by its name."""
-    import ml_dtypes  # 5 ms: ``dtype_named`` goes without for NumPy's own
+    """Return every dtype that a tensor may have, by its name."""
+    import ml_dtypes  # takes 5 ms, which ``dtype_named`` avoids for NumPy's own dtypes
 
     # Older versions of ml_dtypes lack some of the small types.
     small = (getattr(ml_dtypes, name, None) for name in _ML_DTYPES)
@@ -238,11 +238,11 @@ def array_type(dtype: np.dtype, shape: tuple[int, ...]) -> TensorType:
 
 
 def type_of(value: object) -> Type:
-    """The type of a run-time value."""
+    """Return the type of a run-time value."""
     if isinstance(value, np.ndarray):
         return array_type(value.dtype, value.shape)
     if isinstance(value, list):
-        # Of arrays of one type only the last is looked at: sequences may be long.
+        # Among elements with arrays of one type only the last is examined: sequences may be long.
         samples = {(id(x.dtype), x.shape) if isinstance(x, np.ndarray) else id(x): x for x in value}
         return SequenceType(reduce(join, map(type_of, samples.values())) if value else ANY)
     if value is None:
@@ -251,15 +251,15 @@ def type_of(value: object) -> Type:
 
 
 def is_static(type_: object, kinds: str = "") -> TypeGuard[TensorType]:
-    """Whether a type is that of a tensor whose dims are all known, and whose dtype is of one of
-    these ``kinds``, if any are given."""
+    """Whether a type is a tensor's whose dtype and dims are all known, with a dtype of one of these
+    ``kinds``, if any are given."""
     if not isinstance(type_, TensorType) or not type_.static:
         return False
     return not kinds or (type_.dtype is not None and type_.dtype.kind in kinds)
 
 
 def constant_type(array: np.ndarray) -> TensorType:
-    """The type of a constant, with its contents where they may take part in shape arithmetic."""
+    """Return the type of a constant, with its contents if shape arithmetic may use them."""
     dtype, shape = array.dtype, array.shape
     if len(shape) <= 1 and array.size <= MAX_DATA and dtype.kind in "iu":
         return TensorType(dtype, shape, tuple(array.reshape(-1).tolist()))
@@ -267,14 +267,14 @@ def constant_type(array: np.ndarray) -> TensorType:
 
 
 def _common(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The dims that are the same, None where they differ."""
+    """Return the dims with None where ``a`` and ``b`` differ, or None if their ranks differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
 def without_data(type_: Type) -> Type:
-    """The type, where it is that of a tensor without its contents."""
+    """Return the type; a tensor's without its contents."""
     return type_.without_data() if isinstance(type_, TensorType) else type_
 
 
@@ -298,7 +298,7 @@ def join(a: Type, b: Type) -> Type:
 
 def accepts(declared: Type, actual: Type) -> bool:
     """Whether a value of type ``actual`` may be used where ``declared`` is expected. Symbolic dims
-    accept any dim here: equal names are checked with all inputs of a run together."""
+    accept any dim here: that equal names have equal sizes is checked over all inputs of a run."""
     if declared is actual or isinstance(declared, AnyType) or isinstance(actual, AnyType):
         return True
     if isinstance(declared, OptionalType):

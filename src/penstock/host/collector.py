@@ -2,9 +2,9 @@
 
 A plan is thousands of objects: nodes, values, slots, steps, kernels and their bindings. The
 collector looks for cycles by walking all objects that it tracks, and stops all threads meanwhile:
-120 plans of a text recognizer take 350 ms. But no plan needs it: it is freed by its last
-reference, since nodes refer to their inputs, and back through weak references only. The objects of
-a compilation are therefore untracked, as the collector itself does with tuples of numbers.
+120 plans of a text recognizer take 350 ms. Plans do not need this: a plan is freed with its last
+reference, since nodes refer to their inputs, and back only through weak references. So the objects
+of a compilation are untracked, as the collector itself does with tuples of numbers.
 
     >>> import gc
     >>> class Record: ...
@@ -15,9 +15,9 @@ a compilation are therefore untracked, as the collector itself does with tuples 
     >>> gc.is_tracked(record), gc.is_tracked(record.parts)
     (False, False)
 
-What stays tracked: functions, cells and bound methods, whose deallocators do not expect anything
-else; objects that are older than the last collection, which plans may share; and those of users and
-of other packages, through which there may be cycles.
+Still tracked are functions, cells and bound methods, whose deallocators require it; objects that
+are older than the last collection, which plans may share; and those of users and of other packages,
+through which there may be cycles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.host.native import FREE_THREADED, library
 # The parts of the package whose objects are parts of plans.
 _PARTS = ("algorithms", "backends", "codegen", "core", "executors", "ir", "ops", "plan")
 _OWN = tuple([f"penstock.{part}." for part in _PARTS])
-# Python's types whose deallocators are known to allow it, in the versions that are tested.
+# Python types whose deallocators are known to allow it, in the versions that are tested.
 _ALLOW: tuple[type, ...] = (
     list,
     tuple,
@@ -47,12 +47,12 @@ _ALLOW: tuple[type, ...] = (
     BuiltinFunctionType,
     type(RLock()),
 )
-# These unlink themselves from the collector's list without a look: untracked, they crash when they
-# are freed.
+# The deallocators of these types unlink the object from the collector's list unconditionally:
+# untracked, they crash.
 _WALKED: tuple[type, ...] = (FunctionType, CellType, MethodType)
-# Young objects above which to list them takes too long: where users have turned the collector off.
+# Above this number of young objects listing them takes too long: users may disable the collector.
 _MOST_YOUNG = 1 << 20
-# Python does not promise which deallocators look first: a test frees objects of each type. The
+# Python does not document which deallocators check first: a test frees objects of each type. The
 # collector of a free-threaded build walks the heap, and has no young generation.
 _TESTED = (3, 11) <= sys.version_info < (3, 14) and not FREE_THREADED
 
@@ -65,7 +65,7 @@ class _Types(dict[type, object]):
     """Whether objects of a type are untracked (True), walked (False) or left alone (...)."""
 
     def __missing__(self, type_: type) -> object:
-        # An instance of a class of Python's looks whether it is tracked, whatever its bases do.
+        # The deallocator of a Python class checks whether the object is tracked, in any case.
         is_own = str(type_.__module__).startswith(_OWN)
         self[type_] = is_own or ...
         if is_own:
@@ -75,7 +75,7 @@ class _Types(dict[type, object]):
 
 def untrack(root: object) -> None:
     """Untrack the young objects of plans that are reachable from ``root``. Nothing happens without
-    the compiled module. The collector must be paused: else a collection may have made them old."""
+    the compiled module. Pause the collector first: a collection would make the objects old."""
     native = library() if _TESTED else None
     if native is not None and gc.get_count()[0] < _MOST_YOUNG:
         types = _Types(_KNOWN)

@@ -18,20 +18,20 @@ _POLYNOMIAL = 0x82F63B78
 
 
 def crc32c(data: Bytes, checksum: int = 0) -> int:
-    """The checksum of ``data``, an object with contiguous bytes, or of these behind others whose
-    checksum is given."""
+    """Return the checksum of ``data``, an object with contiguous bytes. With ``checksum``, continue
+    the checksum of preceding bytes."""
     return _function()(data, checksum)
 
 
 @cache
 def _function() -> Callable[[Bytes, int], int]:
-    """The compiled function, where there is one."""
+    """Return the compiled function if there is one, else the one in Python."""
     loaded = library()
     return plain_crc32c if loaded is None else loaded.functions.crc32c
 
 
 def plain_crc32c(data: Bytes, checksum: int) -> int:
-    """As ``crc32c``, byte by byte: 0.1 s for a megabyte."""
+    """``crc32c`` in Python, byte by byte: 0.1 s for a megabyte."""
     rest, table = checksum ^ 0xFFFFFFFF, _table()
     for byte in np.frombuffer(data, np.uint8).data:
         rest = table[(rest ^ byte) & 0xFF] ^ rest >> 8
@@ -40,7 +40,7 @@ def plain_crc32c(data: Bytes, checksum: int) -> int:
 
 @cache
 def _table() -> list[int]:
-    """The remainders of single bytes."""
+    """Return the remainders of single bytes."""
     rests = list(range(256))
     for _ in range(8):
         rests = [rest >> 1 ^ (_POLYNOMIAL if rest & 1 else 0) for rest in rests]

@@ -1,9 +1,9 @@
-"""The run that the calling thread works for: kernels ask it whether to go on, and for memory.
+"""The run that the calling thread works for: kernels check it for stops and its memory budget.
 
 An executor calls kernels within ``working_for``, on each thread of a run that has a
-deadline, a token or a budget. A kernel that takes long calls ``checkpoint`` now and then; one whose
-memory follows from data calls ``reserve`` before it allocates, and ``keep`` for what it stores.
-Outside of such a run both do nothing.
+deadline, a token or a budget. A kernel that takes long calls ``checkpoint`` at intervals. A kernel
+whose memory depends on data calls ``reserve`` before it allocates, and ``keep`` for what it stores.
+Outside of such a run these functions do nothing.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def reserve(nbytes: int) -> None:
 def copy_within_budget(
     array: np.ndarray, copy: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy
 ) -> np.ndarray:
-    """A copy of ``array``, made by ``copy``, that counts as memory of the current run."""
+    """Return a copy of ``array``, by ``copy``, that counts as memory of the current run."""
     reserve(array.nbytes)
     return keep(copy(array))
 
 
 def keep(value: T, nbytes: int = -1) -> T:
-    """``value``; if it is an array, it counts as memory of the current run until it is freed."""
+    """Return ``value``. If it is an array, count it for the current run until it is freed."""
     run = THREAD.run
     if run is not None and run.budget is not None and isinstance(value, np.ndarray):
         run.budget.keep(value, nbytes)
@@ -57,12 +57,12 @@ def keep(value: T, nbytes: int = -1) -> T:
 
 
 class Budget:
-    """The bytes that one run may allocate: ``limit``, of which ``taken`` are known before. Errors
-    call them by ``name``.
+    """The bytes that one run may allocate: ``limit``, of which ``taken`` are known in advance.
+    ``name`` stands for the limit in errors.
 
-    Arrays count from ``keep`` until they are freed. That is not noticed at once: ``left`` is what
-    would be left if none had been freed since the last look, and only where that is not enough, or
-    after as many calls of ``keep`` as there were arrays, are the arrays counted that still live.
+    Arrays count from ``keep`` until they are freed, which is not noticed at once. ``left`` assumes
+    that none has been freed since the last scan. Only if that is not enough, or after as many calls
+    of ``keep`` as there were arrays, a scan counts the arrays that are still alive.
 
         >>> budget = Budget(1000)
         >>> first = np.zeros(50)
@@ -90,7 +90,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def reserve(self, nbytes: int) -> None:
-        """Raise ``BudgetError`` if ``nbytes`` more are not left; count nothing."""
+        """Raise ``BudgetError`` unless ``nbytes`` more are left. Count nothing."""
         if nbytes > self.left:
             self._look()
             if nbytes > self.left:
@@ -101,23 +101,23 @@ class Budget:
                 )
 
     def keep(self, array: np.ndarray, nbytes: int = -1) -> None:
-        """Count ``array``, or the array that it is a view of, until it is freed; as ``nbytes``, if
-        it leads to more than its own. Memory of others (``base``) that says it was ``counted`` is
-        not counted again."""
-        # A view would be freed while what it shows lives on.
+        """Count ``array``, or the array whose view it is, until it is freed; as ``nbytes`` if it
+        keeps more than its own elements alive. A ``base`` that says it was ``counted`` is not
+        counted again."""
+        # A view may be freed while the array that it shows lives on.
         while isinstance(array.base, np.ndarray):
             array = array.base
         if getattr(array.base, "counted", False):
             return
         if nbytes < 0:
             nbytes = array.nbytes + _ARRAY_BYTES
-        # Without the lock: a count that is lost to another thread comes back with the next look.
+        # Without the lock: a count that is lost to another thread is corrected by the next scan.
         known = self._arrays.get(id(array))
         # The same array may be kept twice, and an id may be that of one that was freed.
         if known is None or known[0]() is not array:
             if nbytes > self.left:
                 self.reserve(nbytes)
-            # Programs, lists and frames let go of values in many places, and none of them tells the
+            # Programs, lists and frames drop values in many places, none of which informs the
             # run.
             self._arrays[id(array)] = weakref.ref(array), nbytes
             self.left -= nbytes
@@ -128,7 +128,7 @@ class Budget:
         """Forget the arrays that have been freed."""
         with self._lock:
             arrays, live = self._arrays, 0
-            # A copy, made by one call: other threads keep arrays meanwhile.
+            # A copy, made by one atomic call: other threads add arrays meanwhile.
             for key, entry in list(arrays.items()):
                 if entry[0]() is not None:
                     live += entry[1]
@@ -138,7 +138,7 @@ class Budget:
             self.left = self.limit - self._taken - live
 
 
-# Arrays up to which none are looked at again.
+# The number of arrays up to which there are no scans.
 _FEW_ARRAYS = 1000
 # Size of an array besides its elements: the object, a reference to it, and an entry here.
 _ARRAY_BYTES = 256

@@ -1,9 +1,9 @@
-"""One thread of the process that looks whether events of devices have come.
+"""One thread of the process that polls events of devices.
 
-A run whose next step needs a device hands its event over and leaves its thread: however many runs
-and streams wait, this one thread does (NNC's scheduler thread). Events can only be asked, and a
-thread that blocked for one of them would not see the others come, so that they are asked in turn,
-again and again, at growing intervals while none comes; without any the thread blocks.
+A run whose next step needs a device registers an event and leaves its thread: however many runs and
+streams wait, only this thread does (as NNC's scheduler thread). Events can only be polled, and a
+thread that blocked for one of them would miss the others. So they are polled in turn, at growing
+intervals while none has completed; without events the thread blocks.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ Watched = tuple[Callable[[], bool], Callable[[], object]]
 
 
 class EventWatch:
-    """Calls functions when events have come, on a thread that is started when it is first needed.
-    ``thread`` is None before."""
+    """Calls functions when events have completed, on a thread that is started when it is first
+    needed. ``thread`` is None before."""
 
     def __init__(self) -> None:
         self.forked()
         renewed(self)
 
     def forked(self) -> None:
-        """Watch nothing, as in a forked child: its parent watches the events."""
+        """Watch nothing in a forked child, since its parent watches the events."""
         self.thread: threading.Thread | None = None
         self._lock = threading.RLock()
         self._new: deque[Watched] = deque()
-        # Released when there is something new. These operations are atomic: a signal handler may
-        # interrupt them and add an event, too. SimpleQueue.get with a timeout as short as these
-        # may wait without end (seen with Python 3.11), if its time is over before it has begun.
+        # Released when there is a new event. These operations are atomic: a signal handler may
+        # interrupt them and add an event, too. SimpleQueue.get with such a short timeout may wait
+        # for ever (seen with Python 3.11) if the timeout ends before the wait has begun.
         self._arrived = threading.Lock()
 
     def add(self, query: Callable[[], bool], function: Callable[[], object]) -> None:
-        """Call ``function`` once ``query()`` is true, or raises: what comes next finds out why."""
+        """Call ``function`` once ``query()`` is true or raises, which later steps then report."""
         self._new.append((query, function))
-        with suppress(RuntimeError):  # it is released
+        with suppress(RuntimeError):  # the lock is already released
             self._arrived.release()
         if self.thread is None:
             with self._lock:
                 if self.thread is None:
-                    # Python would wait for a thread that is no daemon before it calls atexit.
+                    # Python would join a non-daemon thread before it calls atexit handlers.
                     self.thread = threading.Thread(
                         target=self._watch,
                         args=(self._new, self._arrived),
@@ -67,14 +67,14 @@ class EventWatch:
             while new:
                 watched.append(new.popleft())
             left = _look(watched)
-            # Where one has come, others are likely to be near.
+            # If one event has completed, others are likely to complete soon.
             pause = shortest if len(left) < len(watched) else pause
             watched = left
 
 
 def _look(watched: list[Watched]) -> list[Watched]:
-    """Call the functions of events that have come; the others. A function of its own, so that the
-    thread does not refer to a run while it waits."""
+    """Call the functions of completed events and return the others. A separate function, so that
+    the thread does not refer to a run while it waits."""
     left = []
     for query, function in watched:
         if not _come(query):

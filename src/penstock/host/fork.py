@@ -51,17 +51,17 @@ _LOCKS: list[weakref.ref[threading.RLock]] = []
 
 
 def shared_lock() -> threading.RLock:
-    """A lock that the calling thread may hold when a signal handler or a finalizer interrupts it,
-    and other threads need to go on: see ``refuse_reentry``. It is free in a forked child."""
+    """Return a lock that a signal handler or finalizer may find held by the thread it interrupts,
+    while other threads need it: see ``refuse_reentry``. It is free in a forked child."""
     lock = threading.RLock()
-    # Both are atomic: threads may make and drop locks at a time.
+    # Both calls are atomic, since threads may create and drop locks at the same time.
     _LOCKS.append(weakref.ref(lock, _LOCKS.remove))
     return lock
 
 
 def refuse_reentry() -> None:
-    """Raise ``PenstockError`` if the calling thread holds one of these locks: what it is called
-    from has interrupted it, and would wait for a thread that waits for that lock."""
+    """Raise ``PenstockError`` if the calling thread holds one of these locks: the caller has
+    interrupted it, and would wait for a thread that waits for that lock."""
     for known in tuple(_LOCKS):
         lock = known()
         if lock is not None and lock._is_owned():  # type: ignore[attr-defined]

@@ -12,23 +12,23 @@ _LOCK = shared_lock()
 _holders = 0
 _was_enabled = False
 _MOST_OVERLAPS = 256
-_MANY = 16  # modules, whose objects are worth making old
+_MANY = 16  # modules; from this number on it pays off to move their objects to the old generation
 _overlaps = 0  # pauses that ended since the first of the present holders began
-_modules = 0  # imported when objects were last made old
+_modules = 0  # the number of imported modules when objects were last moved
 
 
 class paused(ContextDecorator):  # noqa: N801
     """Pause cyclic garbage collection. Building a graph allocates hundreds of thousands of objects
     that all stay alive. Python's collector would walk them repeatedly, which takes a quarter of the
-    time to compile a graph of 100,000 nodes. Counts and generations are left as they are, unless
-    many modules were imported meanwhile, of which nothing is garbage: these are made old at once.
+    time to compile a graph of 100,000 nodes. Counts and generations stay as they are, unless many
+    modules were imported meanwhile: their objects, none of them garbage, are made old at once.
 
-    Where threads always overlap in building graphs, garbage is collected after every 256 of them.
+    If threads always overlap in building graphs, garbage is collected after every 256 of them.
     """
 
     def __enter__(self) -> None:
         global _holders, _was_enabled
-        with _LOCK:  # in an order in which a signal handler may pause and resume in between
+        with _LOCK:  # ordered so that a signal handler may pause and resume in between
             _holders += 1
             if _holders == 1:
                 _was_enabled = gc.isenabled()
@@ -48,19 +48,19 @@ class paused(ContextDecorator):  # noqa: N801
 
 
 def _make_modules_old() -> None:
-    """Put all objects into the oldest generation if many modules were imported: the next collection
+    """Move all objects to the oldest generation if many modules were imported: the next collection
     would walk tens of thousands, a tenth of the time until the first answer of a process."""
     global _modules
     if len(sys.modules) >= _modules + _MANY:
         _modules = len(sys.modules)
-        if not gc.get_freeze_count():  # what users froze stays frozen; to count it is to walk it
+        if not gc.get_freeze_count():  # objects that users froze stay frozen; counting walks them
             gc.freeze()
             gc.unfreeze()
 
 
 @in_child
 def _reset_in_child() -> None:
-    """A forked child has none of its parent's threads, so nothing holds the pause."""
+    """Reset the pause in a forked child, since the threads that held it do not exist there."""
     global _holders
     if _holders and _was_enabled:
         gc.enable()

@@ -1,7 +1,7 @@
-"""Events for a program that listens: lines of the logger "penstock" about plans compiled or dropped
-and about what is missing, and spans of OpenTelemetry.
+"""Events for programs that listen: records of the logger "penstock" on plans that were compiled or
+dropped and on what is missing, and spans of OpenTelemetry.
 
-Penstock does not import ``logging``, which takes a few milliseconds, nor ``opentelemetry``: a
+Penstock imports neither ``logging``, which takes a few milliseconds, nor ``opentelemetry``: a
 program that listens has imported them.
 """
 
@@ -15,13 +15,13 @@ DEBUG, INFO, WARNING = 10, 20, 30
 
 
 def is_logged(level: int) -> bool:
-    """Whether anything reads lines of this level."""
+    """Whether a handler is enabled for records of this level."""
     logging = _complete("logging", "captureWarnings")
     return logging is not None and bool(logging.getLogger("penstock").isEnabledFor(level))
 
 
 def log(level: int, message: str, *arguments: object) -> None:
-    """Write a line, whose ``arguments`` are formatted if anything reads it."""
+    """Log a message, whose ``arguments`` are formatted only if it is read."""
     logging = _complete("logging", "captureWarnings")
     if logging is not None:
         logging.getLogger("penstock").log(level, message, *arguments)
@@ -30,12 +30,12 @@ def log(level: int, message: str, *arguments: object) -> None:
 def is_traced() -> bool:
     """Whether anything collects spans (``host.spans``)."""
     api = _complete("opentelemetry.trace", "use_span")
-    # One that stands for a provider that may come collects none.
+    # The default provider, a proxy for one that may be set later, collects none.
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 
 def _complete(name: str, last: str) -> Any:
-    """The module, if its import has come to the definition of ``last``: a signal handler may
-    interrupt it half done."""
+    """Return the module if its import has reached the definition of ``last``. A signal handler may
+    interrupt an import."""
     module = sys.modules.get(name)
     return module if hasattr(module, last) else None

@@ -1,4 +1,4 @@
-"""The machine that measurements are of, and the user's cache folder, where they are kept."""
+"""The machine to which measurements belong, and the user's cache folder in which they are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.host.threads import core_budget
 
 
 def cache_folder() -> str:
-    """The folder that Penstock keeps measurements and sessions in; "" if it is to keep none."""
+    """Return the folder for measurements and sessions, or "" if nothing is to be kept."""
     named = os.environ.get("PENSTOCK_CACHE")
     if named:
         return "" if named == "off" else named
@@ -31,7 +31,7 @@ def cache_folder() -> str:
 
 @cache
 def machine_name() -> str:
-    """The machine as costs depend on it: processor, cores, and versions of libraries."""
+    """Describe the machine as costs depend on it: processor, cores, and versions of libraries."""
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     python = sys.version.partition(" ")[0]
     return (
@@ -45,6 +45,6 @@ def _processor() -> str:
         for line in file:
             if line.startswith("model name") and (name := line.partition(":")[2].strip()):
                 return name
-    import platform  # which starts a process
+    import platform  # imported late, since it starts a process
 
     return platform.processor() or platform.machine()

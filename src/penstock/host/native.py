@@ -1,4 +1,4 @@
-"""Find and load the extension module for the instructions of this processor."""
+"""Find and load the extension module for the instruction set of this processor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.records import dataclass
 
 FREE_THREADED = "free-threading build" in sys.version
-"""whether Python can run without its lock, though a module may have turned that on"""
+"""whether Python can run without its lock, even if a module has turned that on"""
 LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2", "plain")
 """instruction sets that kernels are compiled for, the fastest first"""
 _CHOSEN = "PENSTOCK_NATIVE"
@@ -37,8 +37,8 @@ class NativeLibrary:
     operations: Mapping[str, int]  # of elementwise programs
     call: Callable[..., Any]
     functions: Any
-    """the functions of the module: ``set_threads``, and those that take any arrays or strings; and
-    ``integer_speed``, operations in a nanosecond, by ``integer_instructions``; and
+    """the functions of the module: ``set_threads``, and those that take any arrays or strings;
+    ``integer_speed``, operations per nanosecond, by ``integer_instructions``; and
     ``multiplies_bfloat16``, whether the processor does"""
 
     def __repr__(self) -> str:
@@ -46,22 +46,22 @@ class NativeLibrary:
 
     @property
     def instructions(self) -> str:
-        """The level, and what its kernels use beyond that, such as "plain aarch64 with i8mm"."""
+        """The level, and what its kernels use beyond it, such as "plain aarch64 with i8mm"."""
         level = f"plain {platform.machine()}" if self.level == "plain" else self.level
         more = self.functions.integer_instructions
         return f"{level} with {more}" if more else level
 
     def call_of(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """The call that ``function`` is the method ``run`` of, None if it is another function."""
+        """Return the call whose method ``run`` is ``function``, or None for other functions."""
         owner = getattr(function, "__self__", None)
         return owner if type(owner) is self.call else None
 
 
 @cache
 def library() -> NativeLibrary | None:
-    """The library of this process: that of the level that ``PENSTOCK_NATIVE`` names, else the
-    fastest that the processor runs; None if that says ``off``, or none is installed. Raises
-    ``PenstockError`` for a level that is named and cannot be loaded."""
+    """Return the library of this process: the level in ``PENSTOCK_NATIVE``, or else the fastest
+    that the processor runs. None if the variable is ``off``, or no library is installed. Raises
+    ``PenstockError`` if the level in the variable cannot be loaded."""
     chosen = os.environ.get(_CHOSEN)
     if chosen == "off":
         return None
@@ -70,50 +70,50 @@ def library() -> NativeLibrary | None:
             f"{_CHOSEN}={chosen} is none of the instruction sets that kernels were compiled for "
             f"and this processor has: unset it, or name one of {', '.join(supported_levels())}"
         )
-    # A module refuses to load where the processor lacks its instructions: the first that loads is
+    # A module refuses to load on a processor without its instructions: the first that loads is the
     # best.
     levels = [chosen] if chosen else LEVELS
     return next(filter(None, map(load_level, levels)), None)
 
 
 def library_of(calls: Iterable[object]) -> NativeLibrary | None:
-    """The library of the first of some compiled calls, that of this process if there is none."""
-    own, kinds = library(), [type(call) for call in calls if call is not None]
-    if own is None or not kinds or kinds[0] is own.call:
-        return own
+    """Return the library of the first compiled call in ``calls``, or else that of the process."""
+    process_library, kinds = library(), [type(call) for call in calls if call is not None]
+    if process_library is None or not kinds or kinds[0] is process_library.call:
+        return process_library
     # Sessions with ``reproducible=True`` have kernels of another level.
     return next(x for x in map(load_level, LEVELS) if x is not None and x.call is kinds[0])
 
 
 @cache
 def in_c_order() -> Callable[[np.ndarray], np.ndarray]:
-    """The function that copies an array to a new one in C order: a compiled one where there is
-    one, for NumPy's is slow where dims change places."""
+    """Return a function that copies an array to a new one in C order, compiled if possible, since
+    NumPy's is slow for transposed dims."""
     loaded = library()
     return np.ndarray.copy if loaded is None else loaded.functions.copied
 
 
 @cache
 def contiguous() -> Callable[[Any], Any]:
-    """The function that returns a tensor in C order, itself if it is, and other values as they
-    are."""
+    """Return a function that returns a tensor in C order, without a copy if it already is, and
+    other values unchanged."""
     loaded = library()
     if loaded is not None:
         return loaded.functions.contiguous
-    # ascontiguousarray makes one dim of none.
+    # ascontiguousarray makes a scalar one-dimensional.
     return lambda x: np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
 
 
 @cache
 def new_empty() -> Callable[[tuple[int, ...], np.dtype], np.ndarray]:
-    """The function that makes an array without contents, large ones at a line of the cache."""
+    """Return a function that allocates an uninitialized array, aligned to a cache line if large."""
     loaded = library()
     return np.empty if loaded is None else loaded.functions.empty
 
 
 @cache
 def refilled() -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """The function that copies its second argument into the first, and returns that."""
+    """Return a function that copies its second argument into the first and returns the first."""
     loaded = library()
     return _refilled if loaded is None else loaded.functions.refilled
 
@@ -125,7 +125,7 @@ def _refilled(target: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 @cache
 def are_strings() -> Callable[[np.ndarray], bool]:
-    """The function that tells whether all elements of an array of objects are of class ``str``."""
+    """Return a function that tells whether all elements of an object array are ``str``."""
     loaded = library()
     if loaded is not None:
         return loaded.functions.are_strings
@@ -133,24 +133,24 @@ def are_strings() -> Callable[[np.ndarray], bool]:
 
 
 def supported_levels() -> Sequence[str]:
-    """The levels that this machine can run, and ``off``."""
+    """Return the levels that this machine can run, and ``off``."""
     return *[level for level in LEVELS if load_level(level) is not None], "off"
 
 
 @cache
 def load_level(level: str) -> NativeLibrary | None:
-    """The kernels compiled for ``level``; None if they are not installed, or the processor lacks
-    the instructions. Raises ``PenstockError`` if they were compiled from other sources."""
+    """Return the kernels compiled for ``level``, or None if they are not installed or the processor
+    lacks the instructions. Raises ``PenstockError`` if they are compiled from other sources."""
     name = "_" + level.replace("-", "_")
-    # Python 3.13 lets a free-threaded build load modules with the stable interface, and crashes.
-    own = os.path.join(os.path.dirname(__file__), name + EXTENSION_SUFFIXES[0])
-    if FREE_THREADED and not os.path.exists(own):
+    # A free-threaded build of Python 3.13 loads modules with the stable ABI, and crashes.
+    module_path = os.path.join(os.path.dirname(__file__), name + EXTENSION_SUFFIXES[0])
+    if FREE_THREADED and not os.path.exists(module_path):
         return None
     try:
         module: Any = import_module(f"penstock.host.{name}")
     except ImportError:
         return None
-    newer = _newest() > os.stat(module.__file__).st_mtime_ns  # else it was compiled from them
+    newer = _newest() > os.stat(module.__file__).st_mtime_ns  # otherwise it is compiled from them
     if newer and getattr(module, "checksum", None) != _checksum():
         raise PenstockError(
             f"the compiled kernels in {module.__file__} are of another version of Penstock: "
@@ -164,13 +164,13 @@ def load_level(level: str) -> NativeLibrary | None:
 
 @cache
 def _newest() -> int:
-    """The time of the last change of the C files, 0 if they are not installed."""
+    """Return the time of the last change of the C files, or 0 if they are not installed."""
     return max([entry.stat().st_mtime_ns for entry in _files()], default=0)
 
 
 @cache
 def _checksum() -> str:
-    """The checksum of the C files, which ``setup.py`` gives to the modules that it makes."""
+    """Return the checksum of the C files, which ``setup.py`` stores in the modules."""
     from pathlib import Path
     from zlib import crc32
 
@@ -179,9 +179,9 @@ def _checksum() -> str:
 
 
 def _files() -> Iterator[os.DirEntry[str]]:
-    """The C files, as far as they are installed."""
+    """Yield the C files, as far as they are installed."""
     folders = [*_SOURCES]
-    for folder in folders:  # to which those in them are added
+    for folder in folders:  # grows while it is walked, by the folders found in each
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def imported(path: str) -> Callable[..., Any]:
-    """The function ``package.module.name``, whose module is imported by the first call."""
+    """Return the function ``package.module.name``, whose module is imported by the first call."""
     module, _, name = path.rpartition(".")
     function: Callable[..., Any] | None = None
 

@@ -1,4 +1,4 @@
-"""A line on stderr that tells how far long work has come."""
+"""A line on stderr that shows the progress of long work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH = 24
 
 class ProgressLine:
     """Shows the progress of long work (``core.checkpoints.report_progress``) on one line of stderr,
-    from ``delay`` seconds after its begin on, and clears the line at the end."""
+    from ``delay`` seconds after its beginning, and clears the line at the end."""
 
     def __init__(self, delay: float = 1.0) -> None:
         self._delay = delay
@@ -28,12 +28,12 @@ class ProgressLine:
             self.clear()
 
     def clear(self) -> None:
-        """End the line of work that has ended, or failed."""
+        """Clear the line when the work has ended or failed."""
         self._write("")
         self._begin, self._shown = None, 0
 
     def _write(self, text: str) -> None:
-        """Write a text over the one before."""
+        """Write a text over the previous one."""
         if text or self._shown:
             sys.stderr.write("\r" + text.ljust(self._shown) + ("" if text else "\r"))
             sys.stderr.flush()

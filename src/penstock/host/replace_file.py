@@ -1,8 +1,8 @@
-"""Write a file whole or not at all, in the place of what is there.
+"""Replace a file completely or not at all.
 
 The bytes go to a file without a name, which the system deletes with the process (``O_TMPFILE`` of
-Linux); it gets a name for the moment before it takes the place of the old one. Processes that have
-the old file open or mapped keep it. Systems without such files get a hidden one beside ``path``.
+Linux). It gets a name just before it replaces the old file, which processes that have it open or
+mapped keep. Systems without such files use a hidden one beside ``path``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of the system, for file systems that have no files without a name.
+# Error codes of file systems that have no files without a name.
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of the one at ``path`` when it is complete, with the mode
-    and the owner of that, or those of any new file. A link stays, and the file that it leads to is
-    replaced. Raises ``OSError``, also for what is no file: a folder, a pipe, a device."""
+    """Open a new file, which replaces the one at ``path`` when it is complete, with the old file's
+    mode and owner, or those of any new file. A link stays, and its target is replaced. Raises
+    ``OSError``, also for a path that is not a regular file: a folder, a pipe, a device."""
     with _named(path):
         target = path.resolve()
         old = _status(target)
@@ -40,8 +40,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             if old is not None:
                 _take_over(descriptor, old)
-            # Before it gets the name: after a loss of power the name would lead to a file without
-            # its bytes.
+            # Before the file gets its name: after a power loss the name could refer to a file
+            # without its bytes.
             os.fsync(descriptor)
             with _named(path):
                 name = name or _give_name(descriptor, target)
@@ -62,8 +62,8 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _create(target: Path) -> tuple[int, Path | None]:
-    """A descriptor of a new file in the folder of ``target``, and its name if it has one. The
-    system applies the umask to its mode."""
+    """Return a descriptor of a new file in the folder of ``target``, and its name if it has one.
+    The system applies the umask to its mode."""
     flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
     if hasattr(os, "O_TMPFILE"):
         try:
@@ -77,19 +77,19 @@ def _create(target: Path) -> tuple[int, Path | None]:
 
 
 def _hidden(target: Path) -> Path:
-    """An unused name beside ``target``. A file system takes names of up to 255 bytes."""
+    """Return an unused name beside ``target``. A file system takes names of up to 255 bytes."""
     return target.with_name(f".{os.urandom(8).hex()}.{target.name[:50]}")
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:
     if hasattr(os, "fchmod"):
-        with suppress(PermissionError):  # only the administrator gives files away
+        with suppress(PermissionError):  # only the administrator may change the owner
             os.fchown(descriptor, old.st_uid, old.st_gid)
         os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def _give_name(descriptor: int, target: Path) -> Path:
-    """Name the file of a descriptor, with a name that nothing has."""
+    """Link the file of a descriptor under an unused name."""
     name = _hidden(target)
     # With a descriptor of a folder, even one that is not used, Python asks the system to follow
     # the link.
@@ -103,7 +103,7 @@ def _give_name(descriptor: int, target: Path) -> Path:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Let errors of the system name ``path``, not the file that takes its place."""
+    """Let errors of the system name ``path``, not the temporary file."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Spans of OpenTelemetry: what a run, a request or a batch took, in the trace of its cause.
+"""Spans of OpenTelemetry: the times of runs, requests and batches, in the trace of their cause.
 
-There are spans where the program has ``opentelemetry`` with a provider of tracers before sessions
-are made (``log.is_traced``). Names and attributes are in docs/how-to/opentelemetry.md.
+Spans are recorded if the program has imported ``opentelemetry`` and set a tracer provider before
+sessions are created (``log.is_traced``). For names and attributes see docs/how-to/opentelemetry.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ R = TypeVar("R")
 
 
 class TracedSpan:
-    """A span that begins now, on the thread that causes it, and may end on another one.
+    """A span that begins now, on the thread that causes it, and may end on another thread.
 
     Args:
-        name: What takes the time.
-        attributes: What is known of it now.
-        causes: Spans that it works for, if these are several.
-        headers: Those of a request from another process, whose span may be named there.
+        name: The name of the operation.
+        attributes: The attributes that are known now.
+        causes: Spans that the operation serves, if there are several.
+        headers: The headers of a request from another process, which may contain its span.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class TracedSpan:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Spans that begin meanwhile on this thread are parts of this one."""
+        """Make spans that begin meanwhile on this thread children of this one."""
         with self._api.use_span(self._span, record_exception=False, set_status_on_exception=False):
             yield
 
     def add(self, attributes: Attributes) -> None:
-        """Add what is known only now."""
+        """Add attributes that are known only now."""
         self._span.set_attributes(attributes)
 
     def event(self, name: str) -> None:
-        """Something happens now."""
+        """Record an event with the current time."""
         self._span.add_event(name)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span, with an error if there was one; another call does nothing."""
-        if not self._span.is_recording():  # it has ended, or was not sampled
+        """End the span, with an error if there was one. Further calls have no effect."""
+        if not self._span.is_recording():  # the span has ended, or was not sampled
             return
         if error is not None:
             self._span.record_exception(error)
@@ -77,26 +77,26 @@ def span(
     causes: Iterable[TracedSpan] = (),
     headers: Mapping[str, str] | None = None,
 ) -> TracedSpan | None:
-    """A span, if anything collects them."""
+    """Return a span, or None if nothing collects them."""
     return TracedSpan(name, attributes, causes, headers) if is_traced() else None
 
 
 def during(name: str, function: Callable[[], R]) -> R:
     """Call a function within a span, and return its result."""
-    own, error = TracedSpan(name, {}), None
+    traced, error = TracedSpan(name, {}), None
     try:
-        with own.current():
+        with traced.current():
             return function()
     except BaseException as raised:
         error = raised
         raise
     finally:
-        own.end(error)
-        del error  # it holds this frame
+        traced.end(error)
+        del error  # the error refers to this frame
 
 
 def has_current_span() -> bool:
-    """Whether a span has begun on this thread, of the program or of another library."""
+    """Whether a span of the program or of another library is current on this thread."""
     from opentelemetry.trace import get_current_span
 
     return bool(get_current_span().get_span_context().is_valid)

@@ -20,8 +20,8 @@ class Cancellation(Protocol):
 
 class StopCondition:
     """The condition to stop work: ``timeout`` seconds after the construction, or when ``cancel`` is
-    cancelled. ``subject`` stands for the work in messages. ``budget`` counts what it allocates, if
-    that is not known before."""
+    cancelled. ``subject`` names the work in messages. ``budget`` counts its allocations if their
+    size is not known in advance."""
 
     __slots__ = ("budget", "cancel", "deadline", "subject", "timeout")
 
@@ -43,12 +43,12 @@ class StopCondition:
 
     @property
     def limited(self) -> bool:
-        """Whether anything can make it come true."""
+        """Whether anything can ever stop the work."""
         return self.timeout is not None or self.cancel is not None
 
     @property
     def seconds_left(self) -> float | None:
-        """The time until the deadline, None if there is none."""
+        """Return the time until the deadline, or None without one."""
         return None if self.timeout is None else self.deadline - time.monotonic()
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class StopCondition:
             raise self.timed_out()
 
     def timed_out(self) -> DeadlineExceeded:
-        """The error of work that has not ended at its deadline."""
+        """Return the error of work that has not ended at its deadline."""
         return DeadlineExceeded(
             f"{self.subject} did not end within its timeout of {self.timeout} s"
         )

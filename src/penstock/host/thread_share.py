@@ -33,15 +33,15 @@ class ThreadShare:
     """The share that one run has of the threads of the kernels of ``libraries``.
 
     ``enter`` returns the number of threads that each kernel of the run may use: ``most`` (by
-    default the core budget) divided by the ``streams`` of all runs that are inside. A run that does
-    one thing after another is one stream, a run on n workers is n of them. A run whose kernels are
-    too small for several threads has 0 streams, and gets one thread. Numbers are halved until they
-    fit, so that only a few occur: kernels are compiled for each number.
+    default the core budget) divided by the ``streams`` of all running runs. A sequential run is one
+    stream, a run on n workers is n streams. A run whose kernels are too small for several threads
+    has 0 streams and gets one thread. Numbers are halved until they fit, so that only a few
+    occur, since kernels are compiled for each number.
 
     The setting of a library with one number of threads for the whole process changes when a run
     enters or leaves, and is restored when the last one has left. Beside a library whose threads
-    belong to the caller it gets one thread: of two sets of threads each would spin on the cores of
-    the other. A run that is alone has one thread where that proves faster, if it is ``tuned``.
+    belong to the caller it gets one thread, since two sets of spinning threads would compete for
+    the cores. A run that is alone has one thread if that proves faster and the share is ``tuned``.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class ThreadShare:
         self._own = [library for library in libraries if library.threads_of_caller]
         self._shared = [library for library in libraries if not library.threads_of_caller]
         self.setters = tuple([b.set_threads for b in self._own])
-        """what sets the number of threads of the calling thread, for each library"""
+        """functions that set the number of threads of the calling thread, one for each library"""
         self.single = not libraries or (not streams and not self._shared)
-        """True if runs use one thread, so that ``adopt(1)`` is all that ``enter`` would do"""
+        """True if runs use one thread, so that ``enter`` would only call ``adopt(1)``"""
         self.idle = not libraries
         """True if there is nothing to share, so that ``enter`` may be left out"""
         # A stream that is alone may be faster with fewer threads.
@@ -75,18 +75,18 @@ class ThreadShare:
 
     @property
     def threads(self) -> int:
-        """The most threads that a kernel of a run has: of one that is alone, on one stream."""
+        """The most threads of a kernel: those of a run that is alone, on one stream."""
         if self.single:
             return 1
         return max(1, self._most // max(self._streams, 1)) if self._own else self._most
 
     def follow(self, other: ThreadShare) -> None:
-        """Have as many threads as most runs of another share, which the same kernels run on."""
+        """Use as many threads as most runs of another share, on which the same kernels run."""
         self.tuner, self.tries = other.tuner, False
 
     def enter(self) -> int:
-        """Start to compute; returns the threads that each kernel may use, those of the calling
-        thread being set accordingly."""
+        """Begin to compute. Return the number of threads that each kernel may use, which is also
+        set for the calling thread."""
         entered = False
         try:
             if self._streams:
@@ -108,7 +108,7 @@ class ThreadShare:
         return threads
 
     def enter_again(self, threads: int) -> None:
-        """Go on with as many threads as before, after a pause."""
+        """Continue with as many threads as before, after a pause."""
         if self._streams:
             with _process.lock:
                 _process.streams += self._streams
@@ -118,8 +118,8 @@ class ThreadShare:
 
     @contextmanager
     def waiting(self, threads: int) -> Iterator[None]:
-        """Leave the threads to other runs, while one that has ``threads`` waits for what only the
-        program can do."""
+        """Release the threads to other runs in the block, while a run that has ``threads`` waits
+        for an action of the program."""
         self.leave()
         try:
             yield
@@ -135,7 +135,7 @@ class ThreadShare:
         """End what began with ``enter``."""
         if self._streams:
             with _process.lock:
-                # No run is inside in a forked child, not even the one that has forked it.
+                # No run is active in a forked child, not even the one that has forked it.
                 left = _process.streams - self._streams
                 _process.streams = left if left > 0 else 0
             if self._shared:
@@ -143,7 +143,7 @@ class ThreadShare:
 
     def _divide(self) -> None:
         """Set the threads of the libraries with one setting for the whole process."""
-        with _process.lock, ExitStack() as stack:  # sets all, whatever one of them raises
+        with _process.lock, ExitStack() as stack:  # sets all of them, even if one raises
             for library in self._shared:
                 setting = _process.settings.get(library.name)
                 if setting is None:
@@ -157,8 +157,8 @@ class ThreadShare:
 
 
 def announce(streams: int) -> None:
-    """Count ``streams`` that are about to begin as if they were inside, so that the first of them
-    takes no more than its share. Each is announced as -1 when it begins, before it enters."""
+    """Count ``streams`` that are about to begin as if they were running, so that the first of them
+    takes only its share. Each is announced as -1 when it begins, before it enters."""
     with _process.lock:
         # A child that was forked in between has forgotten what its parent had announced.
         _process.streams = max(0, _process.streams + streams)
@@ -166,7 +166,7 @@ def announce(streams: int) -> None:
 
 @dataclass(slots=True)
 class _ThreadSetting:
-    """The process-wide number of threads of one library: ``idle`` while no run is inside, ``now``
+    """The process-wide number of threads of one library: ``idle`` while no run computes, ``now``
     for each kernel at present."""
 
     library: Threaded

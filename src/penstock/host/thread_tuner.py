@@ -1,7 +1,7 @@
 """The number of threads for the kernels of a plan, chosen by the times of its runs.
 
 More threads are not always faster: short kernels do not pay for them, and while other processes use
-the machine, several threads may have less of it than one.
+the machine, several threads may get less of it than one.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections import deque
 from collections.abc import Collection
 from math import inf
 
-# Runs by whose median others are slow or not.
+# Runs whose median time decides whether runs have become slow.
 _JUDGED = 5
-# Runs with the other thread count in a trial. Each is followed by one with the usual count, beside
-# which it is seen, for others take a core for some milliseconds at a time: runs that begin a trial
-# because they are slow are often followed by faster ones, whatever the thread count.
+# Runs with the other thread count in a trial. Each is compared with the next one, which has the
+# usual count, since other processes take a core for some milliseconds at a time: runs that begin a
+# trial because they are slow are often followed by faster ones, whatever the thread count.
 _TRIED = 3
-# A trial is judged by mean times, of which none counts for more than this many times the least: a
-# run that is often late is worth avoiding, one that stood still for a moment is no reason.
+# A trial is judged by mean times, in which no time counts for more than this multiple of the least:
+# a run that is often late is worth avoiding, one that was delayed once for long is not.
 _MOST_LATE = 4
-# Runs between two trials: the minimum after a change, doubled up to the maximum while none. A trial
-# ends with the first run that takes longer than usual by this factor, so few runs are trials that
-# they do not show in the 99th percentile. Where one thread has never been as fast as several are
-# now, trials become rarer still, and slow runs trigger none; but not the other way round: that a
-# core has become free does not show in runs with one thread. So the first trial after a change to
-# one thread comes sooner: most often others had the core for moments.
+# Runs between two trials: the minimum after a change, doubled up to the maximum without changes. A
+# trial ends with the first run that takes longer than usual by this factor, so few runs are trials
+# and the 99th percentile is not affected. If one thread has never been as fast as several are now,
+# trials become rarer still, and slow runs trigger none. The reverse does not hold: runs with one
+# thread do not show that a core has become free, so the first trial after a change to one thread
+# comes sooner, since the other core was usually taken only for moments.
 _FEWEST, _MOST, _RAREST = 32, 512, 4096
 _FEWEST_ALONE = 4
 _LONGER = 1.15
@@ -32,23 +32,23 @@ _LONGER = 1.15
 # _PATIENCE runs after the last trial.
 _SLOW = 1.3
 _PATIENCE = 4
-# One thread is chosen only if faster by this factor: several have more cache between them.
+# One thread is chosen only if faster by this factor, since several have more cache together.
 _MARGIN = 0.97
 
 
 class ThreadTuner:
-    """Chooses between one thread and ``most``: uses the faster, tries the other now and then.
+    """Chooses between one thread and ``most``: uses the faster, and tries the other at intervals.
     Concurrent runs may share a tuner without a lock: a lost update only delays a decision.
 
-    After a change of the machine, three runs show that they have become slower, and six more, every
-    other with the other number, what that takes: a wrong choice lasts for less than ten runs.
+    After a change of the machine, three runs show that runs have become slower, and six more,
+    alternately with the other count, measure it: a wrong choice lasts for less than ten runs.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._now = most
         self._times = {n: deque[float](maxlen=_JUDGED) for n in (1, most)}
-        self._least_alone = inf  # with one thread
+        self._least_alone = inf  # the shortest time with one thread
         self._usual = 0.0
         self._has_judged = False
         self._left = _TRIED + 1  # runs until the next trial begins, or the present one ends
@@ -61,7 +61,7 @@ class ThreadTuner:
 
     @property
     def chosen(self) -> int:
-        """The thread count of the runs that are no trials."""
+        """The thread count of runs that are not trials."""
         return self._now
 
     @property
@@ -74,7 +74,7 @@ class ThreadTuner:
         return 1 if self._now != 1 else self.most
 
     def took(self, threads: int, seconds: float) -> None:
-        """Note that a run with ``threads`` threads has taken ``seconds``."""
+        """Record that a run with ``threads`` threads has taken ``seconds``."""
         times = self._times.get(threads)
         if times is None:
             return
@@ -86,13 +86,13 @@ class ThreadTuner:
             return
         self._left -= 1
         if self._left <= 0 or self._slow(seconds, times):
-            self._usual = median(times.copy())  # atomic: other threads append to it
+            self._usual = median(times.copy())  # the copy is atomic; other threads append
             for past in self._times.values():
                 past.clear()
             self._trying, self._beside, self._left = True, False, _TRIED
 
     def _compare(self, threads: int, seconds: float) -> None:
-        """Go on with a trial, of which this was a run, or end it."""
+        """Add a run to the current trial, and end the trial if it is complete."""
         if threads != self._now:
             self._left -= 1
         self._beside = threads != self._now
@@ -105,19 +105,19 @@ class ThreadTuner:
         bound = _SLOW * self._usual
         if not bound or seconds <= bound or self._left >= self._interval - _PATIENCE:
             return False
-        # A trial that changes nothing takes these times for usual, so that it is not repeated.
+        # A trial without a change makes these times the usual ones, so that it is not repeated.
         middle = median(times.copy())
         return len(times) == _JUDGED and middle > bound and not self._is_best(middle)
 
     def _is_best(self, seconds: float) -> bool:
-        """Whether several threads are used, and no run with one has ever been as fast."""
+        """Whether several threads are used, and no run with one thread has ever been as fast."""
         return self._now != 1 and seconds < _MARGIN * self._least_alone < inf
 
     def _judge(self) -> None:
-        """End a trial: use the faster thread count from now on."""
+        """End a trial, and use the faster thread count from now on."""
         one, several = (_mean(self._times[n].copy()) for n in (1, self.most))
         better = self._now
-        if one and several:  # else a run at the same time has begun a trial of its own
+        if one and several:  # otherwise a concurrent run has begun a trial of its own
             better = 1 if one < _MARGIN * several else self.most
         changed, self._has_judged = better != self._now, True
         if changed:
@@ -130,13 +130,13 @@ class ThreadTuner:
 
 
 def median(times: Collection[float]) -> float:
-    """The middle one; the later of two; 0 of none. (``statistics`` imports ten modules more.)"""
+    """Return the upper median, or 0 of no times. (``statistics`` would import ten modules.)"""
     in_order = sorted(times)
     return in_order[len(in_order) // 2] if in_order else 0.0
 
 
 def _mean(times: Collection[float]) -> float:
-    """The mean, of which no time counts for more than ``_MOST_LATE`` times the least; 0 of none."""
+    """Return the mean, with times bounded by ``_MOST_LATE`` times the least; 0 of no times."""
     in_order = sorted(times)
     if not in_order:
         return 0.0

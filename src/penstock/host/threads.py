@@ -1,5 +1,4 @@
-"""The core budget of the process, its pools of worker threads, queues of waiting threads, and
-semaphores."""
+"""The core budget of the process, pools of worker threads, priority queues, and semaphores."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ HOST = "host"
 
 
 class Overheads(NamedTuple):
-    """Seconds that executors take beside kernels; measured with threads of CPython 3.12."""
+    """Overheads of executors in seconds, measured with threads of CPython 3.12."""
 
     dispatch_s: float
     """the overhead of the task loop for each task"""
@@ -43,10 +42,10 @@ class Overheads(NamedTuple):
     python_s: float
     """the part of a step's time in which it holds Python's lock"""
     worth_s: float
-    """a second worker pays only for plans that take longer than this"""
+    """a second worker pays off only for plans that take longer than this"""
     long_s: float
-    """a kernel that takes longer is worth a thread of its own, and that iterations of a loop
-    overlap in it"""
+    """a kernel that takes longer is worth a thread of its own, and overlapping the iterations of
+    its loop"""
 
 
 OVERHEADS = Overheads(2.5e-6, 30e-6, 2e-6, 4 * 30e-6, 200e-6)
@@ -54,8 +53,8 @@ OVERHEADS = Overheads(2.5e-6, 30e-6, 2e-6, 4 * 30e-6, 200e-6)
 
 @cache
 def core_budget() -> int:
-    """The number of cores that this process may keep busy: the lesser of those that it can use and
-    ``OMP_NUM_THREADS``."""
+    """Return the number of cores that this process may keep busy: the lesser of the usable cores
+    and ``OMP_NUM_THREADS``."""
     omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     cores = usable_cores()
     return max(1, min(cores, int(omp) if omp.isdigit() and int(omp) > 0 else cores))
@@ -63,14 +62,14 @@ def core_budget() -> int:
 
 @cache
 def usable_cores() -> int:
-    """The number of cores that the system gives this process: the lesser of its CPU affinity and
-    its cgroup's CPU quota, at least one."""
+    """Return the number of cores that the system gives this process: the lesser of its CPU affinity
+    and its cgroup's CPU quota, at least one."""
     cores, quota = len(cores_of_thread()) or os.cpu_count() or 1, _quota()
     return max(1, cores if quota is None else min(cores, quota))
 
 
 def cores_of_thread() -> Set[int]:
-    """The cores on which the calling thread may run; none if the system does not tell."""
+    """Return the cores on which the calling thread may run; empty if the system does not tell."""
     try:
         return os.sched_getaffinity(0)
     except AttributeError:
@@ -78,7 +77,7 @@ def cores_of_thread() -> Set[int]:
 
 
 def _quota() -> int | None:
-    """Whole cores of the cgroup's quota, rounded up (cgroup v2, then v1)."""
+    """Return the whole cores of the cgroup's quota, rounded up (cgroup v2, then v1)."""
     with suppress(OSError, ValueError):
         quota, period = _cgroup("cpu.max").split()
         return None if quota == "max" else math.ceil(int(quota) / int(period))
@@ -96,12 +95,12 @@ def _cgroup(name: str) -> str:
 
 
 SHARE = 8
-"""one of this many that are served has a lower priority than others that wait"""
+"""one in this many served items has a lower priority than others that wait"""
 
 
 class Line(Generic[Waiting]):
-    """A line of those that wait, served by priority and then in the order in which they came; the
-    caller sees to it that one thread at a time uses it.
+    """A queue of waiting items, served by priority and then in the order of arrival. The caller
+    must ensure that only one thread at a time uses it.
 
     >>> line = Line[str]()
     >>> for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
@@ -112,7 +111,7 @@ class Line(Generic[Waiting]):
 
     def __init__(self) -> None:
         self._levels: dict[int, deque[Waiting]] = {}  # by priority, none of them empty
-        self._passed = 0  # how many were served in front of some of a lower priority
+        self._passed = 0  # items served ahead of some of a lower priority
 
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
@@ -124,11 +123,11 @@ class Line(Generic[Waiting]):
 
     @property
     def first(self) -> Waiting:
-        """The one that is served next. Raises ``IndexError`` if none waits."""
+        """The item that is served next. Raises ``IndexError`` if none waits."""
         return self._levels[self._next()][0]
 
     def append(self, item: Waiting, priority: int = 0, *, front: bool = False) -> None:
-        """Let one wait behind the others of its priority, or in ``front`` of them."""
+        """Add an item after the others of its priority, or in ``front`` of them."""
         level = self._levels.setdefault(priority, deque())
         if front:
             level.appendleft(item)
@@ -136,7 +135,7 @@ class Line(Generic[Waiting]):
             level.append(item)
 
     def popleft(self) -> Waiting:
-        """Take the one that is served next. Raises ``IndexError`` if none waits."""
+        """Remove and return the item that is served next. Raises ``IndexError`` if none waits."""
         priority = self._next()
         passes = len(self._levels) > 1 and any(other < priority for other in self._levels)
         self._passed = self._passed + 1 if passes else 0
@@ -147,7 +146,7 @@ class Line(Generic[Waiting]):
         return item
 
     def remove(self, item: Waiting) -> None:
-        """Let one wait no longer. Raises ``ValueError`` if it does not wait."""
+        """Remove an item. Raises ``ValueError`` if it does not wait."""
         for priority, level in self._levels.items():
             if item in level:
                 level.remove(item)
@@ -157,11 +156,11 @@ class Line(Generic[Waiting]):
         raise ValueError(f"{item!r} does not wait")
 
     def clear(self) -> None:
-        """Let none wait."""
+        """Remove all items."""
         self._levels.clear()
 
     def _next(self) -> int:
-        """The priority of the one that is served next."""
+        """Return the priority of the item that is served next."""
         if not self._levels:
             raise IndexError("none waits")
         if len(self._levels) == 1:
@@ -171,17 +170,17 @@ class Line(Generic[Waiting]):
 
 
 class Workers:
-    """Up to ``size`` threads that run jobs, each started when there is a job and none is idle.
+    """Up to ``size`` threads that run jobs. A thread is started if there is a job and none is idle.
 
-    A job is a function without arguments that handles its own results and errors; if it raises, the
-    exception is reported through ``threading.excepthook``, and the worker goes on. Idle workers
+    A job is a function without arguments that handles its own results and errors. If it raises, the
+    exception is reported through ``threading.excepthook``, and the worker continues. Idle workers
     block, and live until ``close`` or the end of the process, which waits for running and queued
-    jobs. A forked child has the pool without its threads and its queued jobs. While a job waits for
-    what only the program can do (``waiting_for_program``), another thread takes its place.
+    jobs. A forked child has the pool without its threads and queued jobs. While a job waits for
+    an action of the program (``waiting_for_program``), another thread takes its place.
 
     ``concurrent.futures.ThreadPoolExecutor`` has no ``offer``: a caller looking for help learns at
-    once that no worker is idle, and leaves no stale job behind. Nor are futures created for jobs
-    that need none. All methods are thread-safe, and may be called by jobs.
+    once that no worker is idle, and leaves no stale job behind. Also, no futures are created for
+    jobs that need none. All methods are thread-safe, and may be called by jobs.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -195,13 +194,13 @@ class Workers:
             _ALL.add(self)
 
     def _reset(self) -> None:
-        # A token for each job of the line, which another lock would have to be waited for.
+        # A token for each queued job, so that workers need not wait for another lock.
         self._jobs: SimpleQueue[bool] = SimpleQueue()
         self._line: Line[_Queued] = Line()
         self._running: dict[int, int] = {}  # priorities, by thread
         self._threads: list[threading.Thread] = []
         self._outside = 0  # workers that wait for the program
-        self._most = self.size  # threads beside these, with those for higher priorities
+        self._most = self.size  # the limit on other threads, with those for higher priorities
         # Idle workers minus queued jobs. Counted here, because neither the queue nor the threads
         # tell whether a worker is about to take the job that was queued last.
         self._free = 0
@@ -214,20 +213,20 @@ class Workers:
         return len(self._threads)
 
     def submit(self, job: Job, priority: int = 0) -> None:
-        """Queue ``job``; jobs start in the order of their ``priority`` and of submission, beside
-        those of a lower one on up to as many threads more. Raises ``RuntimeError`` if the pool is
-        closed, the process is ending, or the system cannot start even one thread."""
+        """Queue ``job``. Jobs start in the order of their ``priority`` and of submission; beside
+        running jobs of a lower priority, as many additional threads may start. Raises
+        ``RuntimeError`` if the pool is closed, the process exits, or no thread can be started."""
         with self._lock:
             if self._refuses():
                 raise RuntimeError(f"the pool {self.name!r} is closed and takes no more jobs")
-            lower = [own for own in self._running.values() if own < priority]
+            lower = [running for running in self._running.values() if running < priority]
             most = self.size + min(len(lower), self.size)
             if self._free <= 0 and not self._start(most) and not self._threads:
                 raise RuntimeError(f"the system has no thread for the pool {self.name!r}")
             self._put(job, priority)
 
     def offer(self, job: Job) -> bool:
-        """Whether a worker was idle or could be started, and runs ``job``; never queues it."""
+        """Run ``job`` if a worker is idle or can be started, else return False; never queue it."""
         with self._lock:
             if self._refuses() or (self._free <= 0 and not self._start()):
                 return False
@@ -235,8 +234,8 @@ class Workers:
             return True
 
     def finishing(self) -> None:
-        """Count the calling worker as idle: its job is about to return. A caller whom the job tells
-        of its end may come with the next one before that."""
+        """Count the calling worker as idle, since its job is about to return. A caller that learns
+        from the job that it ends may submit the next one before it has returned."""
         me = threading.get_ident()
         with self._lock:
             if me not in self._finishing:
@@ -253,7 +252,7 @@ class Workers:
 
     def close(self, *, wait: bool = True) -> None:
         """End all threads after running and queued jobs, and the jobs that these submit. Jobs from
-        other threads are refused from now on. A job of the pool must not ``wait``: it would do so
+        other threads are refused from now on. A job of the pool must not ``wait``, or it would wait
         for itself."""
         with self._lock:
             if not self._closing:
@@ -264,8 +263,8 @@ class Workers:
             thread.join()
 
     def step_out(self, workers: int) -> None:
-        """Let another thread take the place of ``workers`` that wait for the program, or of fewer
-        again (-1)."""
+        """Let another thread replace each of ``workers`` that wait for the program. -1 undoes this
+        for one worker."""
         with self._lock:
             self._outside += workers
             while self._free < 0 and self._start():
@@ -302,8 +301,7 @@ class Workers:
         return True
 
     def _is_surplus(self) -> bool:
-        """Whether the calling worker took the place of one that waits no longer; then it is to
-        end."""
+        """Whether the calling worker replaced one that has stopped waiting, and must end."""
         if len(self._threads) <= self._most + self._outside:
             return False
         self._threads.remove(threading.current_thread())
@@ -332,7 +330,7 @@ class Workers:
                 job()
             except BaseException:
                 report_thread_exception()
-            del job  # with all that it refers to: the next job may never come
+            del job  # with all its references, since the next job may never come
             if jobs is not self._jobs:
                 return  # the job forked, and this is the child, which has a new queue
             with self._lock:
@@ -349,7 +347,7 @@ class Workers:
 
 
 class _Queued:
-    """A job in the line; equal to itself alone, as jobs may not be."""
+    """A job in the queue. Compared by identity, since jobs may define equality."""
 
     __slots__ = ("job", "priority")
 
@@ -375,9 +373,9 @@ _HERE = threading.local()  # has ``workers`` on threads of pools
 
 
 def pool(name: str = HOST, size: int | None = None) -> Workers:
-    """The pool named ``name`` of this process, created on first use. ``size`` is the maximum number
-    of its threads, by default the core budget. Backends whose threads wait for a device may ask for
-    more. An existing pool grows to the largest size asked for, and never shrinks."""
+    """Return the pool ``name`` of this process, created on first use. ``size`` is the maximum
+    number of its threads, by default the core budget. Backends whose threads wait for a device may
+    request more. An existing pool grows to the largest size requested, and never shrinks."""
     size = core_budget() if size is None else size
     workers = _POOLS.get(name)
     if workers is None:
@@ -395,8 +393,8 @@ def on_worker() -> bool:
 
 @contextmanager
 def waiting_for_program() -> Iterator[None]:
-    """Let other jobs of the pool run while the calling thread, if it is a worker, waits for what
-    only the program can do."""
+    """Let other jobs of the pool run while the calling thread, if it is a worker, waits for an
+    action of the program."""
     workers: Workers | None = getattr(_HERE, "workers", None)
     if workers is None:
         yield
@@ -425,7 +423,7 @@ def fulfil(future: Future[T], function: Callable[[], T]) -> None:
 
 
 def _finish() -> None:
-    """Finish all jobs, of the host's pool first: they may submit to the pools of backends."""
+    """Finish all jobs, those of the host's pool first, since they may submit to other pools."""
     with _LOCK:
         pools = sorted(_ALL, key=lambda workers: workers.name != HOST)
     for workers in pools:
@@ -434,7 +432,7 @@ def _finish() -> None:
 
 @in_child
 def _reset_in_child() -> None:
-    """A forked child has none of its parent's threads."""
+    """Reset the pools in a forked child, which has none of its parent's other threads."""
     _HERE.workers = None
     for workers in _ALL:
         workers._reset()
@@ -444,29 +442,29 @@ atexit.register(_finish)
 
 
 class Places:
-    """A place for each run that may be submitted. Unlike a semaphore, it can be used by a signal
-    handler that has interrupted its use: all operations are atomic. ``SimpleQueue.get`` would be,
-    too, but in Python 3.11 it waits without end if it is woken for what another thread has taken
-    when its time is over."""
+    """A place for each run that may be submitted. Unlike a semaphore, it may be used by a signal
+    handler that interrupts its use, since all operations are atomic. ``SimpleQueue.get`` is atomic
+    too, but in Python 3.11 it waits for ever if its timeout ends when it is woken for an item that
+    another thread has taken."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.forked()
 
     def forked(self) -> None:
-        """Give all places back, as in a forked child, which has none of its parent's runs."""
+        """Return all places in a forked child, which has none of its parent's runs."""
         self._free = deque(repeat(None, self._count))
-        self._was_given = threading.Lock()  # released when there is one for those that wait
+        self._was_given = threading.Lock()  # released when there is a place for waiting threads
 
     def take(self, *, block: bool, timeout: float | None) -> bool:
-        """Take a place, perhaps wait for one; return whether there was one."""
+        """Take a place, if necessary after waiting for one. Return whether there was one."""
         end = math.inf if timeout is None else monotonic() + timeout
         while not self._took():
             rest = end - monotonic()
             if not block or rest <= 0:
                 return False
             self._was_given.acquire(timeout=min(rest, WAKE_S))
-        if self._free:  # two may have been given before one thread was woken
+        if self._free:  # two places may have been returned before one thread was woken
             self._wake()
         return True
 
@@ -477,12 +475,12 @@ class Places:
         return False
 
     def give(self) -> None:
-        """Give a place back."""
+        """Return a place."""
         self._free.append(None)
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # it is released
+        with suppress(RuntimeError):  # the lock is already released
             self._was_given.release()
 
     @property

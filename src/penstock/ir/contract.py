@@ -1,7 +1,7 @@
-"""The promises of kernels, checked for those of users: of their own backends and operations.
+"""The rules for kernels, checked for user-defined backends and operations.
 
-A *guard* stands for a kernel's function in a program until its first result has passed. Then the
-function takes its place, so that later calls cost nothing. Penstock's own kernels have no guards.
+A *guard* replaces a kernel's function in a program until its first result has passed. Then it
+restores the function, so that later calls cost nothing. Penstock's own kernels have no guards.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Named(Protocol):
 
 @lru_cache(maxsize=4096)
 def is_own(code: Callable[..., object]) -> bool:
-    """Whether a class or function is one of Penstock's."""
-    code = unwrap(code)  # decorators of functions that users wrote may be Penstock's
+    """Whether a class or function belongs to Penstock."""
+    code = unwrap(code)  # functions of users may have decorators of Penstock's
     module: str = getattr(getattr(code, "func", code), "__module__", None) or ""
     return module.partition(".")[0] == "penstock"
 
@@ -52,14 +52,14 @@ def is_own(code: Callable[..., object]) -> bool:
 @dataclass(frozen=True, eq=False, slots=True)
 class Contract:
     """The rules that the kernel of ``node`` on a backend must keep. ``types`` are those of its
-    outputs, as far as known; None if these are in a memory of the backend's own."""
+    outputs as far as known, or None if these are in the backend's own memory."""
 
     node: Node
     backend: str
     types: tuple[Type | None, ...] | None
 
     def check(self, result: RunValue) -> None:
-        """Raise ``ExtensionError`` if a kernel's function must not give this ``result``."""
+        """Raise ``ExtensionError`` if ``result`` is not allowed for the kernel's function."""
         results: Any = (result,)
         count = len(self.node.outputs)
         if count != 1:
@@ -82,7 +82,7 @@ class Contract:
                 )
 
     def check_bound(self, bound: object) -> None:
-        """Raise ``ExtensionError`` if ``bind`` of a kernel must not give ``bound``."""
+        """Raise ``ExtensionError`` if ``bound`` is not allowed for the kernel's ``bind``."""
         if not isinstance(bound, tuple) or len(bound) != 2 or not callable(bound[0]):
             self.fail(f"bound a {type(bound).__name__}; bind returns a function and its arguments")
 
@@ -99,9 +99,9 @@ def contract_of(
     types: Sequence[Type] | None = None,
     on_host: bool = True,
 ) -> Contract | None:
-    """The contract of a node's kernel on a backend, by default NumPy's; None if both the backend
-    and the operation are Penstock's own. ``types`` are those of the outputs if these have not got
-    theirs; ``on_host``: whether the outputs are in the host's memory."""
+    """Return the contract of a node's kernel on a backend, by default NumPy's; None if both backend
+    and operation are Penstock's own. ``types`` are those of the outputs if these are not inferred
+    yet; ``on_host``: whether the outputs are in the host's memory."""
     if (backend is None or is_own(backend.__class__)) and is_own(node.op.compile):
         return None
     if types is None:
@@ -141,8 +141,8 @@ def checked_kernel(node: Node, kernel: object, backend: Named) -> Kernel | None:
 
 
 class Guard:
-    """Stands for the ``function`` of a kernel, or for its ``begin`` if that is ``asynchronous``,
-    and calls ``replace``, if that is set, with itself once a result has passed."""
+    """Replaces the ``function`` of a kernel, or the ``begin`` of an ``asynchronous`` one, and calls
+    ``replace``, if set, with itself once a result has passed."""
 
     __slots__ = ("_asynchronous", "_contract", "function", "replace")
 
@@ -180,7 +180,7 @@ class Guard:
 
 
 def guarded(contract: Contract, kernel: Kernel) -> Kernel:
-    """``kernel`` with a guard in the place of its function, or of its ``begin``."""
+    """Return ``kernel`` with a guard in place of its function or ``begin``."""
     if kernel.begin is not None:
         return replace(kernel, begin=Guard(contract, kernel.begin, asynchronous=True))
     return replace(kernel, function=Guard(contract, kernel.function, asynchronous=False))
@@ -191,7 +191,7 @@ def _fits(wanted: Type, value: RunValue) -> bool:
     if isinstance(value, np.ndarray | np.generic):
         held = TensorType(value.dtype, value.shape)
         return is_dtype(value.dtype) and accepts(wanted, held)
-    if isinstance(value, str):  # of rank 0
+    if isinstance(value, str):  # a string tensor of rank 0
         return accepts(wanted, TensorType(STRING, ()))
     while isinstance(wanted, OptionalType):
         if value is None:

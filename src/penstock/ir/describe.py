@@ -1,4 +1,4 @@
-"""Nodes and numbers of bytes in messages."""
+"""Descriptions of nodes and numbers of bytes for messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.core.types import ShapeError
 from penstock.ir.contract import Named, is_own
 from penstock.ir.graph import Node
 
-# Domains whose schemas have told of missing attributes before an operation looks for them.
+# Domains whose schemas report missing attributes before an operation reads them.
 _WITH_SCHEMAS = ("", "ai.onnx.ml")
 
 
 def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
     """Return operation, origin and inputs of ``node`` for an error message. ``inputs`` are the
-    inputs as they are at hand ("x: float32[2]"), by default with the types that they have in the
+    actual inputs ("x: float32[2]"), by default with the types that they have in the
     graph."""
     if inputs is None:
         inputs = ["none" if v is None else f"{shortened(v.name)}: {v.type}" for v in node.inputs]
@@ -33,9 +33,9 @@ def describe_node(node: Node, inputs: Sequence[str] | None = None) -> str:
 
 def compile_error(node: Node, error: Exception, backend: Named | None = None) -> PenstockError:
     """Return the exception to raise for one out of an operation's own code, before any run.
-    Operations raise ``ShapeError`` for what is wrong with a model. Errors of Penstock's own stay as
-    they are; anything else but a lack of memory is a bug, of whoever wrote the operation or the
-    ``backend`` that was asked for a kernel."""
+    Operations raise ``ShapeError`` for faults of a model. Penstock's own errors stay as they are.
+    Anything else except a lack of memory is a bug in the operation, or in the kernel of the
+    ``backend``."""
     if isinstance(error, PenstockError):
         return error
     place = describe_node(node)
@@ -56,7 +56,7 @@ def compile_error(node: Node, error: Exception, backend: Named | None = None) ->
 
 
 def format_bytes(n: float) -> str:
-    """Bytes in the largest binary unit that keeps them above 1."""
+    """Return the bytes in the largest binary unit that keeps the number above 1."""
     if n < 1024:
         return f"{n:.0f} B"
     power = min((int(n).bit_length() - 1) // 10, 3)

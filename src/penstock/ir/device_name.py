@@ -34,8 +34,8 @@ _FIELDS: Mapping[str, Callable[[str], str | int]] = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A full or partial name; None for the parts that are left open. ``kind`` is in capitals
-    (``CPU``), ``index`` the device's number among those of its kind in one task."""
+    """A full or partial name, with None for unspecified parts. ``kind`` is in capitals (``CPU``),
+    ``index`` the device's number among those of its kind in one task."""
 
     job: str | None = None
     replica: int | None = None
@@ -70,11 +70,11 @@ class DeviceName:
 
     @property
     def full(self) -> bool:
-        """Whether no part is left open, so that it names one device."""
+        """Whether all parts are specified, so that it names one device."""
         return None not in self.parts
 
     def __str__(self) -> str:
-        """The parts that are given, in TensorFlow's order; "" if there are none."""
+        """Return the specified parts, in TensorFlow's order; "" if there are none."""
         text = ""
         for word, value in (("job", self.job), ("replica", self.replica), ("task", self.task)):
             if value is not None:
@@ -90,7 +90,7 @@ class DeviceName:
         return all(a == b or None in (a, b) for a, b in pairs)
 
     def merge(self, other: DeviceName) -> DeviceName:
-        """The name with the parts of both. Raises ``InvalidModel`` where they differ."""
+        """Return the name with the parts of both. Raises ``InvalidModel`` where they differ."""
         if not self.allows(other):
             raise InvalidModel(
                 f"no device is both {str(self)!r} and {str(other)!r}; change one of the two names"
@@ -98,7 +98,7 @@ class DeviceName:
         return self.over(other)
 
     def over(self, other: DeviceName) -> DeviceName:
-        """This name, with the parts that it leaves open from ``other``."""
+        """Return this name, with its unspecified parts taken from ``other``."""
         pairs = zip(self.parts, other.parts, strict=True)
         merged: list[Any] = [b if a is None else a for a, b in pairs]
         return DeviceName(*merged)
@@ -108,9 +108,9 @@ _CPUS = DeviceName.parse(f"{LOCAL}/device:CPU:*")
 
 
 def local(devices: int | Iterable[str], here: DeviceName = _CPUS) -> tuple[str, ...]:
-    """Return the full names of virtual devices: a number of CPUs, or those named; parts that a name
-    leaves open are those of ``here``, this process's CPUs. Raises ``ValueError`` for an empty list,
-    a repeated name, and one that is not the name of one device."""
+    """Return the full names of virtual devices: a number of CPUs, or those named. Unspecified parts
+    are those of ``here``, this process's CPUs. Raises ``ValueError`` for an empty list,
+    a repeated name, and a name that does not identify one device."""
     if isinstance(devices, int):
         check_count("devices", devices, 10_000)
         devices = [f"cpu:{i}" for i in range(devices)]
@@ -123,7 +123,7 @@ def local(devices: int | Iterable[str], here: DeviceName = _CPUS) -> tuple[str, 
         try:
             name = DeviceName.parse(device).over(here)
         except InvalidModel as error:
-            raise OptionError(f"devices= has {device!r}, which is no device: {error}") from error
+            raise OptionError(f"devices= has {device!r}, which is not a device: {error}") from error
         if not name.full:
             raise OptionError(f"devices= has {device!r}, which names no one device: say its number")
         names.append(str(name))

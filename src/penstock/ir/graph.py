@@ -2,7 +2,7 @@
 
 A value refers to its producer, if it has one; its readers are found by walking the nodes
 (``readers_of``). A node may have graphs among its attributes, such as the branches of an If or the
-body of a Loop. A nested graph refers to a value of a graph around it by the same ``Value``.
+body of a Loop. A nested graph refers to a value of an enclosing graph by the same ``Value``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from penstock.ir.op import FRAMED, Attrs, Op, Role
 class Value:
     """A named result of a node, an input of a graph (no producer), or a constant (``const``). Nodes
     own their values, not the reverse: a graph that is dropped is freed at once, with its constants,
-    without waiting for the garbage collector. A constant that is held in another form as well may
-    be held there alone (``release``): it is given back from there when it is read. ``is_constant``
-    says whether it has contents, ``is_held`` whether reading them gives nothing back."""
+    without waiting for the garbage collector. A constant that also exists in another form may be
+    held only there (``release``), and is restored when it is read. ``is_constant`` says whether the
+    value has contents, ``is_held`` whether they are held here."""
 
     __slots__ = ("_producer", "_rematerialize", "const", "is_constant", "is_held", "name", "type")
 
@@ -44,7 +44,7 @@ class Value:
             is_plain = const.ndim > 1 or const.dtype.kind not in "iu"  # without known contents
             type = array_type(const.dtype, const.shape) if is_plain else constant_type(const)
         self.type = type
-        # A strong one would close a circle.
+        # A strong reference would be a cycle.
         self._producer = _NO_PRODUCER if producer is None else ref(producer)
         self.const = const
         self.is_constant = const is not None
@@ -59,40 +59,40 @@ class Value:
         """Drop the contents of a constant; ``rematerialize`` returns equal contents on demand."""
         self._rematerialize = rematerialize
         self.is_held = False
-        with suppress(AttributeError):  # not held
+        with suppress(AttributeError):  # the contents are not held here
             del self.const
 
     def __getattr__(self, name: str) -> Any:
         if name != "const":
             raise AttributeError(f"a Value has no attribute {name!r}")
-        self.const = const = self._rematerialize()  # later reads find the slot filled
+        self.const = const = self._rematerialize()  # later reads do not call this method
         self.is_held = True
         return const
 
     @property
     def resident_in(self) -> object | None:
-        """The object whose method gives back the contents of a constant that are not held here."""
+        """The object whose method restores the contents of a constant that are not held here."""
         return None if self.is_held else getattr(self._rematerialize, "__self__", None)
 
     @property
     def held(self) -> np.ndarray | None:
-        """The contents of a constant, if it is held here."""
+        """The contents of a constant if they are held here, else None."""
         return self.const if self.is_held else None
 
     @property
     def peek(self) -> np.ndarray | None:
-        """The contents of a constant, which are not held here from now on if they were not
-        before."""
+        """Return the contents of a constant. Contents that were not held here before are not held
+        afterwards either."""
         return self.const if self.is_held else self._rematerialize()
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype of a tensor, None if it is unknown."""
+        """The dtype of a tensor, or None if it is unknown."""
         return self.type.dtype if isinstance(self.type, TensorType) else None
 
     @property
     def shape(self) -> Shape | None:
-        """The shape of a tensor, None if its rank is unknown."""
+        """The shape of a tensor, or None if its rank is unknown."""
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     @property
@@ -129,15 +129,15 @@ _NO_PRODUCER: ref[Any] = ref(_Nothing())  # gives None
 
 @dataclass(frozen=True)
 class ConvertedWeights:
-    """Values that passes compute from weights, by these: kept for all graphs of a session."""
+    """Values that passes compute from weights, by these, cached for all graphs of a session."""
 
     widened: dict[Value, Value] = field(default_factory=dict)
-    """in float32, by those in float16 and bfloat16"""
+    """weights converted to float32, by those in float16 and bfloat16"""
 
 
 class Contents(Sequence["np.ndarray | None"]):
-    """The contents of constants among ``values``, None for others. What is not held by its value is
-    given back only when it is asked for."""
+    """The contents of the constants among ``values``, None for others. Contents that a value does
+    not hold are restored only when they are accessed."""
 
     __slots__ = ("_values",)
 
@@ -159,17 +159,17 @@ class Contents(Sequence["np.ndarray | None"]):
 
 
 class Node:
-    """One application of an operation. What it was made of are its attributes.
+    """One application of an operation. The constructor's arguments are its attributes.
 
     Args:
         op: The operation.
-        inputs: By position, None where an optional one is left out.
-        outputs: By position, None where one is left out; they are this node's from now on.
-        attrs: The attributes by name, which may be graphs.
+        inputs: By position, None for an optional input that is left out.
+        outputs: By position, None for one that is left out; the node becomes their producer.
+        attrs: The attributes by name; graphs are allowed as values.
         name: Its name in the file, or "".
         control_inputs: Nodes that must have run before.
         device: A full name of a device, or "".
-        origin: Where the node came from; stands in every message about it.
+        origin: Where the node came from, for every message about it.
     """
 
     __slots__ = (
@@ -214,15 +214,15 @@ class Node:
         name: str | None = None,
         control_inputs: Sequence[Node] = (),
     ) -> Node:
-        """A new node with the device and the origin of this one.
+        """Return a new node with the device and the origin of this one.
 
         Args:
-            inputs: Of the new node.
-            outputs: Of the new node.
-            attrs: By default those of this one.
-            op: By default that of this one.
-            name: By default that of this one.
-            control_inputs: Of the new node.
+            inputs: The inputs of the new node.
+            outputs: The outputs of the new node.
+            attrs: Its attributes, by default those of this node.
+            op: Its operation, by default that of this node.
+            name: Its name, by default that of this node.
+            control_inputs: The control inputs of the new node.
         """
         attrs, name = self.attrs if attrs is None else attrs, self.name if name is None else name
         node = Node(op or self.op, inputs, outputs, attrs, name=name, control_inputs=control_inputs)
@@ -230,7 +230,7 @@ class Node:
         return node
 
     def input(self, index: int) -> Value | None:
-        """An input, None if it is left out.
+        """Return an input, or None if it is left out.
 
         Args:
             index: Its position.
@@ -238,7 +238,7 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def const(self, index: int) -> np.ndarray | None:
-        """The contents of an input, None if it is left out or no constant.
+        """Return the contents of an input, or None if it is left out or not a constant.
 
         Args:
             index: The position of the input.
@@ -248,8 +248,8 @@ class Node:
 
     @property
     def graphs(self) -> Sequence[tuple[str, Graph]]:
-        """The graphs among the attributes, by attribute name, in a fixed order. They may change; a
-        node that is made without any stays without."""
+        """The graphs among the attributes, by attribute name, in a fixed order. The graphs may be
+        replaced, but a node created without any never gets one."""
         if not self.nests:
             return ()
         graphs = []
@@ -260,7 +260,7 @@ class Node:
 
     @property
     def inner(self) -> list[Node]:
-        """The nodes of its graphs, and of theirs."""
+        """The nodes of its graphs, and of their nested graphs."""
         return [node for _, graph in self.graphs for node in graph.walk()]
 
     @property
@@ -280,8 +280,8 @@ _NESTS, _OP, _PRODUCER, _ROLE = map(attrgetter, ("nests", "op", "producer", "rol
 
 
 class Graph:
-    """Nodes in any order (``sort`` puts them in one), with the values that enter and leave.
-    ``targets`` are nodes that run though no output may need them."""
+    """Nodes in any order (``sort`` puts them in a valid one), with the graph's inputs and outputs.
+    ``targets`` are nodes that run even if no output needs them."""
 
     __slots__ = ("inputs", "name", "nodes", "outputs", "targets")
 
@@ -300,7 +300,7 @@ class Graph:
         self.targets = list(targets)
 
     def walk(self) -> Iterator[Node]:
-        """Every node, those of nested graphs after the node that carries them."""
+        """Yield every node; those of nested graphs follow the node that contains the graph."""
         flat = True not in map(_NESTS, self.nodes)
         return with_checkpoints(self.nodes if flat else self._nested_nodes())
 
@@ -319,7 +319,7 @@ class Graph:
         return nodes
 
     def graphs(self) -> list[Graph]:
-        """This graph and every nested one, each behind those around it."""
+        """Return this graph and every nested one, each after the graphs that contain it."""
         graphs = [self]
         for node in self._nested_nodes() if True in map(_NESTS, self.nodes) else ():
             for _, graph in node.graphs if node.nests else ():
@@ -328,7 +328,7 @@ class Graph:
 
     @property
     def ops(self) -> set[Op]:
-        """The operations of the nodes, those of nested graphs included."""
+        """The operations of the nodes, including those of nested graphs."""
         flat = True not in map(_NESTS, self.nodes)
         return set(map(_OP, self.nodes if flat else self._nested_nodes()))
 
@@ -337,24 +337,24 @@ class Graph:
 
 
 LONG_FROM = "penstock.long_from"
-"""the metadata of a decoder that reads texts of more positions than this in another way: what it
-has computed of a shorter beginning is none of theirs"""
+"""the metadata of a decoder that reads texts above this number of positions in another way, so that
+values cached for a shorter beginning do not fit"""
 
 
 @dataclass(slots=True, eq=False)
 class Model:
     """Graphs, of which ``graphs[entry]`` runs; the ``functions`` that nodes call; metadata.
 
-    ``aliases`` are further names by which values of the entry can be fed and fetched; that of an
-    output may be the name of an input, and then is the output's where values are fetched.
-    ``check_types`` is the format's own check of types, for the entry and for types of values that
-    are fed, by name, if the format has one; it raises ``InvalidModel``. ``signatures`` are names of
+    ``aliases`` are further names by which values of the entry can be fed and fetched; an output's
+    alias may be the name of an input, and then means the output when values are fetched.
+    ``check_types`` is the format's own check of types, if it has one, for the entry and the types
+    of fed values by name; it raises ``InvalidModel``. ``signatures`` are names of
     entries that the file has; ``structure`` has lines about its parts, by title; ``options`` are
-    those of compiling that it wishes for; ``about`` what the file says of its producer and of the
-    versions that it uses, in texts by name. ``scopes``: the modules around nodes, by their names,
-    with slashes between, where the file says them beside the names. ``output_dims``: the dims
-    of outputs that the file declares, to be shown alone, since they are not checked. ``artifact``:
-    the file of a saved session, which has plans for it.
+    the compile options that it requests; ``about`` what the file says of its producer and of the
+    versions that it uses, as texts by name. ``scopes``: the modules that contain nodes, by the
+    nodes' names, separated by slashes, if the file records them separately. ``output_dims``: the
+    declared dims of outputs, only for display, since they are not checked. ``artifact``: the file
+    of a saved session, which has plans for the model.
     """
 
     graphs: Mapping[str, Graph]
@@ -384,14 +384,14 @@ class Model:
 
 
 FramePath: TypeAlias = tuple[str, ...]
-"""The names of the frames around a node, from the outermost one inwards."""
+"""the names of the frames around a node, outermost first"""
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPart:
     """The part of a graph that one device runs (``passes.lowering.partition``). ``inputs`` and
-    ``outputs``: which inputs and outputs of the whole graph its own are. ``paths``: the frame that
-    each of its nodes runs in. ``originals``: the nodes of the whole graph by their copies."""
+    ``outputs``: the indices of its own among those of the whole graph. ``paths``: the frame in
+    which each of its nodes runs. ``originals``: the nodes of the whole graph by their copies."""
 
     device: str
     graph: Graph
@@ -405,8 +405,8 @@ Readers = dict[Value, list[Node | None]]
 
 
 def readers_of(graph: Graph) -> Readers:
-    """The nodes that read each value, those of nested graphs included, once for each use. None
-    stands for the reader of an output of a graph."""
+    """Return the nodes that read each value, including those of nested graphs, once for each use.
+    None means that an output of a graph reads the value."""
     readers: Readers = {}
     for node in graph.walk():
         for value in filter(None, node.inputs):
@@ -424,22 +424,22 @@ def is_framed(graph: Graph) -> bool:
 
 def captures(graph: Graph) -> list[Value]:
     """Return the values of outer graphs that a nested graph refers to, in order of first use.
-    Constants are not among them: they belong to no graph."""
-    own: set[Value | None] = {None, *graph.inputs}
+    Constants are not included, since they belong to no graph."""
+    defined: set[Value | None] = {None, *graph.inputs}
     reads: list[Value | None] = []
     for node in graph.walk():
-        own.update(node.outputs)
+        defined.update(node.outputs)
         reads += node.inputs
         for _, inner in node.graphs if node.nests else ():
-            own.update(inner.inputs)
+            defined.update(inner.inputs)
     for inner in graph.graphs():
         reads += inner.outputs
-    beyond = [v for v in reads if v not in own]
+    beyond = [v for v in reads if v not in defined]
     return list(dict.fromkeys([v for v in beyond if v is not None and not v.is_constant]))
 
 
 def all_reads(node: Node) -> list[Value]:
-    """The values that a node reads, but constants; captures of its graphs included."""
+    """Return the values that a node or its graphs read, except constants."""
     reads = [value for value in node.inputs if value is not None and not value.is_constant]
     for _, inner in node.graphs:
         reads += captures(inner)
@@ -447,18 +447,18 @@ def all_reads(node: Node) -> list[Value]:
 
 
 def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
-    """For ``graph`` and every nested one, innermost first: the pairs (a, b) for which
+    """Yield for ``graph`` and every nested one, innermost first, the pairs (a, b) for which
     ``nodes[b]`` cannot run before ``nodes[a]``.
 
     A node depends on the producers of its inputs, on its control inputs, and on the producers of
     the values that its graphs capture; but a Merge does not depend on a NextIteration, which
     follows it in one iteration and precedes it in the next. Pairs may repeat.
     """
-    reads: dict[Graph, set[Node]] = {}  # what is read beyond each graph, inner ones first
+    reads: dict[Graph, set[Node]] = {}  # producers outside of each graph, inner graphs first
     for subgraph in reversed(graph.graphs()):
         position = {node: i for i, node in enumerate(subgraph.nodes)}
         edges: list[tuple[int, int]] = []
-        # Producers in graphs around this one: the node with the graph waits.
+        # Producers in enclosing graphs: the node that contains the graph waits for them.
         beyond: set[Node] = set()
         for b, node in enumerate(with_checkpoints(subgraph.nodes)):
             needed = [*map(_PRODUCER, filter(None, node.inputs))]
@@ -481,16 +481,16 @@ def dependencies(graph: Graph) -> Iterator[tuple[Graph, list[tuple[int, int]]]]:
 
 
 def sort(graph: Graph) -> None:
-    """Put the nodes of ``graph`` and of every nested graph in an order (see ``ordered``)."""
+    """Sort the nodes of ``graph`` and of every nested graph (see ``ordered``)."""
     for subgraph, edges in dependencies(graph):
         subgraph.nodes[:] = ordered(subgraph, edges)
 
 
 def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
-    """The nodes of ``graph``, each after all of its ``dependencies``, which are the ``edges``.
+    """Return the nodes of ``graph``, each after all of its ``dependencies``, the ``edges``.
 
-    Their order is kept if it is valid; else, of the nodes that are ready, the one that is listed
-    first comes first. Raises ``InvalidModel`` that names a cycle if there is one."""
+    The order is kept if it is valid; otherwise the first listed of the nodes that are ready comes
+    first. Raises ``InvalidModel``, which names a cycle, if there is one."""
     if False not in [a < b for a, b in edges]:
         return list(graph.nodes)
     from penstock.algorithms.ordering import topological_order
@@ -508,7 +508,7 @@ def ordered(graph: Graph, edges: Sequence[tuple[int, int]]) -> list[Node]:
 
 
 def circular(graph: Graph, edges: Sequence[tuple[int, int]]) -> set[Node]:
-    """The nodes of ``graph`` that depend on themselves, if their dependencies are the ``edges``."""
+    """Return the nodes of ``graph`` that depend on themselves, given the ``edges``."""
     from penstock.algorithms.dag import on_cycles
 
     readers: list[list[int]] = [[] for _ in graph.nodes]
@@ -523,7 +523,7 @@ def clone(
     outputs: Sequence[Value] | None = None,
     targets: Sequence[Node] | None = None,
 ) -> Graph:
-    """A copy with nodes and values of its own; constants, operations and attributes are shared.
+    """Return a copy with its own nodes and values; constants, operations, attributes are shared.
 
     ``inputs``, ``outputs`` and ``targets`` may be any values and nodes of the outermost graph, by
     default its own. An input that a node produces is detached from it: consumers and outputs read
@@ -545,8 +545,8 @@ def embed(graph: Graph, inputs: Sequence[Value], suffix: str) -> tuple[list[Node
 
 
 class _Cloner(dict["Value | None", Any]):
-    """Copies nodes and values; names of copied values end in ``suffix``. It has the copies by the
-    values, and makes them when they are first asked for; None stands for itself."""
+    """Copies nodes and values; names of copied values end in ``suffix``. A mapping from values to
+    their copies, which are created when they are first looked up; None maps to None."""
 
     def __init__(self, suffix: str = "") -> None:
         super().__init__({None: None})
@@ -583,14 +583,14 @@ class _Cloner(dict["Value | None", Any]):
         return Graph(fed, outputs_, nodes, graph.name, [self.nodes[node] for node in targets])
 
     def copied(self, nodes: list[Node]) -> list[Node]:
-        """Copies of nodes, without their control inputs."""
+        """Return copies of nodes, without their control inputs."""
         copy_of, copies, suffix = self.__getitem__, [], self.suffix
         for node in with_checkpoints(nodes):
             attrs, outputs = node.attrs, node.outputs
             if node.nests:
                 attrs = attrs | {key: self.clone(inner) for key, inner in node.graphs}
             if not self.fed.isdisjoint(outputs):
-                # The readers of these have the value that is fed: they become outputs without any.
+                # Readers see the fed value instead: these become outputs without any reader.
                 outputs = [
                     Value(f"{v.name}/unfed", v.type) if v is not None and v in self.fed else v
                     for v in outputs

@@ -1,12 +1,12 @@
-"""Kernels: the code of one node on one backend, and what it says of itself.
+"""Kernels: the code of one node on one backend, and its properties.
 
-What most kernels leave unsaid is grouped in *facets*, records of their own. A kernel that gives
-none has the shared one that says nothing, so that readers ask ``kernel.layout.dims_order`` without
-a check::
+Properties that most kernels leave at their defaults are grouped in *facets*, separate records. A
+kernel without one shares a record of the defaults, so that readers use ``kernel.layout.dims_order``
+without a check::
 
     Kernel(function, into, layout=LayoutHints(dims_order=(0, 2, 3, 1)))
 
-Planner and writer read them while a plan is compiled and bound; nothing reads them during a run.
+The planner and the program writer read them while a plan is compiled and bound, never during a run.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from penstock.core.types import RunValue
 BoundCall = tuple[Callable[..., RunValue], tuple[RunValue, ...]]
 """a function and the arguments to call it with"""
 CompiledCall = Callable[[Callable[..., RunValue], tuple[Any, ...]], Any]
-"""a function that compiled code calls in the place of a ``BoundCall``"""
+"""a function that compiled code calls in place of a ``BoundCall``"""
 
 
 class Binder:
-    """The part of a kernel that is compiled for the memory of its arguments: a base class, of which
-    only ``bind`` must be given."""
+    """The part of a kernel that is compiled for the memory of its arguments. A subclass must define
+    ``bind`` and may define the rest."""
 
     __slots__ = ()
 
     @property
     def implementation(self) -> str:
-        """The library's name of the code that it chose, for ``explain``."""
+        """The library's name of the implementation that it chose, for ``explain``."""
         return ""
 
     @property
     def compiled_call(self) -> CompiledCall | None:
-        """Given what ``bind`` has returned, what compiled code calls in its place, which joins it
-        with others into one call (``codegen.sequences``); it returns None if that is a function of
-        Python after all. None if calls are not to be joined."""
+        """A function that maps a result of ``bind`` to the call that compiled code makes instead,
+        to join it with others (``codegen.sequences``), or to None for a Python function. None if
+        calls must not be joined."""
         return None
 
     @property
     def reads_turned(self) -> bool:
-        """Whether inputs may be ``RuntimeArray`` s that are ``turned``."""
+        """Whether inputs may be ``RuntimeArray`` objects that are ``turned``."""
         return False
 
     def bind(
         self, inputs: Sequence[RunValue], outputs: Sequence[RunValue], workspace: np.ndarray | None
     ) -> BoundCall:
-        """As ``Kernel.bind``.
+        """Implement ``Kernel.bind``.
 
         Args:
             inputs: The arrays to read.
@@ -63,7 +63,7 @@ class Binder:
         raise NotImplementedError
 
     def function(self) -> Callable[..., RunValue]:
-        """The ``function`` of a kernel that was made without: most are bound, and never called."""
+        """Return the kernel's ``function``, created late since most kernels are only bound."""
         raise NotImplementedError
 
 
@@ -71,16 +71,16 @@ class Binder:
 class LayoutHints:
     """The layouts that a kernel reads and writes; by default any.
 
-    ``contiguous``: the outputs must have no gaps, and their dims in their own order.
+    ``contiguous``: the outputs must have no gaps, with their dims in C order.
 
-    ``dims_order``: the order of the dims of output 0 in memory, the outermost first, if its memory
-    is planned; empty if any order will do. The steps that read it find the strides to match.
-    ``contiguous_inputs``: the inputs that must have no gaps, and their dims in the order of the
-    output's. ``any_layout``: the output may as well have any other order that its reader prefers,
-    and has its own where it leaves the run; contiguous inputs have ``dims_order`` then.
+    ``dims_order``: the order of the dims of output 0 in memory, outermost first, if its memory
+    is planned; empty if any order will do. Steps that read it receive the strides to match.
+    ``contiguous_inputs``: the inputs that must have no gaps, with their dims in the order of the
+    output's. ``any_layout``: the output may have any other order that its reader prefers, and is in
+    C order if it leaves the run; contiguous inputs have ``dims_order`` then.
 
-    ``prefer_bound``: a call of ``function`` is slow, and what ``bind`` returns is not. Even an
-    output that leaves the run is then written to planned memory, and copied out.
+    ``prefer_bound``: a call of ``function`` is slow, but a bound call is not. Even an output that
+    leaves the run is then written to planned memory and copied out.
     """
 
     contiguous: bool = False
@@ -96,10 +96,10 @@ WORTH_PACKING = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class PackedConstants:
-    """Constants that a kernel has in an order of its own: neither ``bind`` nor ``function`` looks
-    at these ``inputs``, and None may stand for them. ``release()`` makes the kernel hold them in
-    that order alone, and returns functions that give them back, by input; those that it does not
-    name stay as they are."""
+    """Constants that a kernel holds in packed order: neither ``bind`` nor ``function`` reads
+    these ``inputs``, so None may be passed for them. ``release()`` makes the kernel hold them only
+    in packed order, and returns functions that restore them, by input; inputs that it does not
+    return stay as they are."""
 
     inputs: tuple[int, ...] = ()
     release: Callable[[], Mapping[int, Callable[[], np.ndarray]]] | None = None
@@ -107,20 +107,20 @@ class PackedConstants:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """The places of the work and the values of a kernel, if not all on its backend's device.
+    """Where the work and the values of a kernel are, if not all on its backend's device.
 
-    ``devices``: the devices of its backend that a call puts work on, if that is not
-    ``Backend.device`` alone. The call goes through a stream of each of them; all of these have
-    waited for its inputs, and what reads its outputs waits for all of them.
+    ``devices``: the devices of its backend on which a call enqueues work, if not only on
+    ``Backend.device``. The call uses a stream of each of them; all of these have
+    waited for its inputs, and steps that read its outputs wait for all of them.
 
-    ``backends_of_values``: the backends among which the values of the node are spread, if not all
-    of them are in the memory of its own: input i and output i are in that of the i-th.
+    ``backends_of_values``: the backends whose memories hold the values of the node, if not all are
+    in its own backend's memory: input i and output i are in that of the i-th.
 
-    ``host_inputs``: the inputs that the kernel reads on the host, as NumPy arrays, though other
-    values of its backend are elsewhere: shapes, axes, conditions. ``host_outputs``: its outputs
-    are there, and made without waiting for a device, as the shape of a tensor is.
+    ``host_inputs``: the inputs that the kernel reads on the host as NumPy arrays, unlike other
+    values of its backend: shapes, axes, conditions. ``host_outputs``: its outputs are on the host
+    and computed without waiting for a device, such as the shape of a tensor.
 
-    ``synchronize``: given an output that is on a device, waits for it on the host, outside of
+    ``synchronize``: given an output on a device, waits for it on the host, outside of
     streams; None if calls return when their work is done. The planner sets it.
     """
 
@@ -133,11 +133,11 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """The memory that a kernel takes besides its outputs and its workspace.
+    """The memory that a kernel uses besides its outputs and its workspace.
 
-    ``checks_budget``: ``function`` asks the budget of the run before it allocates what is large
-    (``host.current_run``). ``capacity_bytes()``: bytes of the growable buffers that hold outputs
-    it has returned, which live as long as these.
+    ``checks_budget``: ``function`` asks the budget of the run before a large allocation
+    (``host.current_run``). ``capacity_bytes()``: bytes of the growable buffers of outputs that it
+    has returned, which live as long as the outputs.
     """
 
     checks_budget: bool = False
@@ -146,9 +146,9 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeShapes:
-    """A kernel that chooses others by the shapes of a run: ``cached_bytes()`` is what it has come
-    to keep of these, ``flops`` about how many floating-point operations it has, which only runs
-    know."""
+    """A kernel that selects other kernels by the shapes of a run: ``cached_bytes()`` returns the
+    bytes of those it has cached, ``flops`` the approximate number of floating-point operations,
+    which is known only in runs."""
 
     cached_bytes: Callable[[], int] | None = None
     flops: int = 0
@@ -162,7 +162,7 @@ NO_RUNTIME_SHAPES = RuntimeShapes()
 
 
 class _LateFunction:
-    """Has the binder of a kernel without a ``function`` make it when it is first read."""
+    """Has the binder of a kernel without a ``function`` create it when it is first read."""
 
     __slots__ = ()
     binder: Binder | None
@@ -189,22 +189,22 @@ class Kernel(_LateFunction):
     0. Output arrays may be strided unless ``layout.contiguous`` is set, and overlap no input except
     as ``inplace`` allows. Without ``into`` the outputs are allocated during the run.
 
-    ``binder``: binds the kernel to its arguments ahead of the run, in place of ``into``.
+    ``binder``: binds the kernel to its arguments before the run, in place of ``into``.
 
     ``inplace``: inputs whose memory output 0 may reuse if their type is the same and no later step
     reads them. A value that is several inputs of the node may be reused only if all of them are
-    listed: other inputs are read while the output is written.
+    listed, since other inputs are read while the output is written.
 
-    Without ``into``, ``workspace`` is for kernels on devices: ``function`` takes memory of that
-    size as ``workspace=``, that of the stream on which it is called, or a tuple of that of each if
-    it names several ``device.devices``. Other kernels on the stream use it before and afterwards.
-    Outside of streams the kernel gets none.
+    Without ``into``, ``workspace`` is for kernels on devices: ``function`` receives memory of that
+    size as ``workspace=``, that of the stream on which it is called, or a tuple with that of each
+    of its ``device.devices``. Other kernels on the stream use it before and afterwards.
+    Outside of streams the kernel receives none.
 
     ``view``: outputs are views of input 0 where its strides allow it; nothing is computed.
 
     ``begin``: the non-blocking form of an asynchronous kernel (``asynchronous``).
 
-    ``operand_dtype``: the dtype to which it rounds the operands of products, "" if it does not.
+    ``operand_dtype``: the dtype to which it rounds the operands of products, or "".
     """
 
     function: Callable[..., RunValue]
@@ -264,11 +264,11 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
     with what a kernel's function returns, or ``done(error=...)``, on any thread, perhaps before
     ``begin`` returns; further calls have no effect. ``begin`` may return a function without
     arguments that cancels the work. A run that is stopped or fails calls it, on any thread, without
-    waiting; later results are dropped. If ``done`` is never called, the run goes on until it is
+    waiting; later results are dropped. If ``done`` is never called, the run continues until it is
     stopped.
 
-    Executors run other nodes meanwhile, on no thread of its own; ``function`` blocks until the work
-    is complete.
+    Executors run other nodes meanwhile, and no thread waits for the work; ``function`` blocks until
+    it is complete.
 
     Args:
         begin: Starts the work: ``begin(done, *inputs)``.
@@ -281,7 +281,7 @@ def asynchronous(begin: Callable[..., Callable[[], object] | None]) -> Kernel:
 
 
 class Outcome:
-    """The outcome of an asynchronous kernel, for whatever waits for it."""
+    """The outcome of an asynchronous kernel, for the code that waits for it."""
 
     def __init__(self, begin: Callable[..., RunValue], inputs: Sequence[RunValue]) -> None:
         from concurrent.futures import Future
@@ -292,7 +292,7 @@ class Outcome:
         self._cancel = begin(self._done, *inputs)  # may call done at once, on this thread
 
     def end(self, outputs: RunValue = None, error: BaseException | None = None) -> None:
-        """The work has ended with ``outputs``, or failed with ``error``."""
+        """Record that the work has ended with ``outputs``, or failed with ``error``."""
         from concurrent.futures import InvalidStateError
 
         with suppress(InvalidStateError):  # only the first call counts
@@ -302,8 +302,8 @@ class Outcome:
                 self._future.set_exception(error)
 
     def stop(self, error: BaseException) -> None:
-        """Wake what waits with ``error``, and cancel the work."""
-        self._done.outcome = None  # a late result is dropped, and keeps nothing alive
+        """Wake waiting code with ``error``, and cancel the work."""
+        self._done.outcome = None  # late results are dropped, and keep nothing alive
         if not self._future.done():
             self.end(error=error)
             if self._cancel is not None:
@@ -315,7 +315,7 @@ class Outcome:
 
     def notify(self, function: Callable[[], object]) -> None:
         """Call ``function`` once the work has ended: now, or on the thread that ends it."""
-        pending = [function]  # which the future would hold for as long as it lives
+        pending = [function]  # the future would hold the function as long as it lives
         self._future.add_done_callback(lambda _: pending.pop()())
 
     def wait(self) -> RunValue:
@@ -324,7 +324,7 @@ class Outcome:
             while not self._future.done():
                 with suppress(TimeoutError):
                     self._future.exception(WAKE_S)
-        except BaseException:  # an interrupt
+        except BaseException:  # such as KeyboardInterrupt
             if self._cancel is not None:
                 self._cancel()
             raise
@@ -332,8 +332,8 @@ class Outcome:
 
 
 class _Done:
-    """The ``done`` of an asynchronous kernel. It refers to the outcome, and so to the run, until it
-    is called or the run is stopped: the kernel may keep it for longer."""
+    """The ``done`` of an asynchronous kernel. It refers to the outcome, and so to the run, only
+    until it is called or the run is stopped, since the kernel may keep it for longer."""
 
     __slots__ = ("outcome",)
 

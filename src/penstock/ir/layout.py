@@ -17,22 +17,22 @@ ALIGNMENT = 64
 
 
 def address(array: np.ndarray) -> int:
-    """The address of the first element of ``array``."""
+    """Return the address of the first element of ``array``."""
     start = array.__array_interface__["data"][0]
     assert isinstance(start, int)
     return start
 
 
 def unbroadcast(array: np.ndarray) -> np.ndarray:
-    """An array without the axes along which it is broadcast."""
+    """Return an array without the axes along which it is broadcast."""
     if 0 not in array.strides:
         return array
     return array[tuple([slice(None) if stride else slice(1) for stride in array.strides])]
 
 
 def line_aligned(array: np.ndarray) -> np.ndarray:
-    """An array whose vectors never lie in two lines of the cache, where processors read them half
-    as fast: the given one, or a copy."""
+    """Return an array whose vectors never span two cache lines, which processors read half as fast:
+    the given array, or a copy."""
     if array.flags.c_contiguous and not address(array) % ALIGNMENT:
         return array
     copy = new_lines(array.shape, array.dtype)
@@ -41,30 +41,30 @@ def line_aligned(array: np.ndarray) -> np.ndarray:
 
 
 def new_lines(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array as ``line_aligned`` gives, to be written."""
+    """Return an uninitialized array with the alignment of ``line_aligned``."""
     nbytes = math.prod(shape) * dtype.itemsize
     return weight_bytes(nbytes).view(dtype).reshape(shape)
 
 
 def is_plannable(type_: Type) -> TypeGuard[TensorType]:
-    """Whether memory for a value of this type can be set aside before the run."""
+    """Whether memory for a value of this type can be planned before the run."""
     return isinstance(type_, TensorType) and type_.static and type_.dtype != STRING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuntimeArray:
-    """Stands for an array that is given during the run, when a kernel is bound. It may have any
-    strides; the ones that are expected are given if its dims are not in memory in their own order.
+    """A placeholder for an array that is known only during the run, when a kernel is bound. It may
+    have any strides; the expected ones are given if its dims are not in memory in C order.
     """
 
     strides: tuple[int, ...] = ()
     turned: tuple[int, ...] = ()
-    """the axes by which what is given is still to be transposed, empty if it is not; ``strides`` do
-    not tell them, since dims of 1 may have those of others"""
+    """the axes by which the array is yet to be transposed, empty for none; ``strides`` cannot
+    express this, since those of dims of 1 are ambiguous"""
 
     @property
     def order(self) -> tuple[int, ...] | None:
-        """The dims in the order that is expected in memory, None if that is their own."""
+        """The dims in the order that is expected in memory, or None for C order."""
         return tuple(sorted(range(len(self.strides)), key=lambda i: -self.strides[i])) or None
 
 
@@ -72,8 +72,8 @@ class RuntimeArray:
 def packed_strides(
     dims: tuple[int, ...], itemsize: int, order: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
-    """The strides of a tensor without gaps, its dims in memory in ``order``, the outermost first;
-    by default in their own.
+    """Return the strides of a tensor without gaps, with its dims in memory in ``order``, outermost
+    first, by default in C order.
 
     >>> packed_strides((2, 3, 5, 7), 4), packed_strides((2, 3, 5, 7), 4, channels_last(4))
     ((420, 140, 28, 4), (420, 4, 84, 12))
@@ -86,5 +86,5 @@ def packed_strides(
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The order of dims with axis 1, the channels, innermost (NHWC); empty below 3 dims."""
+    """Return the order of dims with axis 1, the channels, innermost (NHWC); empty below 3 dims."""
     return (0, *range(2, rank), 1) if rank > 2 else ()

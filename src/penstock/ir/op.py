@@ -1,7 +1,7 @@
 """Operations.
 
 An ``Op`` is the meaning of nodes: how their types follow from those of their inputs, how NumPy
-computes them (``ir.kernel``), and the properties that passes, planner and executors ask for.
+computes them (``ir.kernel``), and the properties that passes, planner and executors query.
 Operations are registered in ``penstock.ops``.
 """
 
@@ -20,9 +20,9 @@ from penstock.ir.kernel import Kernel
 
 Types = Sequence[Type | None]
 Attrs = Mapping[str, Any]
-"""The attributes of a node by name: numbers, texts, arrays, types, graphs, and lists of these."""
+"""the attributes of a node by name: numbers, texts, arrays, types, graphs, and lists of these"""
 AttrDict = dict[str, Any]
-"""Attributes that may be changed"""
+"""attributes that may be changed"""
 Consts = Sequence[np.ndarray | None]
 Infer = Callable[[Types, Attrs, Consts], Sequence[Type]]
 Arity = tuple[int | None, int | None]
@@ -47,29 +47,29 @@ Trait: TypeAlias = Literal[
     "forwards handle",
     "any order",
 ]
-"""Further properties of an operation that passes query. Those of only a few operations are no
+"""Further properties of an operation that passes query. Properties of only a few operations are not
 fields of ``Op``, so that a new trait is a word here and where those operations are registered.
 
 ``begins``: a chain of elementwise operations may begin with it and be one kernel; ``begins heavy``:
-it also is most of the work of that kernel. ``links``: it may follow in a chain, as elementwise
-operations may without saying so.
+it also does most of the work of that kernel. ``links``: it may follow in a chain, as elementwise
+operations may without this trait.
 
 An elementwise operation cannot fail on tensors of numbers that broadcast, unless it ``may fail`` or
-``fails on integers``. Others are ``total``, or are so ``once static``: if all shapes are known; or
-``by parameters``: if these are, and all inputs but the first are constants; so is what selects or
-reshapes.
+``fails on integers``. Others are ``total``; or ``once static``: if all shapes are known; or
+``by parameters``: if all shapes are known and all inputs but the first are constants. The last
+also holds for operations that select or reshape.
 
-``jumps``: to round the inputs may change floating-point results by more than a rounding.
+``jumps``: rounding the inputs may change floating-point results by more than a rounding.
 ``nonnegative``: no result is below 0, though one may be NaN. ``finite``: results of finite numbers
-are finite, but for those that are too large for their type.
+are finite, except for overflow.
 
-``selects``: the result consists of elements of the first input; that of a Concat, of all inputs.
+``selects``: the result consists of elements of the first input, for a Concat of all inputs.
 ``reshapes``: it has all of them in their order; such an operation is registered as a ``view`` that
 ``moves``, too.
 
 ``makes handle``: output 0 is a new handle of a resource; ``forwards handle``: it is input 0.
 
-``any order``: it is not pure, but its nodes may run in any order, and at the same time, such as
+``any order``: it is not pure, but its nodes may run in any order and at the same time, such as
 those of random numbers.
 """
 
@@ -111,9 +111,9 @@ PRIMITIVES = frozenset(
         *(Role.LOOP_COND, Role.CONTROL_TRIGGER),
     }
 )
-"""The roles of TensorFlow's primitives of control flow"""
+"""the roles of TensorFlow's control-flow primitives"""
 FRAMED = PRIMITIVES | {Role.CALL}
-"""The roles of nodes that only the frames executor runs"""
+"""the roles of nodes that only the frames executor runs"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,22 +122,22 @@ class Op:
 
     ``since`` to ``version`` are the versions of the domain's schema that mean exactly this.
     ``compile(node, types)`` returns the NumPy kernel of a node for inputs of these types.
-    ``pure`` operations give equal outputs for equal inputs and have no effects; others are neither
-    folded, nor merged, nor dropped in favour of one another.
+    ``pure`` operations give equal outputs for equal inputs and have no effects; others are not
+    folded, merged, or replaced by one another.
 
-    ``role``: what the operation does to the order in which nodes run; None for most. ``arity``: the
+    ``role``: the operation's effect on the order in which nodes run; None for most. ``arity``: the
     number of inputs and of outputs of a node, None for any number, for operations without a schema
     that is checked elsewhere.
 
-    ``elementwise``: an element of output 0 depends on those at its place in the inputs, which
-    broadcast, so that the operation commutes with a transposition of all of them. ``moves``: only
-    moves elements, and computes nothing. ``view``: output 0 has all elements of input 0, each once
-    and unchanged, in another shape or order.
+    ``elementwise``: an element of output 0 depends on the elements at its place in the inputs,
+    which broadcast, so that the operation commutes with a transposition of all of them. ``moves``:
+    only moves elements, and computes nothing. ``view``: output 0 has all elements of input 0, each
+    once and unchanged, in another shape or order.
 
     ``work(attrs, inputs, output)``: the floating-point operations for inputs of these dims (None
-    where not known) and output 0; by default one for each element.
+    if unknown) and output 0; by default one for each element.
 
-    ``traits``: what else passes ask for, see ``Trait``.
+    ``traits``: further properties that passes query, see ``Trait``.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tables for people: as text in terminals, as HTML in notebooks."""
+"""Tables for display: as text in terminals, as HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True, slots=True)
 class DisplayTable:
-    """A caption, the titles of columns, and rows; numbers stand to the right. Of ``rows`` the first
-    sixty are shown."""
+    """A caption, the titles of columns, and rows; numbers are right-aligned. The first sixty of
+    ``rows`` are shown."""
 
     caption: str
     titles: tuple[str, ...]
@@ -26,7 +26,7 @@ class DisplayTable:
         return f"and {rest} more" if rest > 0 else ""
 
     def text(self) -> str:
-        """Columns under their titles, as wide as their widest cells."""
+        """Return columns under their titles, as wide as their widest cells."""
         shown = [self.titles, *self.rows[:MOST_ROWS]]
         widths = [max(len(str(row[i])) for row in shown) for i in range(len(self.titles))]
         lines = [self.caption]
@@ -39,7 +39,7 @@ class DisplayTable:
         return "\n".join([*lines, self._more] if self._more else lines)
 
     def html(self) -> str:
-        """An element ``table``."""
+        """Return an HTML ``table`` element."""
         head = "".join(f'<th style="text-align:left">{escape(title)}</th>' for title in self.titles)
         body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in self.rows[:MOST_ROWS])
         caption = f'<caption style="text-align:left">{escape(self.caption)}</caption>'
@@ -62,8 +62,8 @@ def _cell(cell: str | int) -> str:
 
 
 class Tabular(Protocol):
-    """An object shown as a table: terminals and notebooks ask for it by ``_repr_pretty_`` and
-    ``_repr_html_``, which classes have from here."""
+    """An object shown as a table: terminals and notebooks call ``_repr_pretty_`` and
+    ``_repr_html_``, which classes take from here."""
 
     def _as_table(self) -> DisplayTable: ...
 
