@@ -1,9 +1,9 @@
 """Sessions in files: the graphs of a model, and the plans that were compiled for them.
 
-Of a plan the file has what takes long to find: the graph after all passes, where each node runs,
-the order of the steps, and their places in the arena. Kernels are compiled, and programs written,
-when a plan is used for the first time. Nothing of this is trusted (``artifact.decode``), and a plan
-for another machine, or other options, is not used: the graph is then compiled as it was at first.
+For each plan the file has what takes long to compute: the graph after all passes, the placement of
+each node, the order of the steps, and their offsets in the arena. Kernels are compiled and programs
+written when a plan is first used. Nothing in the file is trusted (``artifact.decode``). A plan for
+another machine or other options is not used: the graph is then compiled as for a new session.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SAVED_OPTIONS: Mapping[str, type] = {
     "reproducible": bool,
     "memory_planner": str,
 }
-"""Options that a session has again when it is opened, and their types in JSON. Plans depend on all
-but the last one."""
+"""options that an opened session has again, and their types in JSON; plans depend on all but the
+last one"""
 
 
 def basis(context: CompileContext) -> JsonObject:
-    """The settings that plans depend on, beside graph, shapes of inputs and libraries."""
+    """Return the settings that plans depend on, besides graph, input shapes and libraries."""
     options = context.options
     return {
         "backends": [backend.name for backend in context.backends],
@@ -64,22 +64,22 @@ def basis(context: CompileContext) -> JsonObject:
 
 
 def library_name(name: str) -> str:
-    """The library of a backend, with its version and instruction set, but not its path."""
+    """Return the library of a backend, with its version and instruction set, without its path."""
     return describe(name).rpartition(",")[0] if name in BACKENDS else name
 
 
 _WRONG = (LookupError, TypeError, ValueError)
-"""The errors of reading a document with malformed entries."""
+"""the errors of reading a document with malformed entries"""
 
 
 def encode_key(key: Sequence[Any]) -> list[Any]:
-    """The key of a plan (``Subgraph.key``) as JSON has it."""
+    """Return the key of a plan (``Subgraph.key``) in JSON's types."""
     return [[list(x[0]), x[1].name] if x and isinstance(x[0], tuple) else list(x) for x in key]
 
 
 class Artifact:
-    """The plans of an artifact, for a session with this context; ``own`` has its variables, by the
-    stores of the model."""
+    """The plans of an artifact, for a session with this context. ``own`` maps the stores of the
+    model to the session's variables."""
 
     def __init__(self, model: Model, context: CompileContext, own: dict[Store, Store]) -> None:
         self._file: ArtifactFile = model.artifact
@@ -92,7 +92,7 @@ class Artifact:
         plans = self._head.get("plans")
         if not isinstance(plans, list):
             raise self._file.damaged("it has no list of plans")
-        # In JSON keys are lists, by which nothing is found.
+        # JSON turns tuples into lists, which cannot be looked up in a dict.
         self._plans = {str(key): i for i, key in enumerate(plans)}
         self.differences: list[str] = []
         """why its plans are not used"""
@@ -117,13 +117,13 @@ class Artifact:
             self._plans = {}
 
     def main(self, compiler: Compiler) -> Subgraph:
-        """The main subgraph, of which the graph is decoded when it is needed."""
+        """Return the main subgraph, whose graph is decoded when it is needed."""
 
         def graph() -> Graph:
             graph = self._graph(self._file.document("main"))
             for value, port in zip(graph.inputs, inputs, strict=True):
                 value.type = port.type
-            compiler.infer(graph)  # the next stages take it for as simple as its types allow
+            compiler.infer(graph)  # later stages assume types as precise as possible
             return graph
 
         inputs, outputs = self._ports("inputs"), self._ports("outputs")
@@ -140,8 +140,8 @@ class Artifact:
         return [Value(name, type_) for name, type_ in ports]
 
     def copy_into(self, writer: ArtifactWriter) -> Sequence[object]:
-        """Copy all of the file into an empty writer, unless it has variables; returns the keys of
-        the plans that were copied."""
+        """Copy the whole file into an empty writer, unless it has variables. Return the keys of the
+        plans that were copied."""
         if not self._plans or decode_stores(self._file):
             return ()
         writer.extend(self._file)
@@ -149,17 +149,17 @@ class Artifact:
         return keys
 
     def release(self) -> None:
-        """Stop holding weights that are in the model's files."""
+        """Release weights that are also in the model's files."""
         self._file.release()
 
     @property
     def mapping(self) -> mmap.mmap | None:
-        """The file in memory, if its pages are read when they are needed."""
+        """The mapped file, if its pages are read on demand, else None."""
         return self._file.mapping
 
     @property
     def has_plans(self) -> bool:
-        """Whether there are plans that can be used here."""
+        """Whether there are plans that can be used on this machine."""
         return bool(self._plans)
 
     def has(self, key: Sequence[Any]) -> bool:
@@ -169,7 +169,7 @@ class Artifact:
     def restored(
         self, compiler: Compiler, key: Sequence[Any], values: Sequence[Any]
     ) -> Executor | None:
-        """The executor of the plan with this key, for these values; None if none was saved."""
+        """Return the executor of the plan with this key for these values, or None if not saved."""
         if not self.has(key):
             return None
         number = self._plans[str(encode_key(key))]
@@ -177,15 +177,15 @@ class Artifact:
             document = self._file.document(f"plan {number}")
             saved = self._plan(document, list(map(type_of, values)))
             return compiler.restore(saved, values)
-        # Our own assertions among them: a file that was changed leads to what no compilation makes.
+        # Includes our own assertions, since a changed file may contain what we never generate.
         except (InternalError, AssertionError, AttributeError, *_WRONG) as error:
             raise self._file.damaged(f"its plan {number}: {error!r}") from error
 
     def _plan(self, document: Any, types: Sequence[Type]) -> SavedPlan:
-        """The plan of a document, whose inputs must have these types."""
+        """Return the plan of a document, whose inputs must have these types."""
         graph = self._graph(document, types)
         placement = dict(zip(graph.walk(), document["placement"], strict=True))
-        # The file may name anything.
+        # The file may name any backend.
         if not {*placement.values()} <= {*self._context.by_name, ""}:
             raise ValueError("it has nodes on other backends")
         arena = document.get("arena")
@@ -193,7 +193,7 @@ class Artifact:
         copies = []
         for constant, name, indices in document["copies"]:
             if self._file.reordered(constant) is not None:
-                continue  # a plan before has taken them
+                continue  # an earlier plan has taken them
             packing = capability(self._context.by_name[name], PacksConstants)
             if packing is None:
                 raise ValueError(f"it has constants in the order of {name}")
@@ -203,7 +203,7 @@ class Artifact:
         return SavedPlan(graph, named, saved, copies)
 
     def _graph(self, document: Any, types: Sequence[Type] | None = None) -> Graph:
-        """A graph of a document, for inputs of these ``types``, with the session's variables."""
+        """Return the graph of a document, for inputs of ``types``, with the session's variables."""
         graph = decode_graph(document, self._file, "main", self._context.limits, types)
         ports = [len(self._head[key]) for key in ("inputs", "outputs")]
         if [len(graph.inputs), len(graph.outputs)] != ports:
@@ -216,7 +216,7 @@ class Artifact:
 
 
 def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
-    """``options`` with those that the session of an artifact was saved with."""
+    """Return ``options`` completed by those with which the session of an artifact was saved."""
     if model.artifact is None:
         return options
     saved = model.artifact.head.get("options", {})
@@ -227,7 +227,7 @@ def saved_options(model: Model, options: CompileOptions) -> CompileOptions:
             texts = list(x) if isinstance(x, list | dict) else []
             for where in x.values() if isinstance(x, dict) else ():
                 texts += where if isinstance(where, list) else [where]
-            # A subclass will not do: true is an int in Python.
+            # The exact type is required, since in Python true is an int.
             if type(x) is not SAVED_OPTIONS[name] or {*map(type, texts)} - {str}:
                 raise TypeError(f"{name} is {x!r:.80}")
         names = saved.get("backends", ())

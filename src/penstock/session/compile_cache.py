@@ -2,8 +2,8 @@
 
 ::
 
-    2f8a…91.penstock   a session that was saved, named by a checksum of a digest of the model's
-                       bytes and all else that its plans depend on, which it has in full
+    2f8a…91.penstock   a saved session, named by the checksum of a key: a digest of the model's
+                       bytes and everything else that its plans depend on; the file has the full key
     77b0…3c.digest     the digest of one file, with the status of that file: it is used
                        again while the status is the same
 
@@ -13,9 +13,9 @@ it is small: files are identified by their status (device, inode, size and times
 cannot be kept are skipped silently.
 
 Weights with the same layout in the model's files as in memory are read from there. Files are
-written beside their place and then renamed, so that several processes may share a folder. The time
-of change of a saved session is that of its last use; those not used for longest are removed while
-all have more than ``MOST_BYTES``.
+written under a temporary name and then renamed, so that several processes may share a folder. The
+modification time of a saved session is that of its last use; the least recently used are removed
+while all together have more than ``MOST_BYTES``.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ if TYPE_CHECKING:
 
     from penstock.artifact.writer import ArtifactWriter
 
-# Most models are not found: what reads and writes sessions is imported where it is needed.
+# Most models are not in the cache: what reads and writes sessions is imported when it is needed.
 
 MOST_BYTES = 1 << 30
 """bytes of saved sessions that a folder may have"""
 MOST_BY_DEFAULT = 32 << 20
 """bytes of the largest entry that is written by default, without weights in the model's files"""
 MOST_PLANS = 16
-"""plans that are kept of one session"""
+"""plans of one session that are kept"""
 MOST_FILES = 1000
-"""files of a folder with a model"""
+"""files that the folder of a model may have"""
 _PIECE = 1 << 24
-# A file that was changed this short a time before it was read may change again without a trace.
+# A file that changed this shortly before it was read may change again without a new time stamp.
 _SETTLED_NS = 2_000_000_000
-# Options that say what is compiled. Of those below them a file cannot say which they were, and the
-# others are about this process.
+# Options that determine what is compiled. A file cannot identify the values of those listed after
+# them, and all other options concern only this process.
 _KEYED = (
     *("executor", "place", "threads", "precision", "memory_planner", "max_streams", "limits"),
     *("signature", "map_weights", "autotune", "fixed_threads", "reproducible"),
@@ -75,7 +75,7 @@ _UNTOLD = ("cost_model", "grouping", "devices", "after_pass", "variables")
 
 
 def folder_of(cache: bool | str | Path | None) -> str:
-    """The folder that ``cache=`` names; True and None stand for the user's, "" if there is none."""
+    """Return the folder of ``cache=``: the user's for True and None, "" if none is used."""
     if cache not in (True, None):
         return str(cache)
     folder = cache_folder()
@@ -83,12 +83,12 @@ def folder_of(cache: bool | str | Path | None) -> str:
 
 
 def entries(folder: str) -> list[tuple[str, os.stat_result]]:
-    """The names of the saved sessions of a folder, those used last first."""
-    found = []
+    """Return the names of a folder's saved sessions, most recently used first."""
+    sessions = []
     for name in _names(folder, ".penstock"):
-        with suppress(OSError):  # another process removes it
-            found.append((name, os.stat(os.path.join(folder, name))))
-    return sorted(found, key=lambda entry: -entry[1].st_mtime_ns)
+        with suppress(OSError):  # another process is removing it
+            sessions.append((name, os.stat(os.path.join(folder, name))))
+    return sorted(sessions, key=lambda entry: -entry[1].st_mtime_ns)
 
 
 def _names(folder: str, *endings: str) -> list[str]:
@@ -98,7 +98,7 @@ def _names(folder: str, *endings: str) -> list[str]:
 
 
 def clear(folder: str) -> int:
-    """Remove all that a folder keeps; returns the bytes of the saved sessions."""
+    """Remove all files of the cache in a folder; return the bytes of the saved sessions."""
     freed = sum(status.st_size for _, status in entries(folder))
     for name in _names(folder, ".penstock", ".digest"):
         _remove(os.path.join(folder, name))
@@ -111,9 +111,9 @@ def _remove(path: str) -> None:
 
 
 def cache_entry(model: object, options: CompileOptions, form: str = "") -> CacheEntry | None:
-    """The place of a model in the folder that ``cache=`` names, by default in the user's; ``form``
-    says what is made of it. None if it has none; where ``cache=`` is given, with a warning if
-    options do not let sessions be told apart. Raises ``ValueError`` for a model that is neither a
+    """Return the place of a model in the folder of ``cache=``, by default the user's. ``form`` says
+    what is derived from the model. Return None if there is no place; if ``cache=`` is given, warn
+    that some options cannot identify a session. Raises ``ValueError`` for a model that is neither a
     path nor bytes."""
     by_default = options.cache is None
     if not isinstance(model, str | os.PathLike | bytes):
@@ -129,22 +129,22 @@ def cache_entry(model: object, options: CompileOptions, form: str = "") -> Cache
             reason = f"{untold[0]}= is an object of this process, by which it cannot be found again"
             warn(f"cache= keeps no session: {reason}")
         return None
-    # Operations and backends of users may differ in the next process.
+    # User-defined operations and backends may differ in the next process.
     if by_default and (USER_OPERATIONS or not {*(options.backends or ())} <= BACKENDS.keys()):
         return None
     source = model if isinstance(model, bytes) else os.fspath(model)
     folder = folder_of(options.cache)
     if not folder or not (isinstance(source, bytes) or os.path.exists(source)):
         return None
-    # Of the plans of a cluster no file has any.
+    # Plans of a cluster cannot be saved.
     if by_default and (options.cluster is not None or not _is_private(folder)):
         return None
     return CacheEntry(folder, source, options, by_default, errors.warnings_given, form)
 
 
 def _is_private(folder: str) -> bool:
-    """Whether only the user can write to a folder, or it does not exist: an entry that another user
-    has written could give wrong answers."""
+    """Whether only the user can write to a folder, or it does not exist: an entry written by
+    another user could give wrong answers."""
     try:
         status = os.stat(folder)
     except OSError:
@@ -167,8 +167,8 @@ def _program() -> list[object]:
 
 def _times(folder: str) -> Iterator[int]:
     """Yield the modification times of the program's files below a folder, in ns."""
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as folder_entries:
+        for entry in folder_entries:
             if entry.name.endswith((".py", ".so", ".pyd", ".txt")):
                 yield entry.stat().st_mtime_ns
             elif "." not in entry.name and entry.name != "__pycache__":
@@ -183,10 +183,10 @@ def _open_beside(folder: str, path: str) -> BinaryIO:
 
 @dataclass
 class CacheEntry:
-    """The place of one model with these options in a folder. ``opened``: the files that were opened
-    while the model was loaded. ``unsaved``: how many plans its session has that are not there.
-    ``warnings_before``: how many warnings the process had given. ``form``: what the session has in
-    the place of the model in the file (``DerivedModel``), if anything."""
+    """The place of one model with given options in a folder. ``opened``: the files that were opened
+    while the model was loaded. ``unsaved``: the number of the session's plans that are not saved.
+    ``warnings_before``: the number of warnings of the process before. ``form``: what replaces the
+    file's model in the session (``DerivedModel``), if anything."""
 
     folder: str
     source: str | bytes
@@ -205,9 +205,9 @@ class CacheEntry:
             "form": self.form,
             "program": _program(),
             "options": {name: repr(self.options.get(name)) for name in _KEYED},
-            # Its options hold where the caller gives none.
+            # The model's own options apply where the caller gives none.
             "environment": [os.environ.get(name, "") for name in VARIABLES],
-            # In their order, by which plans prefer them.
+            # In the given order, since plans prefer the first.
             "backends": [[b, describe(str(b))] for b in self.options.backends or available()],
             "costs": self._costs,
         }
@@ -215,8 +215,8 @@ class CacheEntry:
 
     @cached_property
     def path(self) -> str:
-        """The file of the session, which has the whole key: names may be equal by chance."""
-        key = self.key.encode()  # to import a library of hashes would take milliseconds
+        """The file of the session. It contains the whole key, since names may collide."""
+        key = self.key.encode()  # a checksum, as importing a hash library would take milliseconds
         return os.path.join(self.folder, f"{crc32(key):08x}{adler32(key):08x}.penstock")
 
     @property
@@ -232,7 +232,7 @@ class CacheEntry:
         return self._digests()
 
     def _digests(self) -> str | dict[str, str]:
-        """Digests of the bytes of the model, of a folder by file."""
+        """Return the digest of the model's bytes, or the digests of a folder's files by path."""
         source = self.source
         if isinstance(source, bytes):
             from penstock.core.digests import digest
@@ -243,7 +243,7 @@ class CacheEntry:
         files: list[str] = []
         for folder, _, own in os.walk(source):
             files += [os.path.join(folder, name) for name in own]
-            if len(files) > MOST_FILES:  # of no model, as of a home
+            if len(files) > MOST_FILES:  # not a model, but perhaps a home directory
                 raise OSError(f"{source!r} has more than {MOST_FILES:,} files")
         return {os.path.relpath(path, source): self._digest(path) for path in sorted(files)}
 
@@ -251,11 +251,11 @@ class CacheEntry:
         return isinstance(self.source, bytes) or self._digests() == self._files
 
     def _digest(self, path: str) -> str:
-        """The digest of a file, from the folder if the file is as it was then. By default, what the
-        system says of it."""
+        """Return the digest of a file, taken from the folder if the file has not changed. In the
+        default cache it is the file's status."""
         status = _status(os.stat(path))
         if self.by_default:
-            # Of a file that may still change, nothing that will be found again.
+            # A file that may still change gets a digest that is never found again.
             now = time.time_ns()
             return str([*status, now] if now - max(status[-2:]) < _SETTLED_NS else status)
         from penstock.core.digests import blake2b
@@ -285,22 +285,22 @@ class CacheEntry:
 
     @property
     def _base(self) -> str:
-        """The folder that the model's files are in."""
+        """The folder that contains the model's files."""
         source = os.path.abspath(self.source) if isinstance(self.source, str) else os.curdir
         return source if os.path.isdir(source) else os.path.dirname(source)
 
     def load(self) -> Model | None:
-        """The model with the plans that were saved; None if there is none for these files."""
+        """Return the model with its saved plans, or None if there are none for these files."""
         limits = self.options.limits or DEFAULT_LIMITS
         try:
             if not os.path.isfile(self.path):
                 return None
             from penstock.frontends.artifact.importer import load_artifact
 
-            # Mapping is safe here: entries are replaced by renaming, and never written in place.
+            # Mapping is safe here: entries are replaced by renaming and never written in place.
             model = load_artifact(self.path, limits, map_weights=True)
             file = model.artifact
-            file.check(quick=True)  # what is damaged is made again
+            file.check(quick=True)  # a damaged entry is removed and written again
             file.read_references(self._weights())
             if file.document("key") != self.key:
                 return None
@@ -308,18 +308,18 @@ class CacheEntry:
                 (os.path.join(self._base, p), digest) for p, digest in file.document("sources")
             ]
             self.opened = [(path, os.stat(path)) for path, _ in beside]
-            # Last: they must still be the files whose weights were read.
+            # Checked last: these must still be the files whose weights were read.
             same = all(self._digest(path) == digest for path, digest in beside)
             if not same or not self._is_unchanged():
                 return None
         except OSError:
             return None
         except (InvalidModel, LookupError, TypeError, ValueError):
-            self.remove()  # of another version, or damaged
+            self.remove()  # its version differs, or it is damaged
             return None
-        with suppress(OSError):  # of a folder that is only read
+        with suppress(OSError):  # the folder may be read-only
             os.utime(self.path)
-        # A model that was made from the file's one differs from what the file holds.
+        # A derived model differs from the model in the file.
         if isinstance(self.source, bytes) or self.form:
             model.path = None
         else:
@@ -335,7 +335,7 @@ class CacheEntry:
 
         def read(path: str, offset: int, count: int) -> np.ndarray:
             if path not in files:
-                # The user may name a link, but a file may not.
+                # The user's path may be a link, but a path from the file may not.
                 whole = os.path.join(base, path)
                 inside = partial(_open_beside, base, path)
                 opened = partial(open_path, whole) if whole == source else inside
@@ -360,12 +360,12 @@ class CacheEntry:
         return ArtifactWriter(base, most, plans)
 
     def save(self, writer: ArtifactWriter) -> None:
-        """Keep a session, unless its files have changed since they were read, and remove those not
-        used for longest, down to ``MOST_BYTES``."""
+        """Keep a session unless its files have changed since they were read, and remove the least
+        recently used ones down to ``MOST_BYTES``."""
         now = [(status, os.stat(path)) for path, status in self.opened]
         if any(old is None or _status(old) != _status(new) for old, new in now):
             return
-        # The model that was compiled is the one that was read, not what is there now.
+        # The compiled model must be the one that was read, not one that replaced it since.
         if not self._is_unchanged():
             return
         if self.by_default:
@@ -388,7 +388,7 @@ class CacheEntry:
         held = 0
         for name, status in entries(self.folder):
             held += status.st_size
-            # The one just saved stays, or a large model would be saved in vain by each process.
+            # Keep the new session, or each process would save a large model in vain.
             if held > MOST_BYTES and name != os.path.basename(self.path):
                 _remove(os.path.join(self.folder, name))
 

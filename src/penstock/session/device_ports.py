@@ -1,8 +1,8 @@
-"""Feeds that are on devices already, and results that stay there.
+"""Feeds that are already on devices, and results that stay there.
 
-A plan has its inputs and outputs in the host's memory, with a transfer behind each input and before
-each output of a device. Feeds that a backend has in its own memory need none, nor do results that
-the caller wants there: such runs have plans of their own (``Subgraph.variants``)::
+A plan has its inputs and outputs in the host's memory, with a transfer after each input and before
+each output of a device. Feeds in a backend's own memory, and results that the caller wants there,
+need no transfers: such runs have plans of their own (``Subgraph.variants``)::
 
     run({"x": array})                        x -> Transfer -> Conv -> Transfer -> y
     run({"x": tensor}, returns="torch")      x -> Conv -> y
@@ -29,12 +29,12 @@ from penstock.ops.internal.transfer import HOST, Place, Ports
 
 
 class DeviceOrder:
-    """The order of a run among other work on devices, for what is fed and returned there.
+    """The order of a run relative to other work on devices, for its feeds and results there.
 
-    A linear run is on the stream of the thread that runs it: of the caller, in order with the
-    caller's own work; on another thread behind ``events``, which the caller's stream has recorded,
-    and the host waits for its results. Other executors have streams or threads of their own, so
-    that the host waits before and behind them. Where a run is ``ordered``, others see to all this.
+    A linear run is on the stream of the thread that runs it: on the caller's, in order with the
+    caller's own work; on another thread after ``events`` that the caller's stream has recorded, and
+    the host waits for its results. Other executors have streams or threads of their own, so the
+    host waits before and after them. If a run is ``ordered``, its caller does all this.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeviceOrder:
         """Called before the run, on its thread."""
         if self._ordered and (executor.hands_over or isinstance(executor, LinearExecutor)):
             return
-        # Work on the caller's stream must be done before kernels read its results.
+        # Work on the caller's stream must end before kernels read its results.
         for i, device in enumerate(self._devices):
             if not isinstance(executor, LinearExecutor):
                 (device.settle if not self._events else self._events[i].synchronize)()
@@ -58,7 +58,7 @@ class DeviceOrder:
     def end(self, executor: Executor) -> None:
         """Called after the run, on the thread on which it ends."""
         linear = isinstance(executor, LinearExecutor)
-        # The caller's own stream needs no wait: later work there is queued behind it.
+        # The caller's own stream needs no wait: later work there is queued after it.
         if executor.hands_over or (linear and (self._ordered or self._events is None)):
             return
         for device in self._devices:
@@ -74,13 +74,13 @@ class Fed(NamedTuple):
 
 
 def adopting(backends: Sequence[Backend]) -> list[Backend]:
-    """The backends with a memory of their own that take values of callers in it as they are."""
+    """Return the backends that accept callers' values in their own memory without a copy."""
     return [b for b in backends if b.memory != HOST and capability(b, TakesTensors) is not None]
 
 
 class DevicePorts:
-    """Finder of feeds on the devices of ``backends``, and of the subgraphs for these. ``planned``:
-    whether the executor plans where values are; if not, all are in the host's memory during a
+    """Finds feeds on the devices of ``backends``, and the subgraphs for them. ``planned``: whether
+    the executor plans where values are; otherwise all are in the host's memory during a
     run."""
 
     def __init__(self, backends: Sequence[Backend], planned: bool) -> None:
@@ -92,21 +92,21 @@ class DevicePorts:
         return [b.device for b in self._backends if b.device is not None]
 
     def order_of_caller(self) -> DeviceOrder:
-        """The order of a run that the calling thread runs itself."""
+        """Return the order of a run on the calling thread."""
         return DeviceOrder(self._devices)
 
     def order_of(self, ordered: bool) -> DeviceOrder:
-        """The order of a run on another thread, which is called now; ``ordered``: its caller sees
-        to it."""
+        """Return the order of a run on another thread; call it now, on the caller's thread.
+        ``ordered``: the caller orders the run itself."""
         devices = self._devices
         events = () if ordered else [device.current().record() for device in devices]
         return DeviceOrder(devices, events, ordered)
 
     def fed(self, feeds: NamedValues) -> dict[str, Fed]:
-        """The feeds that are on devices."""
+        """Return the feeds that are on devices."""
         fed = {}
         for name, value in feeds.items():
-            # Most feeds: the host's arrays have __dlpack__ as well.
+            # The common case: the host's arrays have __dlpack__ as well.
             if value.__class__ is np.ndarray or not hasattr(value, "__dlpack__"):
                 continue
             for backend in self._backends:
@@ -120,8 +120,8 @@ class DevicePorts:
     def variant(
         self, subgraph: Subgraph, feeds: NamedValues, fed: Mapping[str, Fed], stay: bool
     ) -> tuple[Subgraph, Mapping[str, Any]]:
-        """The subgraph for feeds of which some are on devices, and for results that ``stay``; with
-        the feeds as it takes them."""
+        """Return the subgraph for feeds of which some are on devices and results that ``stay``, and
+        the feeds in the form that it takes."""
         tensors = {
             name: on
             for (name, type_, _) in subgraph.port_types
@@ -135,17 +135,17 @@ class DevicePorts:
         if not tensors and not stay:
             return subgraph, feeds
         key = (tuple([(name, on.backend.name) for name, on in tensors.items()]), stay)
-        found = subgraph.variants.get(key)
-        if found is None:
+        known = subgraph.variants.get(key)
+        if known is None:
             numbers = {name: i for i, name in enumerate(subgraph.names)}
             places = {
                 numbers[name]: Place(on.backend.name, on.backend.memory)
                 for name, on in tensors.items()
             }
-            made = DeviceSubgraph(subgraph, key, Ports(places, stay))
-            # Another thread may have made it meanwhile; plans are kept by the subgraph itself.
-            found = subgraph.variants.setdefault(key, made)
-        return found, feeds
+            new = DeviceSubgraph(subgraph, key, Ports(places, stay))
+            # Another thread may have added it meanwhile; the subgraph itself holds its plans.
+            known = subgraph.variants.setdefault(key, new)
+        return known, feeds
 
 
 class DeviceSubgraph(Subgraph):
@@ -153,7 +153,7 @@ class DeviceSubgraph(Subgraph):
 
     def __init__(self, base: Subgraph, name: Hashable, ports: Ports) -> None:
         super().__init__(base.graph, base.outputs, base.unraised)
-        # Weak: the base has its variants, and subgraphs are freed by their last reference.
+        # Weak: the base holds its variants, and subgraphs are freed with their last reference.
         self._base = ref(base)
         self.name = name
         self.ports = ports
@@ -163,12 +163,12 @@ class DeviceSubgraph(Subgraph):
         return self._base()
 
     def values(self, feeds: NamedValues) -> list[Any]:
-        """The values in order. Those on devices are checked like arrays, and taken as they are."""
+        """Return the values in order. Those on devices are checked like arrays, not converted."""
         fed = {name: value for name, value in feeds.items() if value.__class__ is Fed}
         for name, type_, _ in self._ports:
             if name in fed and isinstance(type_, TensorType):
                 _check_dtype(name, type_, fed[name])
-        # Shapes are checked as those of arrays are, without a copy to the host.
+        # Shapes are checked as for arrays, without a copy to the host.
         stand_ins = {name: _placeholder(on.type) for name, on in fed.items()}
         values = super().values({**feeds, **stand_ins})
         return [
@@ -180,7 +180,7 @@ class DeviceSubgraph(Subgraph):
         return super().key(self.placeholders(values))
 
     def placeholders(self, values: RunValues) -> RunValues:
-        """Arrays without contents in place of the values that are on devices."""
+        """Return arrays without contents as placeholders for values on devices."""
         assert self.ports is not None
         stand_ins = list(values)
         for i in self.ports.fed:
@@ -192,14 +192,14 @@ class DeviceSubgraph(Subgraph):
 
     def use(self, key: Hashable, executor: Executor) -> None:
         super().use(key, executor)
-        # The session shows the plan that was used last. No key of the base is like this.
+        # The session shows the plan that was used last. No key of the base equals this one.
         if (base := self.base) is not None:
             base.last = LatestPlan((self.name, key), executor, None)
 
 
 class Returned:
-    """The results of a ``request`` as tensors of the memory of ``backend``: those that are there
-    as they are, those of the host as copies."""
+    """The results of a ``request`` as tensors in the memory of ``backend``. Results in other memory
+    are copied."""
 
     def __init__(
         self, request: Request, backend: TakesTensors, order: DeviceOrder | None, executor: Executor
@@ -217,8 +217,8 @@ class Returned:
 
 
 def returned_by(backends: Collection[Backend], wanted: str) -> TakesTensors:
-    """The backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the session has
-    none."""
+    """Return the backend whose tensors ``returns=`` asks for. Raises ``PenstockError`` if the
+    session has none."""
     for backend in backends:
         tensors = capability(backend, TakesTensors)
         if tensors is not None and tensors.gives == wanted:
@@ -231,12 +231,12 @@ def returned_by(backends: Collection[Backend], wanted: str) -> TakesTensors:
 
 def _check_dtype(name: str, type_: TensorType, on: Fed) -> None:
     if on.type.dtype != type_.dtype and type_.dtype is not None:
-        wanted, found = dtype_name(type_.dtype), dtype_name(on.type.dtype)
+        wanted, actual = dtype_name(type_.dtype), dtype_name(on.type.dtype)
         raise InvalidInput(
-            f"input {name!r} must be {wanted}, not {found}; convert it with .to(torch.{wanted})"
+            f"input {name!r} must be {wanted}, not {actual}; convert it with .to(torch.{wanted})"
         )
 
 
 def _placeholder(type_: TensorType) -> np.ndarray:
-    # Of whatever dims, it takes the memory of one element.
+    # Its dims do not matter: it takes the memory of one element.
     return np.broadcast_to(np.zeros((), type_.dtype), type_.dims)

@@ -1,15 +1,15 @@
-"""User streams on a device: runs are put there by the call, in order with the user's work.
+"""User streams on a device: a call enqueues runs there, in order with the user's own work.
 
-A run on ``Stream(device=...)`` begins on the calling thread, which puts its kernels on the stream
-of the device and returns, as calls of kernels do. So it comes behind what is on the stream, and
-what the caller puts there next comes behind the run::
+A run on ``Stream(device=...)`` begins on the calling thread, which enqueues its kernels on the
+device's stream and returns, as calls of kernels do. The run thus follows the work on the stream,
+and work that the caller enqueues later follows the run::
 
     stream.torch   user's kernels | run 1: kernels, outputs to the host | user's kernels | run 2 ...
     host           ... puts all this there, and futures of runs end with events on the stream
 
-A run whose steps on the host wait for the device keeps its caller until it is on the stream as a
-whole. While a queue waits on the host, for a ``call`` or for a signal of the host, runs are put on
-the device once it goes on.
+A run with steps on the host that wait for the device blocks its caller until all of it is on the
+stream. While a queue waits on the host, for a ``call`` or for a signal of the host, later runs are
+enqueued on the device only once the queue continues.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from penstock.session.session import Session
 
 
 class DeviceLine:
-    """The stream of a device under a user stream. ``device``: a stream or the name of a device, as
-    ``penstock.backends.torch.device.stream_on`` takes them."""
+    """The stream of a device that a user stream uses. ``device``: a stream or the name of a device,
+    as ``penstock.backends.torch.device.stream_on`` takes them."""
 
     def __init__(self, device: Any) -> None:
         try:
@@ -47,7 +47,7 @@ class DeviceLine:
         self.stream = stream_on(device)
 
     def current(self) -> AbstractContextManager[Any]:
-        """The calling thread puts its work on the stream."""
+        """Return a context in which the calling thread enqueues its work on the stream."""
         return self.stream.current()
 
     def query(self) -> bool:
@@ -55,12 +55,12 @@ class DeviceLine:
         return self.stream.query()
 
     def then(self, function: Callable[[], object]) -> None:
-        """Call ``function``, on a thread that must not wait, when what is on the stream has
+        """Call ``function``, which must not block its thread, when the work on the stream has
         ended."""
         EVENTS.add(self.stream.record().query, function)
 
     def backend_of(self, session: Session) -> Any:
-        """The backend of a session on this device. Raises ``PenstockError`` if it has none."""
+        """Return the session's backend on this device. Raises ``PenstockError`` if it has none."""
         wanted = self.stream.device
         for backend in session.inspect.backends:
             own: Any = backend.device
@@ -74,11 +74,11 @@ class DeviceLine:
     def run(
         self, session: Session, options: RunOptions, future: Future[dict[str, RunValue]]
     ) -> tuple[Callable[[], None], Callable[[Exception], object]]:
-        """A callback that puts a run on the stream, and one that ends it with an error if that
-        never happens."""
+        """Return a callback that puts a run on the stream, and one that ends it with an error if
+        that never happens."""
         backend = self.backend_of(session)
         launched: Future[dict[str, RunValue]] = Future()
-        # Results are brought to the host on the stream, so that no thread waits for them here.
+        # Results are copied to the host on the stream, so that no thread waits for them here.
         on_device = replace(options, returns="torch", out=None)
         if options.out is not None:
             raise PenstockError("out= is for runs on the host; a stream of a device has returns=")
@@ -92,7 +92,7 @@ class DeviceLine:
             job.turn = turn = _LineTurn(self, session.options.expert.pool or pool())
             with self.current():
                 job()
-                # Later work of the caller's must come behind all of the run's kernels.
+                # Later work of the caller must follow all of the run's kernels.
                 if not launched.done() and not turn.handed_over:
                     launched.exception()  # wait
                 if launched.done():
@@ -108,8 +108,8 @@ class DeviceLine:
         return begin, refuse
 
     def _end(self, launched: Future[Any], future: Future[Any], bring: Callable[[Any], Any]) -> None:
-        """End ``future`` when the results, which are on the stream, are there."""
-        # Together with ``future``, which so has ended.
+        """End ``future`` when the results on the stream are complete."""
+        # It is cancelled together with ``future``, which then has ended.
         if launched.cancelled():
             return
         error = launched.exception()
@@ -124,8 +124,8 @@ class DeviceLine:
 
 
 class _LineTurn(Turn):
-    """A run behind what is on the stream of a device, which lets later work there come behind it
-    as soon as all of it has been put on devices."""
+    """A run after the work on the stream of a device. Later work may follow as soon as all of the
+    run has been put on devices."""
 
     def __init__(self, line: DeviceLine, workers: Workers) -> None:
         super().__init__(None, workers)

@@ -1,6 +1,6 @@
-"""Options of deployments: environment variables, for what neither the caller nor a package says.
+"""Environment variables for options of deployments that neither the caller nor a package gives.
 
-As a package's, they hold where an option is not given.
+Like a package's options, they apply where an option is not given.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Variable(NamedTuple):
-    """An environment variable, the option of ``compile`` that it stands for, and what reads it.
-    ``read`` raises ``ValueError`` with the form that its text should have."""
+    """An environment variable, the option of ``compile`` that it sets, and the function that reads
+    it. ``read`` raises ``ValueError`` with the form that the text should have."""
 
     option: str
     read: Callable[[str], Any]
@@ -66,14 +66,14 @@ VARIABLES = {
 }
 TRACE = "PENSTOCK_TRACE"
 """the file for a trace of the runs of the process, of the last ``TRACED`` events; or, with ``@1/N``
-behind it, for a profile of one run in N"""
+appended, for a profile of one run in N"""
 TRACED = 500_000  # about 150 MB
 
 
 def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
-    """``options`` with those of the environment, which are for any model: a placement of what this
-    one lacks is left out, and an executor where ``cluster=`` or ``devices=`` decide. Raises
-    ``ValueError``, which names the variable."""
+    """Return ``options`` completed by those of the environment. These apply to any model, so
+    placements of nodes that this model lacks are ignored, as is an executor if ``cluster=`` or
+    ``devices=`` decide. Raises ``ValueError``, which names the variable."""
     given: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         if text := os.environ.get(name, "").strip():
@@ -83,8 +83,8 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
             except ValueError as error:
                 raise OptionError(f"{name}={text!r}: {error}") from None
     if options.cluster is not None or options.devices is not None:
-        given.pop("executor", None)  # they decide it
-    # One variable is for all models that a process runs.
+        given.pop("executor", None)  # these options decide the executor
+    # One variable applies to all models that a process runs.
     if place := given.get("place"):
         from penstock.tuning.placement import NODE
 
@@ -96,28 +96,28 @@ def with_environment(options: CompileOptions, model: Model) -> CompileOptions:
 
 
 def trace() -> Trace | None:
-    """The trace of the runs of this process, if the environment asks for one."""
+    """Return the trace of the runs of this process, if the environment asks for one."""
     path, interval = _recording()
-    # By process: a forked child has a trace of its own, and a file if `%p` is in the name.
+    # One per process: a forked child has its own trace, and its own file if `%p` is in the name.
     return _trace(path, os.getpid()) if path and not interval else None
 
 
 def sampled_profile() -> SampledProfile | None:
-    """The profile of some runs of this process, if the environment asks for one."""
+    """Return the profile of sampled runs of this process, if the environment asks for one."""
     path, interval = _recording()
     return _profile(path, interval, os.getpid()) if interval else None
 
 
 def save_recording() -> None:
-    """Write that trace or profile as it is now; ``%p`` in its name stands for the number of the
-    process."""
+    """Write the trace or profile recorded so far; ``%p`` in the file's name stands for the process
+    ID."""
     recording = trace() or sampled_profile()
     if recording is not None:
         recording.save(_own(_recording()[0]))
 
 
 def _recording() -> tuple[str, int]:
-    """The file of the trace and 0, or that of a profile of one run in N and N. Raises
+    """Return the file of the trace and 0, or the file of a profile of one run in N and N. Raises
     ``OptionError``."""
     text = os.environ.get(TRACE, "").strip()
     path, at, interval = text.rpartition("@1/")
@@ -143,7 +143,7 @@ def _profile(path: str, interval: int, process: int) -> SampledProfile:
     def write() -> None:
         try:
             profile.save(_own(path))
-        except OSError as error:  # the run has its answer
+        except OSError as error:  # a warning, since the run itself has succeeded
             warn(f"{TRACE}: no profile is written: {error}")
 
     profile = SampledProfile(interval, write)

@@ -1,4 +1,4 @@
-"""The executors of a session, by subgraph and shapes: compiled before, saved, or compiled now."""
+"""The executors of a session, by subgraph and shapes: compiled, restored, or compiled now."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ _check_dims = imported("penstock.executors.feeds.check_dims")
 _feeds_fit = imported("penstock.executors.feeds.feeds_fit")
 
 _AT_EXIT: WeakSet[Executors] = WeakSet()
-"""those with plans that are to be kept by default"""
+"""the executors whose plans are kept by default"""
 
-# Values without an arena take up to this much more, for the same rows.
+# Without an arena, values of the same rows take memory times up to this factor.
 _PACKED = 1.1
-# Plans from which on constants are let go ever more seldom.
+# The number of plans after which constants are released less and less often.
 _MANY_PLANS = 8
-# Bytes of constants after whose release free memory is given back to the system.
+# Bytes of released constants after which free memory is returned to the system.
 _MANY_BYTES = 4 << 20
 
 
 class Executors:
-    """The executors of one session. ``artifact``: what was saved of them, for one that was opened;
-    ``entry``: where ``cache=`` keeps the session."""
+    """The executors of one session. ``artifact``: the saved ones of an opened session; ``entry``:
+    where ``cache=`` keeps the session."""
 
     def __init__(
         self,
@@ -93,41 +93,41 @@ class Executors:
                 plans.pager = Pager(artifact.mapping, lambda: unused.unused)
         self._compiled = 0
         self.opened = 0
-        """plans that were restored from what was saved"""
+        """plans that were restored from a file"""
         self._other: ref[Subgraph] | None = None
         self.compiles = True
-        """whether plans are compiled in runs, too"""
+        """whether runs may compile plans"""
 
     @property
     def stale(self) -> Sequence[str]:
-        """Why plans that the session was saved with are not used, or not there."""
+        """Why saved plans of the session are not used, or missing."""
         if self._artifact is None:
             return ()
         return [*self._artifact.differences, *self._artifact.missing]
 
     @property
     def latest(self) -> Executor:
-        """The executor that was used last for the outputs of the model; if there is none, the one
-        that was used last for other values. Compiled now if all dims are known before a run."""
+        """The executor that was used last for the model's outputs, or else for other values. It is
+        compiled now if there is none and all dims are known before a run."""
         main = self._subgraphs.main
         if main.last.executor is not None:
             return main.last.executor
         other = None if self._other is None else self._other()
         if other is not None and other.last.executor is not None:
             return other.last.executor
-        # There is no shape to compile a plan for.
+        # Some dims are open, so there are no shapes to compile a plan for.
         if not all(isinstance(t, TensorType) and t.static for t in main.types):
             raise InvalidInput("no plan yet: run the session, or compile it with shapes=...")
         return self._ahead({})
 
     def compile_ahead(self, shapes: InputShapes | Sequence[InputShapes] | None) -> None:
         """Compile the plans that ``shapes=`` asks for."""
-        for wanted in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
-            self._ahead(wanted)
+        for input_shapes in (shapes,) if isinstance(shapes, Mapping) else shapes or ():
+            self._ahead(input_shapes)
 
     def freeze(self, has_plans: bool) -> None:
-        """Compile no plans in runs from now on. Without any yet, that of fixed dims is compiled;
-        raises ``OptionError`` where dims are open."""
+        """Compile no plans in runs from now on. If there is none yet, compile the plan of fixed
+        dims. Raises ``OptionError`` if dims are open."""
         has_plans = has_plans or (self._artifact is not None and self._artifact.has_plans)
         if not has_plans and not self.compile_fixed():
             reason = "dims of inputs are open: say in shapes= what to compile"
@@ -136,8 +136,8 @@ class Executors:
         self.compiles = False
 
     def compile_fixed(self) -> bool:
-        """Compile the plan of the model's outputs now, rather than in the first run. Whether that
-        was possible: all dims of inputs must be fixed, and the plan not on a cluster."""
+        """Compile the plan of the model's outputs now rather than in the first run. Return whether
+        that was possible: all input dims must be fixed, and the plan not on a cluster."""
         # Plans of a cluster are sent to its workers, which is left to the first run.
         on_cluster = self._compiler.context.options.cluster is not None
         fixed = not on_cluster and all(map(_is_fixed, self._subgraphs.main.types))
@@ -152,13 +152,13 @@ class Executors:
         return self.get(main, main.key(values), values, exact=True)
 
     def values_of(self, shapes: InputShapes) -> list[Any]:
-        """Values of the main inputs that have these shapes, and no memory of their own; those of
-        inputs that are not named have the shapes that the model declares."""
+        """Return values of the main inputs with these shapes, which share one element of memory.
+        Inputs that are not named have the shapes that the model declares."""
         main = self._subgraphs.main
         sizes = _sizes(main.types, shapes)
         for name in sorted(set(shapes) - set(main.names) - sizes.keys()):
             self._subgraphs.value(name, "feed")
-            raise InvalidInput(f"shapes= has {name!r}, which is no input of the model")
+            raise InvalidInput(f"shapes= has {name!r}, which is not an input of the model")
         values = []
         for name, input_type in zip(main.names, main.types, strict=True):
             if not isinstance(input_type, TensorType) or input_type.dtype is None:
@@ -181,13 +181,13 @@ class Executors:
     def get(
         self, subgraph: Subgraph, key: tuple[Hashable, ...], values: RunValues, exact: bool = False
     ) -> Executor:
-        """The executor for these values, compiled if it is new; if ``exact``, one for no others. A
-        batch for which the memory of the session is too small runs in parts."""
+        """Return the executor for these values, compiled if it is new, and for no other shapes if
+        ``exact``. A batch that does not fit into the session's memory runs in parts."""
         if self._plans.memory is None:
             return self._whole(subgraph, key, values, exact)
         base = subgraph.base or subgraph
         try:
-            # Packed values have dims that only runs know, but never more than the whole.
+            # Packed values have dims known only in the run, but never more than the whole batch.
             if base is subgraph:
                 return self._parts(base, values) or self._whole(base, key, values, exact)
             return self._packed(cast("PackedSubgraph", subgraph), base, values, exact)
@@ -197,37 +197,37 @@ class Executors:
     def _packed(
         self, subgraph: PackedSubgraph, base: Subgraph, values: RunValues, exact: bool
     ) -> Executor:
-        """The executor of ``base`` without rows that a mask hides. Raises ``LimitExceeded``."""
+        """Return the executor of ``base`` without hidden rows. Raises ``LimitExceeded``."""
         from penstock.executors.session_memory import PlanTooLarge
 
         key = subgraph.key(values)
         most = subgraph.most_bytes(key)
         if not most or key in subgraph.stays:
-            found = self._parts(base, values) or self._whole(base, key, values, exact)
-            if not isinstance(found, CompiledExecutor) or key in subgraph.stays:
-                return found  # parts ask for plans themselves
-            most = int(found.needs_bytes * _PACKED)
+            executor = self._parts(base, values) or self._whole(base, key, values, exact)
+            if not isinstance(executor, CompiledExecutor) or key in subgraph.stays:
+                return executor  # parts request plans themselves
+            most = int(executor.needs_bytes * _PACKED)
             try:
-                self._plans.check(found, most)
+                self._plans.check(executor, most)
             except PlanTooLarge as error:
-                # Parts without these rows take less time than all with them.
+                # Parts without hidden rows take less time than all parts with them.
                 memory = self._plans.memory
                 if memory is not None and not memory.in_parts:
                     with suppress(LimitExceeded):
                         return self._in_parts(base, values, error, exact)
                 subgraph.stays.add(key)
-                return found
+                return executor
             subgraph.fits(key, most)
         packed = self._whole(subgraph, key, values, exact)
         if isinstance(packed, CompiledExecutor):
             try:
                 self._plans.check(packed, most)
-            except PlanTooLarge:  # its plan takes more than that for all rows
+            except PlanTooLarge:  # its plan needs more than the plan for all rows
                 subgraph.stays.add(key)
                 self._plans.forget(subgraph, key)
                 return self._whole(base, base.key(values), values, exact)
             if not isinstance(packed, LinearExecutor) or not _is_pure(packed.table):
-                subgraph.stays.add(key)  # a run that needs more could not begin anew
+                subgraph.stays.add(key)  # a run that then needs more could not be restarted
                 return self._whole(base, base.key(values), values, exact)
             self._plans.expect(packed, most)
             if packed.fallback is None:
@@ -235,8 +235,8 @@ class Executors:
         return packed
 
     def _padded(self, base: Subgraph, values: RunValues, control: Control) -> tuple[RunValue, ...]:
-        """Run all rows of a batch for whose rows that matter there was no memory: values without an
-        arena do not share it."""
+        """Run all rows of a batch whose packed rows did not fit into memory: values without an
+        arena do not share memory."""
         packed = self._subgraphs.packed(base, values)
         key = packed.key(values)
         if packed is not base:
@@ -249,16 +249,16 @@ class Executors:
         return self._plans.find(subgraph, _parts_key(subgraph, values))
 
     def _part(self, subgraph: Subgraph, values: RunValues) -> Executor:
-        """The executor of a part of a batch, without rows that a mask hides."""
+        """Return the executor of a part of a batch, without rows that a mask hides."""
         own, last = self._subgraphs.packed(subgraph, values), subgraph.last
         executor = self.get(own, own.key(values), values)
-        subgraph.last = last  # the whole is what the session ran last
+        subgraph.last = last  # the whole batch counts as the plan used last
         return executor
 
     def _whole(
         self, subgraph: Subgraph, key: tuple[Hashable, ...], values: RunValues, exact: bool = False
     ) -> Executor:
-        """``get``, for all of the values at once."""
+        """``get`` for all of the values at once."""
         values = subgraph.placeholders(values)
         # TFLite's dims are those of the converter's example, and its runtime lets callers change
         # them.
@@ -268,8 +268,8 @@ class Executors:
         may_compile = exact or self.compiles
         if subgraph.packs and not may_compile and not self._plans.has(subgraph, key):
             subgraph = subgraph.base or subgraph
-        # A plan for many shapes is worth it for shapes that keep coming, not for one that is asked
-        # for.
+        # A plan for many shapes pays off for shapes that keep coming, not for one that was
+        # requested.
         may_open = self.compiles and not exact and self._plans.memory is None
         shapes = self._open_shapes(subgraph, key, values) if may_open else None
         compiled = partial(self._compile, subgraph, values, shapes, may_compile)
@@ -281,10 +281,10 @@ class Executors:
             self._plans.hit()
         try:
             executor = self._plans.get(subgraph, shapes or key, False, compiled)
-        except Unsupported:  # some operations have kernels for known dims alone
+        except Unsupported:  # some operations have kernels only for known dims
             if shapes is None:
                 raise
-            # A kernel needs the dims that were left open: exact shapes from now on.
+            # A kernel needs the dims that were left open, so compile for exact shapes from now on.
             subgraph.varying.fixed = True
             return self._whole(subgraph, key, values)
         except RowsStay as reason:
@@ -292,11 +292,11 @@ class Executors:
             base = cast("PackedSubgraph", subgraph).refuse()
             return self._whole(base, base.key(values), values)
         if subgraph is not self._subgraphs.main:
-            self._other = ref(subgraph)  # weak: subgraphs not asked for any more are forgotten
+            self._other = ref(subgraph)  # weak, so that subgraphs no longer in use are freed
         if self._entry is not None and self._entry.unsaved:
             if self._entry.by_default:
                 _AT_EXIT.add(self)
-            elif self._compiled.bit_count() == 1:  # ever more seldom, as each time all is written
+            elif self._compiled.bit_count() == 1:  # less and less often, as it writes all plans
                 self.keep()
         return executor
 
@@ -304,20 +304,20 @@ class Executors:
         self, subgraph: Subgraph, values: RunValues, error: LimitExceeded, exact: bool
     ) -> Executor:
         """Return an executor that runs a batch in parts that fit. Raises ``LimitExceeded`` if none
-        does, or if it is not proven that the parts give what the batch gives."""
+        fit, or if parts are not proven to give the results of the whole batch."""
         from penstock.compiler.parts import batch_of, check_parts, part_of
         from penstock.executors.session_memory import PlanTooLarge
         from penstock.session.parts import PartsExecutor, results_of_all
 
         batch, samples = batch_of(subgraph, values)
-        memory, found = self._plans.memory, None
+        memory, parts_executor = self._plans.memory, None
         assert memory is not None
         find = partial(_anew, WeakMethod(self._part), ref(subgraph))
-        # Parts of one row would be other graphs: dims of 1 are special.
+        # Parts of one row would have other graphs, since dims of 1 are special.
         least, rows = 2, samples // 2
         if isinstance(error, PlanTooLarge):
             rows = int(samples * error.left / (error.needed * _PACKED))
-        while found is None:
+        while parts_executor is None:
             if samples <= least:
                 raise error
             rows = ceil(samples / ceil(samples / min(max(rows, least), samples - 1)))
@@ -325,35 +325,35 @@ class Executors:
             try:
                 parts = check_parts(self._compiler, subgraph, values, batch, rows)
                 part = self._whole(subgraph, subgraph.key(some), some, exact)
-                assert isinstance(part, CompiledExecutor)  # others are refused
-                found = PartsExecutor(part, find, memory, parts)
-                self._plans.check(part, found.needs_bytes)
+                assert isinstance(part, CompiledExecutor)  # ``check_use`` rejects other executors
+                parts_executor = PartsExecutor(part, find, memory, parts)
+                self._plans.check(part, parts_executor.needs_bytes)
             except PlanTooLarge as larger:
-                # Results of all rows take the same, however many rows a part has.
+                # The results of all rows need the same memory whatever the size of parts.
                 results = results_of_all(larger.table, samples, rows) if larger.table else 0
-                needed = larger.needed + (results if found is None else 0)
+                needed = larger.needed + (results if parts_executor is None else 0)
                 self._plans.forget(subgraph, subgraph.key(some))
                 if rows == least:
                     too_large = PlanTooLarge(larger.limit, larger.held, needed)
                     raise LimitExceeded(f"{too_large} in parts of {rows} rows") from None
                 most = rows * (larger.left - results) / max(needed - results, 1)
-                rows, found = min(rows - 1, int(most)), None
-            except LimitExceeded:  # of ``Limits``, which say no more
+                rows, parts_executor = min(rows - 1, int(most)), None
+            except LimitExceeded:  # raised for ``Limits``, without further details
                 if rows == least:
                     raise
                 rows //= 2
             except RowsStay as reason:
                 message = f"{error}. The batch is not run in parts: {reason}"
                 raise LimitExceeded(message) from None
-        executor: Executor = found
+        executor: Executor = parts_executor
         return self._plans.get(subgraph, _parts_key(subgraph, values), False, lambda: executor)
 
     def _open_shapes(
         self, subgraph: Subgraph, key: tuple[Any, ...], values: RunValues
     ) -> OpenShapes | None:
-        """The shapes of a plan that serves these values and others; None for a plan of their own.
-        Raises ``InvalidInput`` where such a plan serves and the dims are not as declared."""
-        # Shapes with a plan of their own keep it, which is the fastest.
+        """Return the open shapes of a plan that serves these values and others, or None for a plan
+        of their own. Raises ``InvalidInput`` if such a plan fits but dims are not as declared."""
+        # Shapes that have a plan of their own keep it, since it is the fastest.
         if subgraph.depends_on_dtypes or self._plans.has(subgraph, key):
             return None
         main = subgraph is self._subgraphs.main
@@ -362,9 +362,9 @@ class Executors:
         context = self._compiler.context
         if context.executor not in AFTER_LOWERING or subgraph.framed:
             return None
-        if context.options.reproducible:  # other kernels compute such a plan
+        if context.options.reproducible:  # plans with open dims use other kernels
             return None
-        if subgraph.first is None:  # one set of shapes varies in nothing
+        if subgraph.first is None:  # a single set of shapes does not vary
             subgraph.first = key
             return None
         shapes = subgraph.varying.open(key, self._plans.hits)
@@ -376,7 +376,7 @@ class Executors:
 
     @cached_property
     def _resized(self) -> Subgraphs:
-        """The subgraphs for inputs of other shapes than those that the model declares."""
+        """Return the subgraphs for inputs of other shapes than the model declares."""
         graph = clone(self._subgraphs.graph)
         for value in graph.inputs:
             value.type = TensorType(value.dtype)
@@ -407,7 +407,7 @@ class Executors:
             except InvalidModel:
                 if self._entry is None:
                     raise
-                # Nobody asked for what was kept: it is made again.
+                # The user did not ask for this cached plan, so compile it again.
                 self._entry.remove()
                 self._artifact = None
             self.opened += executor is not None
@@ -417,9 +417,9 @@ class Executors:
             executor = self._compiler.compile(subgraph, values, types)
             expects = types is not None and bool(types.later)
             if expects and isinstance(executor, LinearExecutor):
-                executor.sampler = None  # which might choose another executor
+                executor.sampler = None  # it might choose another executor
                 executor.fallback = partial(_anew, WeakMethod(self._expect_nothing), ref(subgraph))
-            elif types is not None and expects:  # others cannot begin a run anew in its middle
+            elif types is not None and expects:  # other executors cannot restart a run
                 executor = self._compiler.compile(subgraph, values, replace(types, later=()))
             if types is None and self._entry is not None and subgraph is self._subgraphs.main:
                 self._entry.unsaved += 1
@@ -432,7 +432,7 @@ class Executors:
         return executor
 
     def _find_masks(self, subgraph: Subgraph) -> None:
-        """Find the inputs of a graph that are masks, while it is at hand."""
+        """Find the inputs that are masks while the graph is in memory."""
         if self._subgraphs.packs and subgraph.numbers and subgraph.masks is None:
             from penstock.compiler.padding import masks_of
 
@@ -440,64 +440,64 @@ class Executors:
 
     def _own(self, executor: CompiledExecutor) -> None:
         """Let the sampler of an executor's runs recompile its plan, if runs may compile."""
-        # Plans that are tried beside the one in use would hold arenas of their own.
+        # Plans on trial beside the one in use would hold arenas of their own.
         if not self.compiles or self._plans.memory is not None:
             executor.sampler = None
         elif executor.sampler is not None:
-            # Weak, as executors are kept by plans, which this holds.
+            # Weak references, since plans hold executors and this object holds plans.
             executor.sampler.owner = ref(self)
 
     def _no_plan(self, subgraph: Subgraph, values: RunValues) -> InvalidInput:
-        """The error of a run whose plan is not there, where none is compiled in runs. Raises
-        ``InvalidInput`` for values that no plan would take."""
+        """Return the error for a run without a plan when runs may not compile one. Raises
+        ``InvalidInput`` for values that no plan would accept."""
         _check_dims(subgraph.graph.inputs, values)
         main = self._subgraphs.main
         named = list(zip(subgraph.names, values, strict=True))
         fed = ", ".join([f"{name}: {type_of(value)}" for name, value in named])
         dims = [f"{n!r}: {value.shape}" for n, value in named if isinstance(value, np.ndarray)]
         ahead = f"compile one ahead, with shapes={{{', '.join(dims)}}}"
-        # For other shapes than a TFLite file declares, there is another graph of its ports.
+        # Shapes other than a TFLite file declares belong to another graph with other ports.
         if (subgraph.names, subgraph.outputs) != (main.names, main.outputs):
             ahead = "plans are compiled ahead for the model's own inputs and outputs alone"
         return InvalidInput(f"there is no plan for ({fed}), and compile_in_run=False: {ahead}")
 
     def _release(self, executor: Executor) -> None:
-        """Let go what only compiling has needed."""
-        # Most sessions have one plan. Another one reads constants again, which takes time: they are
-        # let go ever more seldom.
+        """Release what only compiling needed."""
+        # Most sessions have one plan. Another plan reads constants again, which takes time, so they
+        # are released less and less often.
         count = self._compiled
         once = count == 1 or (count >= _MANY_PLANS and count.bit_count() == 1)
         once |= self._plans.memory is not None
         if once:
             note_freed(self._release_constants(executor), _MANY_BYTES)
-        # Most sessions have one plan, at whose end all that was imported for it is young as well.
+        # After its only plan, all modules imported for it are young objects as well.
         if count > 1 and self._may_untrack(executor):
             from penstock.host.collector import untrack
 
             untrack(executor)
 
     def _release_constants(self, executor: Executor) -> int:
-        """``release_constants``, and weights of the file that the session was opened from."""
+        """``release_constants``, also for weights of the file from which the session was opened."""
         freed = release_constants(executor.table)
         if self._artifact is not None:
             self._artifact.release()
         return freed
 
     def _may_untrack(self, executor: Executor) -> bool:
-        """Whether reference counts alone free the plan of ``executor``: kernels of users may refer
-        to the session, and what is on devices to anything."""
+        """Whether reference counts alone free the plan of ``executor``: user-defined kernels may
+        refer to the session, and objects on devices to anything."""
         if not isinstance(executor, CompiledExecutor) or not self._compiler.context.one_memory:
             return False
         contracts = [step.contract for step in executor.table.walk()]
         return not any(contracts)
 
     def replace(self, old: Executor, new: Executor) -> None:
-        """Use an executor of the same plan from now on, which runs have shown to be faster."""
+        """Use another executor of the same plan from now on, since runs have shown it is faster."""
         self._plans.replace(old, new)
 
     def reschedule(self, executor: Executor, measured: MeasuredRuns) -> Executor | None:
-        """Recompile the plan of an executor by costs that its runs measured: with loops on frames,
-        where iterations may overlap, or on tasks. None if neither is expected to be faster."""
+        """Recompile the plan of an executor with costs that its runs measured: on frames if
+        iterations of loops may overlap, or on tasks. Return None if neither should be faster."""
         from penstock.compiler.scheduling import long_nodes
 
         long = long_nodes(measured, self._compiler.context)
@@ -506,17 +506,17 @@ class Executors:
             from penstock.compiler.varying_shapes import OpenTypes
 
             compiler, plan = self._compiler.knowing(long), measured.plan
-            # Frames were raised before shapes were known: the graph is taken out of the model once
-            # more.
+            # Frames were raised before shapes were known, so the graph is extracted from the model
+            # again.
             framed = self._subgraphs.extracted(subgraph.extract, compiler)
             if framed.framed:
-                # The same types as the plan in use, whose feeds are long gone.
+                # The same types as those of the plan in use, whose feeds are no longer alive.
                 types = OpenTypes([plan.slots[i].type for i in plan.inputs])
                 return compiler.compile(framed, open_types=types)
         return self._compiler.reschedule(measured)
 
     def _log(self, executor: Executor, seconds: float) -> None:
-        """Tell of a plan that was compiled, and where its steps run."""
+        """Log a plan that was compiled, and where its steps run."""
         from penstock.session.facts import effective_options
 
         table, context = executor.table, self._compiler.context
@@ -532,21 +532,21 @@ class Executors:
     def _expect_nothing(
         self, subgraph: Subgraph, values: RunValues, control: Control
     ) -> tuple[RunValue, ...]:
-        """Run with a plan that takes no dims for known that inference leaves open."""
-        # Dims that were expected have changed once and may again.
+        """Run with a plan that predicts no dims that inference leaves open."""
+        # Predicted dims have changed once and may change again.
         subgraph.varying.forget()
-        self._plans.drop(subgraph)  # all of its open plans have dims that may be as wrong
+        self._plans.drop(subgraph)  # its other open plans may predict wrong dims as well
         return self.get(subgraph, subgraph.key(values), values).run(values, control)
 
     def adopt(self, model: Model, subgraphs: Subgraphs) -> None:
-        """Compile plans of another model from now on, with the same inputs and outputs, which is
-        not that of the file or of the cache."""
+        """Compile plans of another model with the same inputs and outputs from now on. That model
+        is neither in the file nor in the cache."""
         self._artifact, self._entry, self._other = None, None, None
         self._model, self._subgraphs = model, subgraphs
         self.__dict__.pop("_resized", None)
 
     def release(self) -> None:
-        """Drop contents of constants again that kernels hold as well, and that were read."""
+        """Drop contents of constants that were read again and that kernels hold as well."""
         for executor in self._plans.executors():
             release_constants(executor.table)
 
@@ -566,22 +566,22 @@ class Executors:
         from penstock.session.saving import save_session
 
         main, context = self._subgraphs.main, self._compiler.context
-        # A process that opens the session may never meet the shapes that grew in this one.
+        # A process that opens the session may never see the shapes that varied in this one.
         plans = {k: plan for k, plan in self._plans.of(main).items() if isinstance(k, tuple)}
-        if writer.most_plans is not None:  # rather those that were used last
+        if writer.most_plans is not None:  # prefer the plans that were used last
             plans = dict(reversed(plans.items()))
         save_session(self._model, context, main, plans, writer, keys)
         write(writer)
         if context.executor in AFTER_LOWERING:
-            for executor in plans.values():  # which have given their constants back
+            for executor in plans.values():  # writing has restored their constants
                 release_constants(executor.table)
 
     def keep(self) -> None:
-        """Keep the session among those of the compile cache, if it can be kept."""
+        """Keep the session in the compile cache, if possible."""
         entry = self._entry
         if entry is None or not entry.unsaved:
             return
-        # Set first: what cannot be saved now is not tried after each plan.
+        # Set first: if saving fails, it is not tried again after each plan.
         entry.unsaved = 0
         try:
             writer = entry.writer()
@@ -594,34 +594,34 @@ class Executors:
                 warn(f"cache= keeps no session: {error}")
 
     def __del__(self) -> None:
-        # Of a session that was dropped without being closed.
-        entry = getattr(self, "_entry", None)  # none if the constructor has failed
+        # The session was dropped without being closed.
+        entry = getattr(self, "_entry", None)  # missing if the constructor has failed
         if entry is not None and entry.unsaved:
             with suppress(PenstockError):  # the collector may run while a lock is held
                 refuse_reentry()
                 self.keep()
 
     def trim(self) -> None:
-        """Give back memory that no run holds (``Session.trim``)."""
+        """Release memory that no run holds (``Session.trim``)."""
         for executor in self._plans.executors():
             executor.trim()
             release_constants(executor.table)
         self.save_memory()
 
     def save_memory(self) -> None:
-        """Give back what backends keep for plans to come, and freed memory of the process."""
+        """Release what backends keep for later plans, and memory that the process has freed."""
         for backend in self._compiler.context.backends:
             backend.save_memory()
         give_back_memory()
 
 
 def _is_pure(table: StepTable) -> bool:
-    """Whether nothing but its results tells of a run, so that it may begin anew."""
+    """Whether a run has no effects besides its results, so that it may be restarted."""
     return all(step.node.op.pure for step in table.walk())
 
 
 def _parts_key(subgraph: Subgraph, values: RunValues) -> str:
-    """The key of what runs a batch in parts; no tuple, as it is not saved."""
+    """Return the key of the executor for parts; a string, so that it is not saved."""
     return f"parts of {subgraph.key(values)}"
 
 
@@ -634,7 +634,7 @@ def _anew(method: WeakMethod[Any], subgraph: ref[Subgraph], *arguments: RunValue
 
 
 def _sizes(types: Sequence[Type], shapes: InputShapes) -> dict[str, int]:
-    """The sizes of dims that ``shapes=`` names. Raises ``InvalidInput`` for names that are none."""
+    """Return the sizes of dims that ``shapes=`` names. ``InvalidInput``: a name of no dim."""
     sizes = {name: n for name, n in shapes.items() if is_integer(n)}
     # Most callers name inputs.
     if not sizes:
@@ -656,16 +656,16 @@ def _is_dim(dim: object) -> TypeGuard[int]:
 
 
 def _is_fixed(type_: Type) -> bool:
-    """Whether there is one shape and dtype that a value of a type has."""
+    """Whether values of a type have one shape and dtype."""
     if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
         return False
     return all(isinstance(dim, int) for dim in type_.shape)
 
 
 def release_constants(table: StepTable) -> int:
-    """Drop the contents of constants that all steps of ``table`` read in another order, after its
-    program was bound to memory. Later readers get them back from the kernels. Returns about how
-    many bytes that frees, unless another object holds them."""
+    """Drop the contents of constants that all steps of ``table`` read in packed order, after its
+    program was bound to memory. Later readers get them back from the kernels. Return about how
+    many bytes that frees unless another object holds them."""
     give_back: dict[int, Callable[[], np.ndarray]] = {}
     read = set(table.outputs)
     for step in table.walk():

@@ -1,5 +1,5 @@
-"""Facts about a session: its inputs and outputs, the memory that it holds, counts, and the options
-that its plans run with."""
+"""Facts about a session: its inputs and outputs, the memory it holds, counters, and the options in
+effect for its plans."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Port:
 
     @property
     def shape(self) -> tuple[int | str | None, ...] | None:
-        """The dims of a tensor, names or None where they are open; None if its rank is open, or it
-        is no tensor."""
+        """The dims of a tensor, names or None where they are open; None if the rank is open or the
+        value is not a tensor."""
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype of a tensor; None if it is open, or it is no tensor."""
+        """The dtype of a tensor; None if it is open or the value is not a tensor."""
         return self.type.dtype if isinstance(self.type, TensorType) else None
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a session holds: constants, which its plans share; arenas, with workspaces of
-    streams on devices; plans, about, with their programs; and how many plans there are. ``caches``:
-    the memory of caches that its runs returned, with the room that they have to grow: of all that
-    callers still hold."""
+    """Bytes that a session holds: ``weights``, which its plans share; ``arenas``, including
+    workspaces of streams on devices; ``plans`` with their programs, approximately; and the
+    number of plans, ``count``. ``caches``: the memory of all caches that its runs returned and
+    callers still hold, including the room for their growth."""
 
     weights: int
     arenas: int
@@ -66,10 +66,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of a session: plans that it compiled, and plans taken from a file or a cache; runs
-    whose plan was at hand; plans dropped to stay within ``Limits.max_plans_bytes``; plans that it
-    keeps; runs requested, by ``run``, ``submit`` and all others; and submitted runs that have not
-    ended."""
+    """Counters of a session: plans that it compiled, and plans taken from a file or a cache; runs
+    that found a plan; plans dropped to stay within ``Limits.max_plans_bytes``; plans that it
+    keeps; runs requested by ``run``, ``submit`` and all other methods; and submitted runs that have
+    not ended."""
 
     plans_made: int
     plans_opened: int
@@ -85,9 +85,9 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveOptions:
-    """Options in effect for a plan, whatever the session was compiled with: the name of its
+    """The options in effect for a plan, which may differ from those requested: the name of its
     executor, the precision of its products, the virtual devices of its nodes, the most ``threads``
-    that one kernel uses, and the backends that its steps run on."""
+    of one kernel, and the backends that its steps run on."""
 
     executor: str
     precision: str
@@ -96,7 +96,7 @@ class EffectiveOptions:
     backends: tuple[str, ...]
 
     def line(self, options: CompileOptions) -> str:
-        """The same in a line, with what ``options`` ask for where that is something else."""
+        """Return them in one line, with what ``options`` requested where that differs."""
         texts = [
             f"executor {self.executor}{_asked(options.executor, self.executor)}",
             f"precision {self.precision}{_asked(options.precision, self.precision)}",
@@ -113,29 +113,29 @@ def _asked(asked: str, effective: str) -> str:
 
 
 def effective_options(context: CompileContext, executor: Executor) -> EffectiveOptions:
-    """The effective options of the plan of ``executor``."""
+    """Return the options in effect for the plan of ``executor``."""
     used = {step.backend for step in executor.table.walk() if step.backend}
     on_workers = capability(executor, OnWorkers)
     used.update(() if on_workers is None else on_workers.backends)
     names = [backend.name for backend in context.backends if backend.name in used]
-    names += sorted(used.difference(names))  # those that devices= gives
+    names += sorted(used.difference(names))  # backends that devices= gives
     precision = effective_precision(context.options.precision, context.backends)
     devices = context.devices if executor.name == "frames" else ()
-    # On a cluster they are those of all workers.
+    # On a cluster, the devices are those of all workers.
     devices = devices or tuple([n for own in context.named_workers.devices for n in own])
     return EffectiveOptions(executor.name, precision, devices, executor.threads, tuple(names))
 
 
 def effective_precision(asked: str, backends: Sequence[Backend]) -> str:
-    """The precision that ``backends`` can give."""
+    """Return the precision that ``backends`` can provide."""
     rounding = [capability(backend, RoundsOperands) for backend in backends]
-    # A backend that cannot round computes in float32, which is no wrong result.
+    # A backend that cannot round computes in float32, which is more precise.
     narrows = any(own.narrow for own in rounding if own is not None)
     return "float32" if asked == "bf16" and not narrows else asked
 
 
 def warn_of_precision(asked: str, backends: Sequence[Backend]) -> None:
-    """Warn where a precision is asked for that no backend has."""
+    """Warn if no backend supports the requested precision."""
     if effective_precision(asked, backends) == asked:
         return
     names = ", ".join([backend.name for backend in backends])

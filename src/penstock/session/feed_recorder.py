@@ -1,13 +1,13 @@
-"""Recording of feeds of some of a session's runs, within a hundredth of the processor's time.
+"""Recording of the feeds of sampled runs, within a hundredth of the processor's time.
 
-A run that is recorded leaves the fast path through ``Session.run``, and its feeds are copied::
+A recorded run leaves the fast path through ``Session.run``, and its feeds are copied::
 
     run      1   2   3   4   5   6   7  ...  runs
-             -   -   x   -   -   -   x        x   and on, until there are a few feeds at least
+             -   -   x   -   -   -   x        x   and on, until there is a minimum of feeds
                      |<--- gap ---->|
 
-The gap is random, and long enough for ``SHARE``, by the time of earlier copies and the time of the
-process for each run. If there are more feeds than are kept, each has the same chance.
+The gap is random. It is chosen to stay within ``SHARE``, given the time of earlier copies and the
+process time per run. If there are more feeds than are kept, each has the same chance to be kept.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ if TYPE_CHECKING:
     from penstock.session.run import RunChooser
 
 SHARE = 0.01
-"""the part of the processor's time of the process that may go into recording"""
+"""the part of the process's CPU time that recording may take"""
 FEWEST = 8
-"""feeds that are recorded at least, however many runs that takes"""
+"""the least number of recorded feeds, however many runs that takes"""
 MOST_BYTES = 64 << 20
-"""of feeds that are kept"""
-# Seconds that are not measured: of a run that leaves the short way, and of one that asks ``due``.
+"""bytes of feeds that are kept"""
+# Estimated times in seconds: of a run that leaves the fast path, and of one call of ``due``.
 _LEAVING, _ASKING = 2e-5, 5e-8
 
 RecordedFeeds = Mapping[str, np.ndarray]
 
 
 class KeptFeeds:
-    """Copies of feeds, ``most`` of them and ``MOST_BYTES`` at most. Of more, each has the same
+    """Copies of at most ``most`` feeds and ``MOST_BYTES``. If more are added, each has the same
     chance to be kept."""
 
     def __init__(self, most: int) -> None:
         self.feeds: list[RecordedFeeds] = []
         self.nbytes = 0
         self.is_full = False
-        """whether there was no room for the bytes of some feeds"""
+        """whether some feeds were dropped for lack of room"""
         self._most, self._seen, self._random = most, 0, Random(most)
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are as many as are needed at least."""
+        """Whether the minimum number of feeds is recorded."""
         return len(self.feeds) >= min(FEWEST, self._most)
 
     def add(self, arrays: RecordedFeeds) -> None:
-        """Keep a copy, or not."""
+        """Keep a copy of ``arrays``, or skip it at random."""
         self._seen += 1
         place = len(self.feeds)
         if place >= self._most or self.is_full:
             place = self._random.randrange(self._seen)
             if place >= len(self.feeds):
                 return
-        # The feeds that are replaced, if any.
+        # The number of the feeds to be replaced, if any.
         before = sum(_nbytes(feeds) for feeds in self.feeds[place : place + 1])
         nbytes = self.nbytes - before + _nbytes(arrays)
         if nbytes > MOST_BYTES:
@@ -82,12 +82,12 @@ def _nbytes(arrays: RecordedFeeds) -> int:
 
 
 class FeedRecorder:
-    """Chooses runs, and keeps up to ``most`` of their feeds. ``finish`` is called by the run that
-    is the last one: about the ``runs``-th.
+    """Chooses runs and keeps up to ``most`` of their feeds. ``finish`` is called by the last
+    recorded run: about the ``runs``-th.
 
-    ``due`` is a method of an iterator, which takes a third of the time of one of Python's; so there
-    is a new one for each gap, which the session learns by ``installed``. ``others`` is what chooses
-    runs of the session for another purpose, if anything.
+    ``due`` is a method of an iterator, which takes a third of the time of a Python function, so
+    each gap has a new one, of which ``installed`` informs the session. ``others`` is another
+    chooser of the session's runs, if any.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class FeedRecorder:
     ) -> None:
         self.kept = KeptFeeds(most)
         self.spent = 0.0
-        """seconds of the processor that copies have taken, and runs that were recorded more than
-        others"""
+        """CPU seconds that recorded runs have taken beyond other runs, for copies and for the
+        slower path"""
         self._cost = 0.0  # of the last copy
         self.others: RunChooser | None = None
         self.installed: Callable[[], None] = _nobody
@@ -118,20 +118,20 @@ class FeedRecorder:
 
     @property
     def due(self) -> Callable[[], bool]:
-        """Counts a run, and says whether it is to ask ``take``."""
+        """A function that counts a run and returns whether the run must call ``take``."""
         return self._due if self.others is None else self._due_or_others
 
     def _due_or_others(self) -> bool:
         return self._due() or (self.others is not None and self.others.due())
 
     def _wait(self, gap: int) -> None:
-        """Let ``gap`` - 1 runs pass; then each run is due, until one of them is recorded."""
+        """Let ``gap`` - 1 runs pass; then each run is due until one of them is recorded."""
         self._gap = gap
         self._due = chain(repeat(False, gap - 1), repeat(True)).__next__
 
     def take(self, options: RunOptions) -> Observer | None:
-        """Record a run if it is its turn, and return what observes it beside."""
-        # One that was due still is: runs that did not ask are counted here. Of several at once one
+        """Record a run if it is its turn, and return the observer that ``others`` choose for it."""
+        # A run stays due: runs that did not ask are counted here. Of several concurrent ones, one
         # is recorded.
         if self._due() and self._lock.acquire(blocking=False):
             try:
@@ -141,12 +141,12 @@ class FeedRecorder:
         return None if self.others is None else self.others.take(options)
 
     def _sample(self, options: RunOptions) -> None:
-        """Record a run, if there is time for it, and choose the next one."""
-        if self._is_over:  # while this run came here
+        """Record a run if time allows, and choose the next one."""
+        if self._is_over:  # recording ended while this run came here
             return
         begin, elapsed = self._thread_clock(), self._process_clock() - self._began
         self._number += self._gap
-        # Of short runs, to ask alone takes most of the share.
+        # For short runs, the check alone takes most of the share.
         allowed = max(SHARE * elapsed - _ASKING * self._number, SHARE * elapsed / 2)
         if self.spent + self._cost <= allowed or not self.kept.feeds:
             self._record(options)
@@ -154,7 +154,7 @@ class FeedRecorder:
         self.spent += self._thread_clock() - begin + _LEAVING
         wanted = self._interval * self._random.uniform(0.5, 1.5)
         if allowed > 0:
-            # Runs after which that is allowed. To come too early takes time as well.
+            # The number of runs until recording is allowed. Checking too early takes time as well.
             enough = (self.spent + self._cost) * self._number / allowed
             wanted = max(wanted, (enough - self._number) * self._random.uniform(1.0, 1.5))
         gap = max(round(wanted), 1)
@@ -167,7 +167,7 @@ class FeedRecorder:
         self.installed()
 
     def _record(self, options: RunOptions) -> None:
-        # The run raises what is wrong with its feeds itself, and needs no copy.
+        # The run itself raises errors of its feeds, so these need no copy.
         with suppress(PenstockError, LookupError, TypeError, ValueError, MemoryError):
             request, _, values = self._subgraphs.resolve(
                 options.feeds, options.fetches, options.targets
@@ -178,9 +178,9 @@ class FeedRecorder:
                 self.kept.add(feeds)
 
     def forked(self) -> None:
-        """Be as free in a child as if no run of the parent was recorded right then."""
+        """Release the lock in a forked child, as if no run of the parent was being recorded."""
         self._lock = threading.Lock()
 
 
 def _nobody() -> None:
-    """The callback of ``installed`` while no session uses the recorder."""
+    """The default of ``installed`` while no session uses the recorder."""

@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class RunFuture(Future[T]):
-    """A future that may be waited for while signal handlers and finalizers, which interrupt that,
-    wait for futures themselves. A thread that waits for a ``Future`` holds its lock before and
-    after, which the worker needs that ends it, and that the interrupting call may wait for."""
+    """A future whose waiting thread may be interrupted by a signal handler or finalizer that waits
+    for futures itself. A thread that waits for a ``Future`` holds its lock before and after, which
+    the worker that ends it needs; the interrupting call may wait for that worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class RunFuture(Future[T]):
     def _wait(self, timeout: float | None) -> None:
         most = -1 if timeout is None else max(timeout, 0)
         if not self._ended and self._wake.acquire(timeout=most):
-            self._wake.release()  # others wait, too
+            self._wake.release()  # wake the next waiting thread, too
 
     def result(self, timeout: float | None = None) -> T:
         self._wait(timeout)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SessionParts(NamedTuple):
-    """The parts of a session that are looked at. ``runs`` counts its runs."""
+    """The parts of a session that inspection uses. ``runs`` counts its runs."""
 
     model: Model
     options: CompileOptions
@@ -49,12 +49,12 @@ class SessionParts(NamedTuple):
 
     @property
     def effective(self) -> EffectiveOptions:
-        """The effective options of the plan that was used last."""
+        """The options in effect for the plan that was used last."""
         return effective_options(self.compiler.context, self.executors.latest)
 
     @property
     def reasons(self) -> Reasons:
-        """Why steps run on their backends, by the costs that are known now."""
+        """Return why steps run on their backends, by the costs that are known now."""
         from penstock.tuning.reasons import Reasons
 
         context = self.compiler.context
@@ -62,7 +62,7 @@ class SessionParts(NamedTuple):
 
     @property
     def rows_text(self) -> str:
-        """Whether rows are left out that a mask hides, or why not."""
+        """Return whether hidden rows are left out, or why they are not."""
         from penstock.compiler.padding import rows_text
 
         main, plan = self.subgraphs.main, self.executors.latest.table
@@ -73,8 +73,8 @@ class SessionParts(NamedTuple):
         return rows_text(self.compiler, main, values, packs)
 
     def memory_text(self, executor: Executor) -> str:
-        """A text of the bound of the session's memory (``memory=``), and what a run of a plan needs
-        of it."""
+        """Return a text on the session's memory bound (``memory=``) and the part of it that a run
+        of a plan needs."""
         assert self.plans.memory is not None
         limit, held = self.plans.memory.limit, self.plans.memory.held
         needs: int = getattr(executor, "needs_bytes", executor.run_bytes)
@@ -85,13 +85,13 @@ class SessionParts(NamedTuple):
         )
 
     def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
-        """The executor for these feeds, one of the same plan that tells observers of its steps, and
-        the values that they take."""
+        """Return the executor for these feeds, an executor of the same plan with observers, and
+        the values that both take."""
         executor, observe, values = self._chosen(feeds)
         return executor, observe(), values
 
     def profile(self, feeds: Feeds | None, runs: int) -> Profile:
-        """Where the time of the plan for these feeds goes."""
+        """Profile the plan for these feeds: where its time goes."""
         from penstock.tuning.measure import profile_plan
 
         executor, observe, values = self._chosen(feeds)
@@ -100,8 +100,8 @@ class SessionParts(NamedTuple):
         return profile_plan(executor, observe(), values, runs, self.compiler.context.backends)
 
     def _chosen(self, feeds: Feeds | None) -> tuple[Executor, Callable[[], Executor], RunValues]:
-        """The executor for these feeds, what makes one of the same plan for observers, and the
-        values."""
+        """Return the executor for these feeds, a function that compiles the same plan with
+        observers, and the values."""
         if self.plans.closed:
             raise PenstockError("the session is closed")
         request, key, values = self.subgraphs.resolve(feeds, None, None)
@@ -120,9 +120,9 @@ class Inspectable(Protocol):
 class Inspection:
     """Inspection of the plans of a session: its attribute ``inspect``.
 
-    The last plan is that which was used last for the outputs of the model; if it was only run for
-    other values, the last plan for these. It is compiled now if the session has none and all dims
-    of its inputs are known; else ``InvalidInput`` is raised.
+    The last plan is the one that was used last for the outputs of the model or, if there is none,
+    for other values. It is compiled now if the session has none and all input dims are known;
+    otherwise ``InvalidInput`` is raised.
     """
 
     def __init__(self, parts: SessionParts) -> None:
@@ -140,7 +140,7 @@ class Inspection:
 
     @property
     def plan(self) -> StepTable:
-        """The last plan; of executor "frames", which plans nothing, its steps."""
+        """The last plan; for executor "frames", which plans nothing, its steps."""
         return self.executor.table
 
     @property
@@ -160,8 +160,8 @@ class Inspection:
 
     @property
     def stale(self) -> Sequence[str]:
-        """Why the plans that the session was saved with are not used. Libraries that take long to
-        load are compared with those that plans were made for once a plan needs them."""
+        """Why saved plans of the session are not used. Libraries that take long to load are
+        compared with those of the plans only when a plan needs them."""
         return self._parts.executors.stale
 
     @property
@@ -181,9 +181,9 @@ class Inspection:
         """Counters of the session."""
         plans, opened = self._parts.plans, self._parts.executors.opened
         kept, runs = len(plans.executors()), counter_value(plans.runs)
-        made = max(0, plans.made - opened)  # less while one is opened
+        compiled = max(0, plans.made - opened)  # may be less for a moment while a plan is opened
         pending = self._parts.places.taken
-        return Stats(made, opened, plans.hits, plans.evicted, kept, runs, pending)
+        return Stats(compiled, opened, plans.hits, plans.evicted, kept, runs, pending)
 
     def explain(self, *, reasons: bool = False) -> str:
         """Describe how the last plan will run: its executor, memory, and steps with their backends.
@@ -209,11 +209,11 @@ class Inspection:
         return format_plan(table, arena_plan, tasks, sequences, about, reason)
 
     def describe(self) -> JsonObject:
-        """The last plan as plain data, for machines: the requested and the effective options, its
-        memory, the graphs of devices that it is captured into, or why not, and each step with the
-        ``nodes`` of the model that it computes, its backend, the reason for it, types, operations
-        and bytes. ``nodes_without_step`` are nodes whose results are constants, parts of other
-        values, or needed by nothing, or that others have replaced."""
+        """Return the last plan as plain data: the requested options and those in effect, its
+        memory, the device graphs into which it is captured or why it is not, and its steps. Each
+        step has the ``nodes`` of the model that it computes, its backend and the reason for it,
+        types, operations and bytes. ``nodes_without_step`` are nodes whose results are constants,
+        views, or not needed, or that other nodes replace."""
         from dataclasses import asdict
 
         from penstock.inspect.plan_document import plan_document
@@ -334,7 +334,7 @@ class Inspection:
 
 _RENAMED = {"granted": "session.effective", "latest": "session.inspect.executor"}
 
-# The names here of methods of ONNX Runtime's sessions.
+# Methods of ONNX Runtime's sessions, and what replaces them here.
 _ELSEWHERE = {
     "get_inputs": "session.inputs",
     "get_outputs": "session.outputs",
@@ -347,7 +347,7 @@ _ELSEWHERE = {
 
 
 def hint_for(name: str) -> str:
-    """The end of the message that a session has no attribute ``name``."""
+    """Return the end of the message that a session has no attribute ``name``."""
     if not name.startswith("_") and hasattr(Inspection, name):
         return f"; it is session.inspect.{name}"
     if name in _RENAMED:

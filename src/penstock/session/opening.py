@@ -1,5 +1,5 @@
-"""From a model, or the path of one, and options to what sessions are made of: the model, the graphs
-and the context to compile them in, and the plans that it was saved with."""
+"""Open a model, given as an object or a path, with options: read it, and find the options in
+effect, its graphs and their compile context, and its saved plans."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class DerivedModel(NamedTuple):
-    """A model that ``derive`` makes of the one at a ``path``. It may raise ``PenstockError``.
-    ``form``: what it makes, by which the compile cache tells sessions of one file apart."""
+    """A model that ``derive`` computes from the one at a ``path``; it may raise ``PenstockError``.
+    ``form``: what it computes, which distinguishes sessions of one file in the compile cache."""
 
     path: str | Path
     form: str
@@ -41,8 +41,8 @@ class DerivedModel(NamedTuple):
 class Opened:
     """The parts of a session.
 
-    ``graph`` gives the main graph, which is decoded then if it was saved; ``stores`` has the
-    session's variables by the stores of the model; ``entry`` is its place in the cache.
+    ``graph`` returns the main graph, and decodes it first if it was saved; ``stores`` maps the
+    stores of the model to the session's variables; ``entry`` is its place in the cache.
     """
 
     model: Model
@@ -54,12 +54,12 @@ class Opened:
 
 
 def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened:
-    """Read a model, unless it is one, and decide what its options are: those that are given, that
-    its file wishes for, that it was saved with, or of the environment."""
+    """Read a model, unless it is an object already, and determine its options: those given, those
+    that its file requests or was saved with, and those of the environment."""
     form, derive = "", None
     if isinstance(model, DerivedModel):
         model, form, derive = model
-    # With the options as they were given: what the model's file adds is in its digest.
+    # Uses the options as given: what the model's file adds is part of its digest.
     entry, given = _cache_entry(model, options, form), options.expert.given
     model, entry = _loaded(model, options, limits, entry, derive)
     if model.options:
@@ -72,7 +72,7 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
 
         options = saved_options(model, options)
     options, workers = _named_workers(with_environment(options, model), model)
-    # Only now is it known which executor the options are for.
+    # Only now is the executor known to which the options apply.
     options.check_use(given)
     backends = _backends(options, limits)
     stores: dict[Store, Store] = {} if options.variables is None else options.variables.of(model)
@@ -89,13 +89,13 @@ def open_model(model: object, options: CompileOptions, limits: Limits) -> Opened
 def _graphs(
     model: Model, stores: dict[Store, Store]
 ) -> tuple[Mapping[str, Graph], Callable[[], Graph]]:
-    """The functions of a model, and what gives its main graph."""
+    """Return the functions of a model, and a function that returns its main graph."""
     if model.artifact is not None:
         from penstock.artifact.decode import decode_stores
 
         for store in decode_stores(model.artifact):
             stores.setdefault(store, store.own())
-        # Graphs are decoded when needed, functions that may have variables at once.
+        # The main graph is decoded when needed, functions at once, since they may have variables.
         if not stores:
             return model.functions, partial(getattr, model, "graph")
         if not model.functions:
@@ -105,8 +105,8 @@ def _graphs(
 
 
 def _cache_entry(model: object, options: CompileOptions, form: str) -> CacheEntry | None:
-    """The place of a model in the compile cache, if it may have one."""
-    # To ask for os.PathLike looks at all abstract classes, for each type of model.
+    """Return the place of a model in the compile cache, if it may have one."""
+    # A check for os.PathLike would examine all abstract classes, for each type of model.
     is_path = isinstance(model, str) or hasattr(model, "__fspath__")
     if not options.cache and not (options.cache is None and is_path):
         return None
@@ -122,9 +122,9 @@ def _loaded(
     entry: CacheEntry | None,
     derive: Callable[[Model], Model] | None,
 ) -> tuple[Model, CacheEntry | None]:
-    """The model that is given, that of a file, or what is derived of it, or that which is kept in
-    the cache; and its place there, if it may have one."""
-    # A model that is kept was checked when it was saved, and is not read again.
+    """Return the given model, the one of a file, a model derived from it, or a cached one; and its
+    place in the cache, if it may have one."""
+    # A cached model was checked when it was saved, and is not read again.
     kept = None if entry is None else entry.load()
     if kept is not None:
         return kept, entry
@@ -136,14 +136,14 @@ def _loaded(
         )
         if derive is not None:
             loaded = derive(loaded)
-    if entry is None or (entry.by_default and loaded.artifact):  # which was saved already
+    if entry is None or (entry.by_default and loaded.artifact):  # the model is a saved session
         return loaded, None
     entry.opened = opened
     return loaded, entry
 
 
 def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOptions, NamedWorkers]:
-    """The options without what they say of workers, and that."""
+    """Split the options into those without entries for workers, and these entries."""
     if options.cluster is None:
         return options, NamedWorkers()
     from penstock.compiler.cluster import worker_places
@@ -152,7 +152,7 @@ def _named_workers(options: CompileOptions, model: Model) -> tuple[CompileOption
 
 
 def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
-    """The backends that the options ask for, within the limits."""
+    """Return the backends that the options ask for, subject to the limits."""
     places = (options.place or {}).values()
     devices, precision = options.cuda_devices, options.precision
     chosen = options.backends
@@ -174,7 +174,7 @@ def _backends(options: CompileOptions, limits: Limits) -> tuple[Backend, ...]:
 
 
 def _own_stores(graphs: dict[str, Graph], own: dict[Store, Store]) -> dict[str, Graph]:
-    """The graphs by name, with variables of their own."""
+    """Return the graphs by name, with variables of their own."""
     nodes = chain.from_iterable([graph.walk() for graph in graphs.values()])
     if True not in ["store" in node.attrs for node in nodes]:
         return graphs

@@ -1,5 +1,5 @@
-"""The executor of a batch that runs in parts, since all of it does not fit into the memory of its
-session (``compiler.parts``).
+"""The executor of a batch that runs in parts, since it does not fit into the session's memory as a
+whole (``compiler.parts``).
 
 ::
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class PartsExecutor(InlineExecutor):
-    """Runs ``parts`` of a batch, one after another. ``find`` gives the executor of a part for its
-    values; ``part`` is one."""
+    """Runs ``parts`` of a batch, one after another. ``find`` returns the executor of a part for its
+    values; ``part`` is an example."""
 
     name = "parts"
     tasks = None
-    arena_bytes = plan_bytes = 0  # those of the parts are counted by themselves
+    arena_bytes = plan_bytes = 0  # the plans of the parts are counted separately
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PartsExecutor(InlineExecutor):
 
     @property
     def needs_bytes(self) -> int:
-        """Bytes that a run takes: those of a part, and the results of all rows."""
+        """Bytes that a run needs: those of a part, and the results of all rows."""
         return self._part.needs_bytes + self.run_bytes
 
     @property
@@ -68,17 +68,17 @@ class PartsExecutor(InlineExecutor):
         return f"{title}\n{self._part.source}"
 
     def observed(self) -> Executor:
-        """The same executor with observers, which see the steps of all parts."""
+        """Return the same executor with observers, which see the steps of all parts."""
         find = self._find
         return PartsExecutor(
             self._part, lambda values: find(values).observed(), self._memory, self._parts
         )
 
     def trim(self) -> None:
-        """There is nothing to give up: parts have plans of their own."""
+        """Do nothing, since parts have plans of their own."""
 
     def run(self, inputs: RunValues, control: Control) -> tuple[RunValue, ...]:
-        # One at a time: results of all rows wait here for memory that the next part needs.
+        # One run at a time: results of all rows wait for memory that the next part needs.
         memory, turn = self._memory, self._memory.turn
         if memory.in_parts:
             raise PenstockError(
@@ -114,20 +114,20 @@ class PartsExecutor(InlineExecutor):
             for result, value, own in zip(results, outputs, split, strict=True):
                 if own:
                     result[begin : begin + rows] = value
-            del outputs, value  # one part's results are held, beside those of all rows
+            del outputs, value  # hold the results of one part only, beside those of all rows
         return tuple(results)
 
 
 def results_of_all(part: StepTable, samples: int, rows: int) -> int:
-    """Bytes of the results of all ``samples``, and of those of a part of ``rows`` samples, which
-    still exist when another run may take the arena of the part."""
+    """Return the bytes of the results of all ``samples``, and of the results of a part of ``rows``
+    samples, which still exist when another run may use the part's arena."""
     types = [part.slots[i].type for i in part.outputs]
     size = sum([t.nbytes if isinstance(t, TensorType) and t.static else 0 for t in types])
     return size * samples // rows + size
 
 
 def _whole_table(table: StepTable, parts: Parts) -> StepTable:
-    """The steps of a part, with the outputs of all samples."""
+    """Return the steps of a part, with the outputs of all samples."""
     slots = [*table.slots]
     for i, own in zip(table.outputs, parts.outputs, strict=True):
         type_ = slots[i].type

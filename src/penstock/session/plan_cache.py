@@ -1,4 +1,4 @@
-"""The executors that a session has compiled, by subgraph and input shapes."""
+"""The cache of a session's executors, by subgraph and input shapes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from penstock.executors.pager import Pager
     from penstock.executors.session_memory import SessionMemory
 
-_LOCK = shared_lock()  # of all sessions: to keep and drop plans
+_LOCK = shared_lock()  # one for all sessions, taken to keep and drop plans
 
-# Bytes of dropped plans after which freed memory is given back to the system.
+# Bytes of dropped plans after which freed memory is returned to the system.
 _MANY_BYTES = 16 << 20
 
-# The limit by default for models with few constants.
+# The default limit for models with few constants.
 _LEAST_BYTES = 64 << 20
 
-# Changes of shapes after which to look again what plans hold.
+# Changes of shapes after which the bytes of plans are measured again.
 _LOOK_EVERY = 8
 
 Compile = Callable[[], Executor]
@@ -37,7 +37,7 @@ _Place = tuple[Subgraph, Hashable, bool]
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """An executor that is kept, for which subgraph and key, and the number of its last use."""
+    """A cached executor, its subgraph and key, and the number of its last use."""
 
     place: _Place
     executor: Executor
@@ -47,40 +47,40 @@ class _Kept:
 class PlanCache:
     """Executors in the order of their last use, bounded by the bytes that they hold.
 
-    Each is kept under its subgraph, the key of what was fed (``Subgraph.key``) and whether it tells
-    observers of its steps. Those not used for longest first lose the arenas that no run holds,
-    which takes a few milliseconds to undo, and then are dropped. The one used last is always kept,
-    whatever it holds. ``max_bytes`` is ``Limits.max_plans_bytes``; ``memory`` what the session may
-    hold in all (``memory=``), of which a plan that can never run is refused with ``LimitExceeded``.
+    Each is stored by its subgraph, the key of its feeds (``Subgraph.key``) and whether it reports
+    steps to observers. The least recently used first lose arenas that no run holds, which takes a
+    few milliseconds to undo, and then are dropped. The one used last is always kept, whatever its
+    size. ``max_bytes`` is ``Limits.max_plans_bytes``; ``memory`` the bound on all that the session
+    holds (``memory=``): a plan that could never run within it is refused with ``LimitExceeded``.
     """
 
     def __init__(self, max_bytes: int | None, memory: SessionMemory | None = None) -> None:
         self._max_bytes = max_bytes
         self.memory = memory
         self.pager: Pager | None = None
-        """lets pages of weights go that are in a mapped file, where the session may hold less"""
+        """releases pages of weights in a mapped file, for a session that may hold less"""
         self.closed = False
         self.unbounded = False
-        """whether no plan gives way to others: those of two models are compared"""
+        """whether plans are never dropped for others, as while two models are compared"""
         self._dropped = 0
         self.made = self.evicted = 0
-        """plans compiled, and dropped for want of room"""
+        """plans compiled, and plans dropped for lack of room"""
         # Counters whose next() is atomic.
         self.runs = count()
         """runs of the session"""
         self._looked, self._hits = count(), count()
         self.look_up, self.hit = self._looked.__next__, self._hits.__next__
-        """count a run that did not begin at once with the plan used last, and one that then found
-        its plan"""
+        """counts runs that did not begin at once with the plan used last, and those that then
+        found their plan"""
         # Threads that compile a plan, or wait for one.
         self._compiling: set[int] = set()
-        # Read without the lock, which an OrderedDict would need to be brought into another order.
+        # Read without the lock; an OrderedDict would need it for changes of the order.
         self._kept: dict[_Place, _Kept] = {}
         self._use, self._change = count().__next__, count(1).__next__
 
     def get(self, subgraph: Subgraph, key: Hashable, observed: bool, compile: Compile) -> Executor:
-        """The executor of a plan, compiled if it is new. Of threads that need the same new plan one
-        compiles it; threads with plans of their own go on."""
+        """Return the executor of a plan, compiled if it is new. If several threads need the same
+        new plan, one compiles it; threads with other plans continue."""
         place = (subgraph, key, observed)
         executor = self._lookup(place)
         if executor is None:
@@ -96,7 +96,7 @@ class PlanCache:
             finally:
                 self._compiling.discard(get_ident())
         elif executor.run_bytes > executor.arena_bytes or self._change() % _LOOK_EVERY == 0:
-            # It lost its arenas to others, or kernels may have been made in runs.
+            # It lost its arenas to others, or kernels may have been created in runs.
             with _LOCK:
                 self._make_room(executor)
         if self.closed and not observed:
@@ -107,8 +107,8 @@ class PlanCache:
 
     @property
     def hits(self) -> int:
-        """Runs that found a plan that was compiled before."""
-        # Most runs use the plan used last, and must not pay for a second counter.
+        """The number of runs that found a plan compiled before."""
+        # Most runs use the plan used last, and should not pay for a second counter.
         looked, hits = counter_value(self._looked), counter_value(self._hits)
         return max(0, counter_value(self.runs) - looked + hits)
 
@@ -117,12 +117,12 @@ class PlanCache:
         return (subgraph, key, False) in self._kept
 
     def find(self, subgraph: Subgraph, key: Hashable) -> Executor | None:
-        """The plan of a subgraph under this key, if there is one."""
+        """Return the plan of a subgraph under this key, or None."""
         return self._lookup((subgraph, key, False))
 
     def refuse_reentry(self) -> None:
-        """Raise ``PenstockError`` on a thread that compiles a plan, or has a lock that others need:
-        what it is called from, such as a signal handler, would wait for itself."""
+        """Raise ``PenstockError`` on a thread that compiles a plan or holds a lock that others
+        need: its caller, such as a signal handler, would wait for itself."""
         refuse_reentry()
         if get_ident() in self._compiling:
             raise PenstockError(
@@ -131,18 +131,18 @@ class PlanCache:
             )
 
     def of(self, subgraph: Subgraph) -> dict[Hashable, Executor]:
-        """The executors of a subgraph without observers, by key."""
+        """Return the executors of a subgraph without observers, by key."""
         with _LOCK:
             own = [kept for kept in self._by_use() if kept.place[::2] == (subgraph, False)]
         return {kept.place[1]: kept.executor for kept in own}
 
     def executors(self) -> list[Executor]:
-        """All executors kept, those not used for longest first."""
+        """Return all cached executors, least recently used first."""
         with _LOCK:
             return [kept.executor for kept in self._by_use()]
 
     def replace(self, old: Executor, new: Executor) -> None:
-        """Let a faster executor take the place of one of the same plan."""
+        """Replace an executor by a faster one of the same plan."""
         with _LOCK:
             for (subgraph, key, _), kept in self._kept.items():
                 if kept.executor is old:
@@ -151,7 +151,7 @@ class PlanCache:
                         subgraph.use(key, new)
 
     def subgraph_of(self, executor: Executor) -> Subgraph | None:
-        """The subgraph that an executor is kept for."""
+        """Return the subgraph of a cached executor, or None."""
         with _LOCK:
             return next((k.place[0] for k in self._by_use() if k.executor is executor), None)
 
@@ -162,17 +162,17 @@ class PlanCache:
             subgraph.last = NO_PLAN
 
     def drop(self, subgraph: Subgraph) -> None:
-        """Forget the plans of a subgraph, and of its variants."""
+        """Forget the plans of a subgraph and of its variants."""
         # Variants are the same graph for feeds on devices.
-        own = {subgraph, *subgraph.variants.values()}
+        variants = {subgraph, *subgraph.variants.values()}
         with _LOCK:
-            for place in [place for place in list(self._kept) if place[0] in own]:
+            for place in [place for place in list(self._kept) if place[0] in variants]:
                 self._kept.pop(place, None)
-        for each in own:
-            each.last = NO_PLAN
+        for variant in variants:
+            variant.last = NO_PLAN
 
     def close(self) -> None:
-        """Forget all plans, and keep none from now on."""
+        """Forget all plans, and store none from now on."""
         with _LOCK:
             self.closed = True
             for subgraph, _, _ in list(self._kept):
@@ -185,19 +185,19 @@ class PlanCache:
         return sorted(self._kept.values(), key=lambda kept: kept.last_use)
 
     def _lookup(self, place: _Place) -> Executor | None:
-        # Without the lock: each call is atomic, and a signal handler may come between them.
+        # No lock: each call is atomic, and a signal handler may run between them.
         kept = self._kept.get(place)
         if kept is not None:
             kept.last_use = self._use()
         return None if kept is None else kept.executor
 
     def _keep(self, place: _Place, executor: Executor) -> None:
-        """Add a plan; drop those not used for longest, down to the limit on their bytes."""
+        """Add a plan and drop the least recently used ones, down to the limit on bytes."""
         with _LOCK:
             self.made += 1
             if self.closed or place[0].retired:
                 return
-            if self.memory is not None:  # before others make room for it, as it may be refused
+            if self.memory is not None:  # before plans make room for it, since it may be refused
                 self._share(executor, self.memory)
             self._kept[place] = _Kept(place, executor, self._use())
             self._make_room(executor)
@@ -206,9 +206,9 @@ class PlanCache:
                 give_back_memory()
 
     def _share(self, executor: Executor, memory: SessionMemory) -> None:
-        """Let the runs of a plan that is kept have what the session may hold."""
+        """Let the runs of a cached plan use the memory that the session may hold."""
         if not isinstance(executor, CompiledExecutor):
-            if executor.name == "parts":  # each of which has a plan
+            if executor.name == "parts":  # each part has a plan of its own
                 return
             raise OptionError(f"memory= is for plans, and {executor.table.name!r} runs by frames")
         pager = self.pager
@@ -220,9 +220,9 @@ class PlanCache:
             pager.begin()
             self._share_anew(executor, memory)
         if pager is not None and pager.active:
-            for own in (executor, *[kept.executor for kept in self._by_use()]):
-                if isinstance(own, CompiledExecutor):
-                    own.sampler = pager
+            for cached in (executor, *[kept.executor for kept in self._by_use()]):
+                if isinstance(cached, CompiledExecutor):
+                    cached.sampler = pager
 
     def _share_anew(self, executor: CompiledExecutor, memory: SessionMemory) -> None:
         from penstock.executors.session_memory import PlanTooLarge
@@ -260,8 +260,8 @@ class PlanCache:
                 self.memory.held = held
 
     def _weights(self, last: Executor) -> int:
-        """Bytes of the constants of all plans, each counted once; where they are read from a file
-        in each run, what a step needs of them, with the next one."""
+        """Return the bytes of the constants of all plans, each counted once. If each run reads them
+        from a file, count only what one step and the next need of them."""
         held = last.table.constant_memory()
         for executor in [kept.executor for kept in self._by_use()]:
             held |= executor.table.constant_memory()
@@ -272,24 +272,24 @@ class PlanCache:
         return sum(held.values()) - self.pager.bytes_of(held) + self.pager.window
 
     def _make_room(self, last: Executor) -> None:
-        """Give up arenas and then plans, those not used for longest first, down to the limit."""
+        """Release arenas and then plans, least recently used first, down to the limit."""
         if self.unbounded:
             return
         most, memory, weights = self._max_bytes, self.memory, 0
         by_use = self._by_use()
         plans = sum([kept.executor.plan_bytes for kept in by_use])
         if memory is None:
-            # The run that comes allocates its arenas again.
+            # The coming run allocates its arenas again.
             held = plans + sum([kept.executor.arena_bytes for kept in by_use])
             held += 0 if last.arena_bytes else last.run_bytes
         else:
-            # Runs of plans that were dropped hold their arenas to the end.
+            # Runs of dropped plans hold their arenas until they end.
             held = plans + memory.taken
             held += 0 if last.arena_bytes else getattr(last, "needs_bytes", last.run_bytes)
             weights = self._weights(last)
             left = memory.limit - weights - memory.results
             most = left if most is None else min(most, left)
-        if most is None:  # to count constants takes longer than a small run
+        if most is None:  # computed late, since counting constants takes longer than a small run
             most = _LEAST_BYTES
             most = most if held <= most else max(most, last.table.constant_bytes)
         for executor in [kept.executor for kept in by_use]:
@@ -318,6 +318,6 @@ class PlanCache:
 
 
 def counter_value(counter: count[int]) -> int:
-    """How often ``next`` was called for a counter that began with 0."""
-    # A count shows its value in its repr alone.
+    """Return how often ``next`` was called for a counter that began with 0."""
+    # A count shows its value only in its repr.
     return int(repr(counter)[len("count(") : -1])

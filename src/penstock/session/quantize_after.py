@@ -1,4 +1,4 @@
-"""``Session.quantize_after``: a session that quantizes its model by recorded feeds.
+"""``Session.quantize_after``: a session that quantizes its model with recorded feeds.
 
 ::
 
@@ -10,8 +10,8 @@
                                  times of both compared
     ...          either way      the models are exchanged
 
-The search is a process of its own since it needs the interpreter and the caches of the processor,
-which runs would have to share. If it fails in any way, the session continues unchanged.
+The search runs in a process of its own since it needs the interpreter and the processor's caches,
+which runs would otherwise share. If it fails in any way, the session continues unchanged.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from penstock.tuning.trial import faster
 
 State: TypeAlias = Literal["recording", "searching", "swapped", "kept"]
 
-_HELD_OUT = 4  # every fourth sample, as of quantize
+_HELD_OUT = 4  # every fourth sample, as in ``quantize``
 # The most held-out samples to compare again here; the search has compared all of them.
 _COMPARED = 16
 _MOST_SAMPLES = 10_000
-# Seconds that closing waits for the thread to let go of files.
+# Seconds that closing waits for the thread to release its files.
 _ENDING = 5.0
 _WHOLE_INPUTS = ("float32", "weights8", "weights16")
-"""types of layers whose inputs are no codes: in a session they save no time"""
+"""types of layers whose inputs are not codes: in a session they save no time"""
 
 _AT_EXIT: weakref.WeakSet[BackgroundQuantization] = weakref.WeakSet()
 
@@ -79,11 +79,11 @@ class Quantizable(Protocol):
 class BackgroundQuantization:
     """The result of ``Session.quantize_after``: its progress and its outcome.
 
-    ``state`` is "recording" until enough runs were recorded; "searching" until the model was made;
-    "swapped" once runs use it; or "kept" if the session keeps its model, for the ``reason``.
-    ``samples`` is the number of runs whose feeds were recorded, once the search begins; ``report``
-    what ``penstock.quantize`` reports, once it has ended. Where requests of a session are
-    ``joined``, their rows must not depend on one another.
+    ``state`` is "recording" until enough runs are recorded, "searching" until a model is chosen,
+    then "swapped" if runs use it, or "kept" if the session keeps its own model, for the ``reason``.
+    ``samples`` is the number of recorded runs, once the search begins; ``report`` is the report of
+    ``penstock.quantize``, once it has ended. If requests of a session are ``joined`` into batches,
+    their rows must not depend on one another.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BackgroundQuantization:
         self.samples = 0
         self._timeout = timeout
         self._others: RunChooser | None = None
-        # Weak: a session that is dropped ends the search.
+        # Weak, so that dropping the session ends the search.
         self._session = weakref.ref(session)
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -111,18 +111,18 @@ class BackgroundQuantization:
         self._process: QuantizeProcess | None = None
         self._thread: threading.Thread | None = None
         parts = session._parts()
-        # None once recording has ended: it leads to the model that may be exchanged.
+        # None once recording has ended: it refers to the model that may be replaced.
         self._recorder: FeedRecorder | None = FeedRecorder(
             runs, samples, parts.subgraphs, self._search
         )
-        # Not at exit, when there is time to wait for the thread.
+        # Unless the process exits, when there is time to wait for the thread.
         self._finalizer = weakref.finalize(session, self._stop)
         self._finalizer.atexit = False
         _AT_EXIT.add(self)
         renewed(self)
 
     def begin(self, others: RunChooser | None) -> None:
-        """Record runs from now on. ``others`` chooses runs of the session so far."""
+        """Record runs from now on. ``others`` is the session's current chooser of runs, if any."""
         session = self._session()
         assert session is not None and self._recorder is not None
         session._parts().subgraphs.restrict()
@@ -131,15 +131,15 @@ class BackgroundQuantization:
         self._install()
 
     def _install(self) -> None:
-        """Let the session ask the recorder, whose ``due`` is a new one after each recorded run."""
+        """Make the session ask the recorder, whose ``due`` changes after each recorded run."""
         session = self._session()
         with self._lock:
             if session is not None and self.state == "recording":
                 session._choose_by(self._recorder)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until runs use the quantized model, or it is known that they will not; return
-        whether it is. While runs are recorded it goes on with runs alone.
+        """Wait until runs use the quantized model or it is known that they will not. Return whether
+        they use it. Recording makes progress only by runs of the session.
 
         Args:
             timeout: Seconds to wait at most.
@@ -147,7 +147,7 @@ class BackgroundQuantization:
         return self._ended.wait(timeout)
 
     def cancel(self) -> None:
-        """Give up recording or searching, if that has not ended. The session keeps its model."""
+        """Stop recording or searching, if that has not ended. The session keeps its model."""
         self._stop()
         thread = self._thread
         # Not under the lock, which the thread takes while it ends.
@@ -164,7 +164,7 @@ class BackgroundQuantization:
                 self._keep("it was cancelled")
 
     def forked(self) -> None:
-        """A forked child has no thread that searches, and lets the process of its parent be."""
+        """Keep the model in a forked child: only the parent has the thread of the search."""
         self._lock, self._process, self._thread = threading.RLock(), None, None
         if self._recorder is not None:
             self._recorder.forked()
@@ -197,7 +197,7 @@ class BackgroundQuantization:
             )
             try:
                 thread.start()
-            except RuntimeError as error:  # the process ends, or has too many: no fault of the run
+            except RuntimeError as error:  # the process exits or has too many threads
                 self._keep(str(error), WARNING)
                 return
             self._thread = thread
@@ -210,7 +210,7 @@ class BackgroundQuantization:
                 self._quantize(feeds, folder)
         except Cancelled:
             self._keep("it was cancelled")
-        except Exception as error:  # the session goes on, whatever it was
+        except Exception as error:  # the session continues, whatever the error
             self._keep(f"{type(error).__name__}: {error}", WARNING)
         finally:
             if folder is not None:
@@ -223,7 +223,7 @@ class BackgroundQuantization:
         samples.mkdir()
         for i, sample in enumerate(feeds):
             write_sample(samples / f"{i:06}.npz", sample)
-        feeds.clear()  # which may be many bytes, and the search takes its time
+        feeds.clear()  # they may be large, and the search takes long
         content = self._searched(samples, folder)
         session = self._session()
         if session is None:
@@ -238,7 +238,7 @@ class BackgroundQuantization:
             self._keep(reason)
 
     def _keep(self, reason: str, level: int = INFO) -> None:
-        """The session keeps its model."""
+        """Record that the session keeps its model, and why."""
         with self._lock:
             if self.state in ("swapped", "kept"):
                 return
@@ -259,8 +259,8 @@ class BackgroundQuantization:
     # The search.
 
     def _searched(self, samples: Path, folder: Path) -> bytes:
-        """The quantized model that a process finds, as the bytes of an ONNX file, or of a TFLite
-        file, whose inputs can be resized as those of the original."""
+        """Return the quantized model that the process finds, as the bytes of an ONNX file, or of a
+        TFLite file whose inputs can be resized as the original's."""
         source = self._source(folder)
         output = folder / f"quantized{'.tflite' if is_tflite(source[0]) else '.onnx'}"
         if self._joined:
@@ -303,13 +303,13 @@ class BackgroundQuantization:
     def _exchange(
         self, session: Quantizable, model: Model, held: Sequence[RecordedFeeds]
     ) -> str | None:
-        """Let the session run a model, if that is as good as was found. Returns why not."""
+        """Let the session run a model if it is as good as the search found. Return why not."""
         parts = session._parts()
         old, new = parts.subgraphs, parts.subgraphs.successor(model.graph)
         before, after = old.main, new.main
         if (before.names, before.outputs) != (after.names, after.outputs):
             return "the quantized model has other inputs or outputs"
-        parts.executors.keep()  # what the cache is to have: plans of the model of the file
+        parts.executors.keep()  # cache the plans of the original model first
         parts.plans.unbounded = True
         try:
             error, is_faster = self._compared(parts, new, held)
@@ -343,8 +343,8 @@ class BackgroundQuantization:
     def _compared(
         self, parts: SessionParts, new: Subgraphs, held: Sequence[RecordedFeeds]
     ) -> tuple[float, bool]:
-        """The error of the new model on samples that were held out, as ``quantize`` measures it,
-        and whether it is faster than the session's."""
+        """Return the error of the new model on held-out samples, as ``quantize`` measures it, and
+        whether it is faster than the session's."""
         wanted = [_run(parts, parts.subgraphs, sample) for sample in held]
         outputs = [_run(parts, new, sample) for sample in held]
         errors = [
@@ -367,7 +367,7 @@ def _prepared(
 
 
 def _run(parts: SessionParts, subgraphs: Subgraphs, feeds: NamedValues) -> NamedValues:
-    """The outputs for these feeds, in a run that is none of the user's."""
+    """Return the outputs for these feeds, in a run that is not counted as the user's."""
     executor, values = _prepared(parts, subgraphs, feeds)
     with compile_run() as control:
         outputs = executor.run(values, control)
@@ -375,15 +375,15 @@ def _run(parts: SessionParts, subgraphs: Subgraphs, feeds: NamedValues) -> Named
 
 
 def compile_plans(parts: SessionParts, before: Subgraph, after: Subgraph) -> None:
-    """Compile the plans of a subgraph that there are of another one, that used last at the end."""
+    """Compile for a subgraph the plans that another one has, the last used at the end."""
     for key in parts.plans.of(before):
-        # Plans for many shapes are made when runs show that they pay.
+        # Plans for many shapes are compiled when runs show that they pay off.
         if isinstance(key, tuple) and None not in key:
             parts.executors.get(after, key, _placeholders(after, key), exact=True)
 
 
 def _placeholders(subgraph: Subgraph, key: tuple[Hashable, ...]) -> list[np.ndarray]:
-    """Values of these shapes without memory of their own."""
+    """Return values of these shapes without memory of their own."""
     shapes = cast("tuple[tuple[int, ...], ...]", key)
     return [
         np.broadcast_to(np.zeros((), cast(TensorType, type_).dtype), shape)
@@ -405,15 +405,15 @@ def _signature(model: Model) -> list[str]:
 
 @atexit.register
 def _cancel_all() -> None:
-    for own in list(_AT_EXIT):
-        own.cancel()
+    for background in list(_AT_EXIT):
+        background.cancel()
 
 
 # Checks of arguments.
 
 
 def check_arguments(runs: object, max_error: object, samples: object, timeout: object) -> None:
-    """Raise ``TypeError`` or ``OptionError`` for what ``quantize_after`` does not take."""
+    """Raise ``TypeError`` or ``OptionError`` for invalid arguments of ``quantize_after``."""
     check_count("runs", runs, sys.maxsize)
     check_count("samples", samples, _MOST_SAMPLES)
     for name, value in (("max_error", max_error), ("timeout", timeout)):
@@ -425,7 +425,7 @@ def check_arguments(runs: object, max_error: object, samples: object, timeout: o
 
 def check_model(parts: SessionParts) -> None:
     """Raise ``OptionError`` for options that a quantized model cannot keep, ``Unsupported`` for a
-    model that cannot be exchanged."""
+    model that cannot be replaced."""
     options, context = parts.options, parts.compiler.context
     given = {
         "reproducible": (options.reproducible, "the same bits, and answers would change"),

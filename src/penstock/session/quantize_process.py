@@ -25,8 +25,8 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class QuantizeProcess:
-    """A search that has begun, for the model that ``source`` names on the command line, perhaps
-    with more options, and the samples in a folder. ``output`` will be the file of the model."""
+    """A running search, for the model and options that ``source`` gives on the command line, with
+    the samples in a folder. ``output`` will be the file of the model."""
 
     def __init__(
         self, source: Sequence[str], samples: Path, output: Path, max_error: float, timeout: float
@@ -48,12 +48,12 @@ class QuantizeProcess:
             creationflags=getattr(subprocess, "IDLE_PRIORITY_CLASS", 0),
         )
         if hasattr(os, "setpriority"):
-            with suppress(OSError):  # it has ended, or the system does not allow it
+            with suppress(OSError):  # the process has ended, or the system does not allow it
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWEST_PRIORITY)
 
     def report(self) -> JsonObject:
-        """Wait for the end, and return what ``penstock.quantize`` reports. Raises
-        ``DeadlineExceeded``, or ``PenstockError`` with what the process said."""
+        """Wait for the end, and return the report of ``penstock.quantize``. Raises
+        ``DeadlineExceeded``, or ``PenstockError`` with the output of the process."""
         process = self._process
         try:
             text, errors = process.communicate(timeout=self._timeout + _MORE_SECONDS)
@@ -74,21 +74,21 @@ class QuantizeProcess:
 
 
 def _reason(text: str, errors: str) -> str:
-    """Why a search has failed, by what it printed."""
-    with suppress(ValueError, LookupError, TypeError):  # of what ended before it could say so
+    """Return why a search has failed, from its output."""
+    with suppress(ValueError, LookupError, TypeError):  # the process may end before it prints JSON
         return str(json.loads(text)["error"]["message"])
     return errors.strip()[-_MOST_CHARACTERS:]
 
 
 def _environment() -> dict[str, str]:
-    """The environment of the search, in which nothing writes to the files of this process."""
+    """Return the environment of the search, in which nothing writes to this process's files."""
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, **_ONE_THREAD, TRACE: "", "PYTHONPATH": paths}
 
 
 def write_sample(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an ``.npz`` file. np.savez takes names as parameters, and has some of its own."""
+    """Write an ``.npz`` file. np.savez takes names as keyword arguments, which could collide."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -1,4 +1,4 @@
-"""Reports of sessions: what a page shows is measured here, in runs of its own."""
+"""Reports of sessions: measure, in separate runs, what a report's page shows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ReportedSession(Protocol):
     def options(self) -> CompileOptions: ...
 
     def watched(self, feeds: Feeds | None) -> tuple[Executor, Executor, RunValues]:
-        """The executor for these feeds, one of the same plan that tells observers of its steps, and
-        the values that they take."""
+        """Return the executor for these feeds, an executor of the same plan with observers, and
+        the values that both take."""
 
     @property
     def effective(self) -> EffectiveOptions: ...
@@ -48,13 +48,13 @@ class ReportedSession(Protocol):
     def reasons(self) -> Reasons: ...
 
 
-# The longest steps, of which it is said why they run on their backend. Every backend must be asked
-# for its kernel anew, which takes about a millisecond.
+# The number of the longest steps whose backend is explained. Each backend must be asked for its
+# kernel again, which takes about a millisecond.
 _MOST_REASONS = 300
 
 
 class _Watched:
-    """A session with the executors of its plan for some feeds, and what it computes for them."""
+    """A session with the executors of its plan for some feeds, and its results for them."""
 
     def __init__(self, session: ReportedSession, feeds: Feeds | None) -> None:
         self.session = session
@@ -67,7 +67,7 @@ class _Watched:
     def observation(self, runs: int) -> Observation:
         """Measure ``runs`` runs of the plan; then trace one."""
         profile = profile_in_turn(self.observed, self.executor, self.values, runs)
-        # Before the traced run, which takes longer than others.
+        # Measured before the traced run, which takes longer than others.
         profile.settle()
         self.watch(trace := Trace())
         reason = self.session.reasons
@@ -80,7 +80,7 @@ class _Watched:
 
 
 def run(observed: Executor, values: Any, *observers: Observer) -> None:
-    """One run on an executor that tells observers of its steps."""
+    """Run once on an executor that reports steps to observers."""
     with compile_run() as control:
         control.run = ObservedRun(observed.table, observed.name, observed.threads)
         control.observer = Observers(observers)
@@ -99,11 +99,11 @@ def run(observed: Executor, values: Any, *observers: Observer) -> None:
 def make_report(
     session: ReportedSession, feeds: Feeds | None, runs: int, against: ReportedSession | None
 ) -> Report:
-    """The report of ``session`` for ``feeds``, compared with the session ``against``."""
+    """Return the report of ``session`` for ``feeds``, compared with the session ``against``."""
     watched = _Watched(session, feeds)
     other = None if against is None else _Watched(against, feeds)
     if other is not None:
-        # Before all other runs: variables of both still have the same values.
+        # Before all other runs, while the variables of both still have the same values.
         kept = ValueKeeper()
         watched.watch(kept)
         compared = ValueComparison(kept)

@@ -1,5 +1,5 @@
-"""One run that can be stopped or watched from outside, on the caller's thread or on a pool's; and
-outputs that it writes into arrays of the caller's (``run(feeds, out={...})``)."""
+"""One run, which can be stopped or observed from outside, on the caller's thread or in a pool; and
+outputs that a run writes into arrays of the caller (``run(feeds, out={...})``)."""
 
 # tests: tests/session/test_run.py tests/session/test_given_outputs.py
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class RunChooser(Protocol):
-    """Chooses runs of a session, to observe them or to record what they are fed."""
+    """Chooses runs of a session, to observe them or to record their feeds."""
 
     @property
     def due(self) -> Callable[[], bool]:
-        """Counts a run, and says whether it is to ask ``take``."""
+        """Return a function that counts a run and says whether the run must call ``take``."""
         ...
 
     def take(self, options: RunOptions) -> Observer | None:
-        """Count a run with these options, unless ``due`` has, and return what observes it."""
+        """Count a run with these options, unless ``due`` has, and return its observer, if any."""
         ...
 
 
@@ -54,7 +54,7 @@ class Answers(Protocol):
 
 
 PreparedRun = tuple[Executor, RunValues, Answers]
-"""Inputs of a run: an executor, the values fed, and the names of its outputs."""
+"""the inputs of a run: an executor, the fed values, and an object that names its outputs"""
 
 _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
@@ -62,10 +62,10 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 class Run:
     """A run with a deadline, a token that cancels it, and observers.
 
-    The deadline counts from the construction, and holds for compiling, too. A run with observers
-    (``observed``) needs an executor that tells them of its steps. A ``control`` that is given has
-    the deadline, the token and the priority, instead of the options; ``priority`` is that of runs
-    whose options have none. ``sampled`` says itself whether it observes the run.
+    The deadline counts from the construction and covers compiling, too. A run with observers
+    (``observed``) needs an executor that reports its steps to them. A given ``control`` replaces
+    the deadline, token and priority of the options; ``priority`` is that of runs whose options
+    have none. ``sampled`` decides itself whether it observes the run.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Run:
     ) -> None:
         self._began = False
         self._span = span("penstock.run", {})
-        # The observers that the process has for any run come first.
+        # Observers that the process adds to every run come first.
         everything, some = trace(), None if sampled is None else sampled.take(options)
         given = [of for of in (everything, some) if of is not None]
         observers = (*given, *options.all_observers)
@@ -92,7 +92,7 @@ class Run:
     def prepare(self, prepare: Callable[[bool], PreparedRun]) -> PreparedRun:
         """Return ``prepare(observed)``, which may compile; stop compiling if the run is stopped."""
         try:
-            # A plan that is compiled for this run must not outlast its deadline.
+            # A plan that is compiled for this run must stop at the run's deadline.
             with self.current(), cancelled_by(self.control):
                 return prepare(self.observed)
         except BaseException as error:
@@ -104,7 +104,7 @@ class Run:
         return _NO_SPAN if self._span is None else self._span.current()
 
     def begin(self, executor: Executor) -> None:
-        """Tell observers that the run begins; raise what it was already stopped with, if so."""
+        """Report to observers that the run begins. Raise its error if it was already stopped."""
         control = self.control
         if self._span is not None:
             self._span.add(_attributes(executor, control))
@@ -117,7 +117,7 @@ class Run:
             control.observer.run_begin(control.run)
 
     def end(self, error: BaseException | None) -> None:
-        """Tell observers that the run has ended; from now on nothing can stop it."""
+        """Report to observers that the run has ended; from now on nothing can stop it."""
         end_run(self.control)
         if self._span is not None:
             self._span.end(error)
@@ -131,7 +131,7 @@ class Run:
             self.begin(executor)
             with self.current():
                 outputs = executor.run(values, self.control)
-            # A run that ends late has not met its deadline, however few checks it passed.
+            # A run that ends late has missed its deadline, however few checks it passed.
             if self.control.late() is not None:
                 self.control.stop()
             return outputs
@@ -140,7 +140,7 @@ class Run:
             raise
         finally:
             self.end(error)
-            del error  # it holds this frame
+            del error  # the error refers to this frame, so this would be a reference cycle
 
 
 def _attributes(executor: Executor, control: Control) -> Attributes:
@@ -155,11 +155,11 @@ def _attributes(executor: Executor, control: Control) -> Attributes:
 
 
 class Job:
-    """A run on a pool; ``future`` gets its outputs by name.
+    """A run in a pool. ``future`` receives its outputs by name.
 
-    ``prepare(observed)`` is called on the pool, since it may have to compile. A run that is stopped
-    while it is queued ends at once; the entry left in the queue does nothing and refers to nothing,
-    since a busy pool may reach it late.
+    ``prepare(observed)`` is called in the pool, since it may have to compile. A run that is stopped
+    while it is queued ends at once. Its entry in the queue then does nothing and holds no
+    references, since a busy pool may reach it late.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class Job:
         self._prepare = prepare
         self._claim = threading.Lock()  # held by the thread that began, or ended, the run
         self._request: Answers | None = None
-        # Kept here: a run that was stopped before it is queued has been forgotten by then.
+        # Kept here, since a run that is stopped before it is queued is forgotten by then.
         self.priority = run.control.priority
-        """by which the pool calls it"""
+        """the function that the pool calls"""
         run.control.add_listener(self.refuse)
 
     def __call__(self) -> None:
-        """Run; for the pool."""
+        """Run; called by the pool."""
         if not self._claim.acquire(blocking=False):
             return
         self._run.control.remove_listener(self.refuse)
@@ -192,7 +192,7 @@ class Job:
                 control.turn, done = turn, partial(turn.ending, done)
             begin = partial(executor.run_async, values, control, done)
             with self._run.current():
-                # Others do not look at what the run has to come behind.
+                # Other executors do not observe the order of runs on a stream.
                 if turn is None or executor.hands_over:
                     begin()
                 else:
@@ -200,7 +200,7 @@ class Job:
         except BaseException as error:
             self._done(None, error)
         finally:
-            del self  # an error holds this frame
+            del self  # an error refers to this frame
 
     def refuse(self, error: Exception) -> None:
         """End a run that has not begun, since it was stopped or no pool will ever call it."""
@@ -214,7 +214,7 @@ class Job:
 
     def _done(self, outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
         control, future = self._run.control, self._future
-        # A run that ends late has not met its deadline.
+        # A run that ends late has missed its deadline.
         error = error or control.late()
         try:
             self._run.end(error)
@@ -227,12 +227,12 @@ class Job:
                 assert outputs is not None and self._request is not None
                 future.set_result(self._request.named(outputs))
         finally:
-            del future, error  # an error holds this frame
+            del future, error  # an error refers to this frame
 
 
 def _once(done: Done) -> Done:
-    """Calls ``done`` and forgets it: frames that an error holds must not lead back to the future
-    that has the error."""
+    """Return a function that calls ``done`` and then drops it: the frames of an error must not
+    refer to the future that holds the error."""
     pending = [done]
 
     def call(outputs: tuple[RunValue, ...] | None, error: BaseException | None) -> None:
@@ -245,30 +245,30 @@ def _once(done: Done) -> Done:
 
 
 _ALIGNED = 16
-"""bytes; what ``np.empty`` gives everywhere, so that kernels may count on it"""
+"""bytes; ``np.empty`` guarantees this alignment everywhere, so kernels may rely on it"""
 
 
 class GivenPlan(NamedTuple):
-    """The form of the plan ``base`` that writes into given arrays, those of ``expected``, which it
-    takes after the values fed. Plans may be dropped at any time."""
+    """The variant of the plan ``base`` that writes into given arrays of the types ``expected``,
+    which it takes after the fed values. Plans may be dropped at any time."""
 
     base: ref[Executor]
     expected: ExpectedFeeds
     executor: ref[Executor]
 
     def of(self, last: Executor) -> Executor | None:
-        """That form of ``last``, the plan used last; None if there is none."""
+        """Return that variant of ``last``, the plan used last, or None if it has none."""
         return self.executor() if self.base() is last else None
 
 
 class GivenOutputs:
-    """The request of a run whose outputs go into given arrays.
+    """The request of a run whose outputs are written into given arrays.
 
-    ``direct`` are the numbers of the outputs for which the program of ``executor`` is to be given
-    the ``arrays``; into the others, values are copied once the run has ended (``named``): where
+    ``direct`` has the indices of the outputs that the program of ``executor`` writes into the
+    ``arrays`` itself. Other values are copied into theirs once the run has ended (``named``): if
     the executor is not linear, or an array is strided or overlaps a feed. Raises ``InvalidInput``
-    for a name that is not fetched, and for an array of another dtype or other dims than its value
-    has, as far as these are known before the run.
+    for a name that is not fetched, and for an array whose dtype or dims differ from its value's,
+    as far as these are known before the run.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class GivenOutputs:
             _check(name, array, table.slots[table.outputs[names.index(name)]].type)
         numbers = [i for i, name in enumerate(names) if name in out]
         self.direct: tuple[int, ...] = ()
-        # Other executors have their outputs in arrays that several tasks know.
+        # In other executors, several tasks refer to the arrays of outputs.
         if isinstance(executor, LinearExecutor) and executor.takes_outputs:
             self.direct = tuple(
                 [
@@ -299,8 +299,8 @@ class GivenOutputs:
         self.arrays = [out[names[i]] for i in self.direct]
 
     def plan(self, base: LinearExecutor, executor: Executor) -> GivenPlan | None:
-        """``executor`` as the plan for arrays of the same names and types, if it takes all that
-        are given; ``base`` is the plan that it is a form of."""
+        """Return ``executor`` as the plan for arrays of the same names and types if it takes all
+        given arrays, else None; ``base`` is the plan of which it is a variant."""
         if len(self.direct) < len(self._out):
             return None
         names = [self._request.subgraph.outputs[i] for i in self.direct]
@@ -319,14 +319,14 @@ class GivenOutputs:
         )
 
     def named(self, outputs: RunValues) -> dict[str, RunValue]:
-        """The outputs of a run by name, of those given the caller's arrays."""
+        """Return the outputs of a run by name; given arrays stand for their outputs."""
         by_name = self._request.named(outputs)
         for name, array in self._out.items():
             value = by_name[name]
-            # Written straight into the array, or copied now.
+            # The program has written into the array, or the value is copied now.
             if value is not array:
                 if not isinstance(value, np.ndarray):
-                    raise InvalidInput(f"out= has {name!r}, which is no tensor")
+                    raise InvalidInput(f"out= has {name!r}, which is not a tensor")
                 _check(name, array, TensorType(value.dtype, value.shape))
                 np.copyto(array, value)
                 by_name[name] = array
@@ -338,7 +338,7 @@ def _is_known(type_: Type) -> bool:
 
 
 def _check(name: str, array: np.ndarray, type_: Type) -> None:
-    """Raise ``InvalidInput`` for an array that no value of this type fits."""
+    """Raise ``InvalidInput`` for an array that cannot hold a value of this type."""
     if not isinstance(type_, TensorType):
         return
     dims = type_.shape
@@ -348,5 +348,5 @@ def _check(name: str, array: np.ndarray, type_: Type) -> None:
         and all(not isinstance(d, int) or d == n for d, n in zip(dims, array.shape, strict=True))
     )
     if not fits:
-        found = f"{dtype_name(array.dtype)}{list(array.shape)}"
-        raise InvalidInput(f"out= has an array {found} for {name!r}, which is {type_}")
+        actual = f"{dtype_name(array.dtype)}{list(array.shape)}"
+        raise InvalidInput(f"out= has an array {actual} for {name!r}, which is {type_}")

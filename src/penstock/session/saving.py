@@ -30,9 +30,9 @@ def save_session(
     writer: ArtifactWriter,
     keys: Sequence[object] = (),
 ) -> None:
-    """Add a session to a file: its model, and the ``plans`` of its main subgraph, by key, as many
-    of them as the file may have. It names the executors of those that no file can have. ``keys``:
-    of plans that the file has, with the model."""
+    """Write a session to a file: its model, and the ``plans`` of its main subgraph, by key, as many
+    as the file may have. The file names the executors whose plans cannot be saved. ``keys``: those
+    of plans that the file already has, together with the model."""
     if not keys:
         graphs = {GRAPH + name: graph for name, graph in model.graphs.items()}
         graphs |= {FUNCTION + name: graph for name, graph in model.functions.items()}
@@ -42,19 +42,19 @@ def save_session(
     saved = {*map(str, keys)}
     unsaved: set[str] = set()
     for key, executor in plans.items():
-        # A plan for values that are no tensors has no shapes to be found by.
-        found = context.executor in AFTER_LOWERING and None not in key
-        if found and (len(keys) == writer.most_plans or str(encode_key(key)) in saved):
+        # Keys of plans hold shapes; a plan for values that are not tensors has none.
+        is_restorable = context.executor in AFTER_LOWERING and None not in key
+        if is_restorable and (len(keys) == writer.most_plans or str(encode_key(key)) in saved):
             continue
-        if found and (document := _plan_document(executor, context, writer)):
+        if is_restorable and (document := _plan_document(executor, context, writer)):
             writer.document(f"plan {len(keys)}", document)
             keys.append(encode_key(key))
         else:
             unsaved.add(executor.name)
-    # A file that begins with another has none.
+    # There are none if the file begins as a copy of another (``Artifact.copy_into``).
     writer.document("stores", encode_stores(writer))
     options = {name: context.options.get(name) for name in SAVED_OPTIONS}
-    # Objects of this process cannot be named in a file.
+    # Objects of this process cannot be represented in a file.
     if not all(type(name) is str for name in options["backends"] or ()):
         options["backends"] = None
     head = {
@@ -84,19 +84,19 @@ def save_session(
 def _plan_document(
     executor: Executor, context: CompileContext, writer: ArtifactWriter
 ) -> dict[str, RunValue] | None:
-    """The document of a plan; None if it does not say what it was compiled from."""
+    """Return the document of a plan, or None if the plan does not know its source graph."""
     plan, arena = executor.table, executor.arena_plan
     if not isinstance(plan, Plan) or plan.graph is None:
         return None
     document = encode_graphs({"main": plan.graph}, writer)
-    # To bring weights into an order of kernels takes most of the time of opening a plan.
+    # Packing weights in the order of a kernel takes most of the time of opening a plan.
     copies = _copies(plan.graph, context, writer)
     document["copies"] = [[i, name, indices] for (i, name), indices in copies.items()]
     backends = {step.node: step.backend for step in plan.walk()}
-    # Nodes without steps are views, whose kernels are NumPy's: others need not be asked.
+    # Nodes without steps are views, whose kernels are NumPy's: no other backend need be asked.
     views = NumpyBackend.name if NumpyBackend.name in context.by_name else ""
     document["placement"] = [backends.get(node, views) for node in plan.graph.walk()]
-    # Tasks depend on costs and workers, and are scheduled anew where the file is opened.
+    # Tasks depend on costs and workers, and are scheduled again where the file is opened.
     if arena is not None and executor.tasks is None:
         owners = [slot for slot, buffer in arena.buffer_of.items() if slot == buffer]
         offsets = [(slot, arena.offsets[slot]) for slot in owners]
@@ -116,17 +116,17 @@ def has_state(model: Model) -> bool:
 def _copies(
     graph: Graph, context: CompileContext, writer: ArtifactWriter
 ) -> dict[tuple[int, str], dict[str, int]]:
-    """The copies of constants that backends have in orders of their own: of each constant and
-    backend by name, and all as indices of arrays."""
+    """Return the copies of constants that backends hold in packed orders: by constant and backend
+    name, and all of them as indices of arrays."""
     inputs = dict.fromkeys(v for node in graph.walk() for v in node.inputs if v is not None)
     constants = [value for value in inputs if value.is_constant]
     indices: dict[tuple[int, str], dict[str, int]] = {}
     for backend in context.backends:
         packing = capability(backend, PacksConstants)
-        found = () if packing is None else packing.copies_of(constants)
-        if not writer.fits(sum(copy.nbytes for copies in found for copy in copies.values())):
+        packed = () if packing is None else packing.copies_of(constants)
+        if not writer.fits(sum(copy.nbytes for copies in packed for copy in copies.values())):
             continue
-        for value, copies in zip(constants if found else (), found, strict=True):
+        for value, copies in zip(constants if packed else (), packed, strict=True):
             if copies:
                 index = {text: writer.array(copy) for text, copy in copies.items()}
                 indices[writer.constant(value), backend.name] = index

@@ -1,11 +1,11 @@
 """User streams: queues of runs, concurrent with one another.
 
-Work on a stream runs in order: runs on the pool of their session, callbacks on that of the work
-before them. To enqueue it returns at once. A signal marks a point of a stream: another stream can
-wait for it, and so can a thread. The terms are those of CUDA (stream, event) and of NNC (stream
-context, signal).
+Work on a stream runs in order: runs on the pool of their session, callbacks on the pool of the
+preceding work. Enqueuing returns at once. A signal marks a point of a stream; other streams and
+threads can wait for it. The terms are those of CUDA (stream, event) and of NNC (stream context,
+signal).
 
-A run that has given its work to a device hands over to the next one (``executors/turn.py``). No
+A run that has enqueued its work on a device hands over to the next one (``executors/turn.py``). No
 thread waits for a stream: a command that reaches the front of the queue and cannot proceed
 leaves its thread, and the event that lets it proceed resumes the queue.
 """
@@ -38,15 +38,15 @@ T = TypeVar("T")
 
 _device_line: Callable[[Any], DeviceLine] = imported("penstock.session.device_stream.DeviceLine")
 
-# In place of a pool: commands of a stream on a device are run by the thread that puts them there.
+# Replaces a pool: the thread that enqueues commands of a stream on a device also runs them.
 _HERE: Any = object()
 
 
 class _Mark:
-    """A point of a stream, passed once; like a future without a result, at a third of its cost."""
+    """A point of a stream, passed once: a future without a result, at a third of the cost."""
 
     event: Any = None
-    """that of a device at this point, once it is recorded"""
+    """the event of a device at this point, once it is recorded"""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -66,18 +66,18 @@ class _Mark:
     def reach(self) -> None:
         with self._lock:
             self._passed = True
-            # Called without the lock: they go on with streams, and return when the next command has
-            # to wait.
+            # Called without the lock: callbacks run commands of streams, and return when the next
+            # command must wait.
             callbacks, self._callbacks = self._callbacks, []
         for function in callbacks:
             function(self)
 
 
 class _Command(NamedTuple):
-    """An entry of the queue. ``begin`` does its work, and returns the mark or the turn that later
-    commands wait for, if any; on a thread of ``workers``, or of any pool if that is None. It takes
-    the turn of the run before, None if that has ended. ``refuse`` ends it with an error if the pool
-    is closed. ``is_run``: it may begin as soon as the run before it hands over."""
+    """An entry of the queue. ``begin`` does its work on a thread of ``workers``, or of any pool for
+    None. It takes the turn of the preceding run, or None if that has ended, and returns the mark
+    or turn that later commands wait for, if any. ``refuse`` ends it with an error if the pool is
+    closed. ``is_run``: it may begin as soon as the preceding run hands over."""
 
     begin: Callable[[Turn | None], _Mark | Turn | None]
     refuse: Callable[[Exception], object]
@@ -89,7 +89,7 @@ class Signal:
     """A point in the work of a stream, which streams and threads can wait for.
 
     ``stream.signal()`` creates one and emits it. A signal may be emitted again, also by another
-    stream; later waits are for the new point. A wait for a signal that was never emitted returns
+    stream; later waits are for the new point. Waiting for a signal that was never emitted returns
     at once.
     """
 
@@ -98,18 +98,18 @@ class Signal:
 
     def query(self) -> bool:
         """Whether all work before the signal on its stream has ended."""
-        # Read once: another thread may emit the signal again.
+        # Read once, since another thread may emit the signal again.
         mark = self._mark
         return mark is None or mark.done()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until ``query()`` holds; return whether it does.
 
-        Raises ``PenstockError`` on a thread of the pool that runs streams: there it could wait for
+        Raises ``PenstockError`` on a thread of the pool that runs streams, which could wait for
         itself.
 
         Args:
-            timeout: Seconds to wait at most; by default without end.
+            timeout: The most seconds to wait; by default there is no limit.
         """
         mark = self._mark
         if mark is None or mark.done():
@@ -134,9 +134,9 @@ class Stream:
     Its methods may be called from any thread, and all but ``wait`` return at once. An error goes to
     the future of the run that failed; the rest of the queue continues.
 
-    ``device``: a stream of torch (``torch.cuda.current_stream()``), or the name of a device, on
-    which runs are put by the call (``session/device_stream.py``): behind the user's own work on
-    ``stream.torch``, and before what the user puts there next.
+    ``device``: a stream of torch (``torch.cuda.current_stream()``) or the name of a device. The
+    call itself then enqueues runs there (``session/device_stream.py``): after the user's own work
+    on ``stream.torch``, and before work that the user enqueues there later.
     """
 
     def __init__(self, device: Any = None) -> None:
@@ -145,7 +145,7 @@ class Stream:
         renewed(self)
 
     def forked(self) -> None:
-        """Empty the stream, as in a forked child: its parent runs the work on it."""
+        """Empty the stream in a forked child, since its parent runs the work on it."""
         self._lock = threading.RLock()
         self._commands: deque[_Command] = deque()
         self._busy = False
@@ -156,10 +156,10 @@ class Stream:
     def run(self, session: Session, *arguments: Any, **options: Any) -> Future[dict[str, RunValue]]:
         """Put a run of ``session`` on the stream, as ``session.submit`` puts it on its pool. The
         arrays that are fed are read when the run's turn comes. If that pool is closed by then, the
-        future has a ``RunError``.
+        future raises ``RunError``.
 
         Args:
-            session: The session that runs, any one.
+            session: The session to run; a stream may have runs of several.
         """
         future: Future[dict[str, RunValue]] = RunFuture()
         if self._line is not None:
@@ -167,7 +167,7 @@ class Stream:
             put, refuse = self._line.run(session, record, future)
             self._put(_Command(lambda _: put(), refuse))
             return future
-        # Options and the session are checked by the call, not when the turn comes.
+        # Options and the session are checked by this call, not when the turn comes.
         job = session._job(make(RunOptions, "run", *arguments, **options), future)
 
         workers = session.options.expert.pool or pool()
@@ -185,7 +185,7 @@ class Stream:
         """Call a function after all work now on the stream; later work waits for it.
 
         Args:
-            function: Takes nothing; what it returns or raises is the future's.
+            function: Takes no arguments; its result or error becomes the future's.
         """
         future: Future[T] = RunFuture()
         begin = partial(fulfil, future, function)
@@ -214,13 +214,13 @@ class Stream:
 
     @property
     def torch(self) -> Any:
-        """The stream of torch under this one (``device=``). Raises ``PenstockError`` without."""
+        """The torch stream of this stream. Raises ``PenstockError`` without ``device=``."""
         if self._line is None:
             raise PenstockError("this stream is a queue of the host; Stream(device=...) has one")
         return self._line.stream.torch
 
     def _behind(self, function: Callable[[], object]) -> _Mark | None:
-        """Call ``function`` when the work on the stream has ended; what to wait for until then."""
+        """Call ``function`` when the work on the stream has ended. Return the mark to wait for."""
         if self._line is None:
             function()
             return None
@@ -239,7 +239,7 @@ class Stream:
         """Let later work on the stream wait for a signal.
 
         Args:
-            signal: Waited for is its last emission; one never emitted is not waited for.
+            signal: The signal, at its last emission. If it was never emitted, do not wait.
         """
         mark = signal._mark
         if mark is None or mark.done():
@@ -258,7 +258,7 @@ class Stream:
         ``Signal.wait`` does.
 
         Args:
-            timeout: Seconds to wait at most; by default without end.
+            timeout: The most seconds to wait; by default there is no limit.
         """
         return self.query() or self.signal().wait(timeout)
 
@@ -282,26 +282,26 @@ class Stream:
         self._advance(_HERE if self._line is not None else None)
 
     def _advance(self, workers: Workers | None = None) -> None:
-        """Run commands until one cannot proceed. On a thread of ``workers``, else, or for a command
-        that must run on another pool, go on there; end the commands whose pool is closed."""
+        """Run commands until one cannot proceed: here if this is a thread of ``workers`` and the
+        command has no other pool, else on the right pool. End commands whose pool is closed."""
         while True:
             with self._lock:
                 if not self._commands:
                     self._busy = False
                     return
-                # It stays there meanwhile: the thread that made the stream busy alone takes
-                # commands.
+                # The command stays in the queue meanwhile: only the thread that made the stream
+                # busy takes commands.
                 command = self._commands[0]
             turn = self._turn
-            # A run may begin once the one before has put its work on devices; all else waits for
-            # its end.
+            # A run may begin once the preceding one has enqueued its work on devices; other
+            # commands wait for its end.
             if turn is not None:
                 proceed = turn.is_handed_over if command.is_run else turn.is_over
                 if not proceed(self._advance):
                     return
-            # Each run is on the pool of its session.
-            own = command.workers or workers or pool()
-            if own is workers or workers is _HERE:
+            # Each run uses the pool of its session.
+            target = command.workers or workers or pool()
+            if target is workers or workers is _HERE:
                 self._commands.popleft()
                 blocker = command.begin(None if turn is None or turn.ended else turn)
                 if isinstance(blocker, Turn):
@@ -311,9 +311,9 @@ class Stream:
                     return
                 continue
             try:
-                own.submit(partial(self._advance, own))
+                target.submit(partial(self._advance, target))
                 return
-            except RuntimeError as error:  # the pool is closed, or the process ends
+            except RuntimeError as error:  # the pool is closed, or the process exits
                 self._commands.popleft()
                 command.refuse(RunError(f"a run on a stream cannot begin: {error}"))
 

@@ -1,8 +1,8 @@
-"""Values of a run that are read while it goes on (``Session.stream``).
+"""Values of a run that are read while it runs (``Session.stream``).
 
 ::
 
-    run     iteration 0 ── iteration 1 ── iteration 2 ...      waits where too many are unread
+    run     iteration 0 ── iteration 1 ── iteration 2 ...      waits if too many are unread
                  │              │
     caller      ("token", 17)  ("token", 4) ...                as an iterator, also of asyncio
 """
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """A bounded queue from a run to its reader, of at most ``ahead`` values. It has no reference to
+    """A bounded queue from a run to its reader, of at most ``ahead`` values. It does not refer to
     the reader, so that the run ends when the reader is collected."""
 
     def __init__(self, ahead: int) -> None:
         self.queue: Queue[tuple[str, RunValue] | None] = Queue(ahead)
         self.reads = True
         self.tell: Callable[[], object] | None = None
-        """called for each new value and at the end of the run; for a reader that does not block"""
+        """called for each new value and at the end of the run, for a reader that must not block"""
 
     def put(self, name: str, value: RunValue) -> None:
         """Put a value into the queue as soon as there is room. Called on the run's thread."""
-        # A copy, since the run goes on to use the memory.
+        # A copy, since the run reuses the memory.
         item = name, _copied(value)
         if self._puts(item, 0):
             return
@@ -73,7 +73,7 @@ class Channel:
 
 class ValueStream:
     """The values of a run by name, in the order in which they are computed: an iterator and an
-    asynchronous iterator of pairs of a name and a value. Once the run has ended, the iterator ends,
+    asynchronous iterator of pairs of a name and a value. Once the run has ended, the iterator ends
     or raises the error of the run. As a context manager it cancels a run that has not ended."""
 
     def __init__(
@@ -85,17 +85,17 @@ class ValueStream:
         future.add_done_callback(channel.wake)
 
     def result(self, timeout: float | None = None) -> dict[str, RunValue]:
-        """The outputs of the run, by name, once it has ended; values that were not read are lost.
-        Raises the error of the run, ``TimeoutError`` if it has not ended in time."""
+        """Return the outputs of the run, by name, once it has ended; unread values are lost. Raises
+        the error of the run, and ``TimeoutError`` if it has not ended in time."""
         self._channel.reads = False
         return self._future.result(timeout)
 
     def then(self, done: Callable[[BaseException | None], object]) -> None:
-        """Call ``done`` with the error of the run, if any, when it has ended."""
+        """Call ``done`` with the error of the run, or None, when it has ended."""
         self._future.add_done_callback(lambda future: done(future.exception()))
 
     def close(self) -> None:
-        """Cancel the run, if it has not ended, and read no more."""
+        """Cancel the run if it has not ended, and stop reading."""
         self._channel.reads = False
         self._token.cancel()
 
@@ -104,22 +104,22 @@ class ValueStream:
 
     def __next__(self) -> tuple[str, RunValue]:
         while self._channel.reads:
-            found, _ = self._look(WAKE_S)
-            if found is not None:
-                return found
+            item, _ = self._look(WAKE_S)
+            if item is not None:
+                return item
         raise StopIteration
 
     def _look(self, timeout: float = 0) -> tuple[tuple[str, RunValue] | None, bool]:
         """Return the next value, or None if there is none within ``timeout`` seconds, and whether
         the run has ended. Raises the error of the run."""
-        # In this order: a run that has ended adds no values, and the queue may still have some.
+        # In this order: a run that has ended adds no values, but the queue may still have some.
         channel, ended = self._channel, self._future.done()
         waits = timeout > 0 and not ended
         with suppress(Empty):
             # If the run has just ended, the item that wakes a waiting thread may come first.
-            while (found := channel.queue.get(waits, timeout)) is None and not waits:
+            while (item := channel.queue.get(waits, timeout)) is None and not waits:
                 pass
-            return found, False
+            return item, False
         if ended:
             channel.reads = False
             self._future.result()
@@ -131,17 +131,17 @@ class ValueStream:
     async def __anext__(self) -> tuple[str, RunValue]:
         import asyncio
 
-        # Without a waiting thread: asyncio has few of them, and there may be many streams.
+        # No thread waits: asyncio has few of them, and there may be many streams.
         channel, loop = self._channel, asyncio.get_running_loop()
         try:
-            await asyncio.sleep(0)  # other tasks go on, however fast values come
+            await asyncio.sleep(0)  # let other tasks run, however fast values come
             while channel.reads:
                 news = asyncio.Event()
                 # Set before the queue is checked: values that come in between set the event.
                 channel.tell = partial(_tell, loop, news)
-                found, ended = self._look()
-                if found is not None:
-                    return found
+                item, ended = self._look()
+                if item is not None:
+                    return item
                 if not ended:
                     await news.wait()
         except asyncio.CancelledError:
@@ -167,7 +167,7 @@ def _tell(loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
 
 
 def _copied(value: RunValue) -> RunValue:
-    """A value in memory of its own."""
+    """Return a value in memory of its own."""
     if isinstance(value, list | tuple):
         return [_copied(element) for element in value]
     if isinstance(value, dict):
