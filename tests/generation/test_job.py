@@ -33,7 +33,7 @@ def test_text_without_tokens_is_no_error() -> None:
 
 def test_first_error_is_that_of_the_request() -> None:
     job, told = TextJob(3, GenerationOptions()), []
-    job.told = lambda: told.append(job.error)
+    job.notify = lambda: told.append(job.error)
     first = ps.Cancelled("first")
     job.fail(first)
     job.fail(ps.Cancelled("second"))

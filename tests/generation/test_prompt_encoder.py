@@ -73,7 +73,7 @@ def test_prompts_of_the_other_kind_are_refused(folders: Path) -> None:
             generator.generate(np.full(400, np.nan, np.float32))
     with (
         generator_of(folders / "t5") as generator,
-        pytest.raises(ps.InvalidInput, match="reads text, no sound"),
+        pytest.raises(ps.InvalidInput, match="reads text, not sound"),
     ):
         generator.generate(np.zeros(400, np.float32))
 

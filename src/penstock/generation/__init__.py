@@ -1,4 +1,4 @@
-"""Text that decoders write: tokens and their choice, chat templates, grammars, many at once.
+"""Text generation: tokens and sampling, chat templates, grammars, and many requests at once.
 
 ::
 

@@ -1,9 +1,9 @@
-"""Beam search: the likeliest texts, of a few that are continued side by side.
+"""Beam search: find the likeliest texts by continuing a few candidates side by side.
 
-At each step all continuations of all beams are compared, and the best go on; those that end are
-kept as hypotheses, by the score that their length divides. As in ``generate`` of Hugging Face's
-transformers with ``early_stopping=False``, the search ends when no beam can beat the worst
-hypothesis that is kept (Freitag and Al-Onaizan, https://arxiv.org/abs/1702.01806).
+At each step all continuations of all beams are compared, and the best become beams. Those that end
+are kept as hypotheses, with scores divided by a power of their length. As in ``generate`` of
+Hugging Face's transformers with ``early_stopping=False``, the search ends when no beam can beat the
+worst hypothesis that is kept (Freitag and Al-Onaizan, https://arxiv.org/abs/1702.01806).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class _Beam(NamedTuple):
-    """A text so far: its tokens after the prompt with their alternatives, the sum of the logarithms
-    of their probabilities, the sequence that has all of them but the last, the grammar's state, and
+    """A text so far: its tokens after the prompt with their alternatives, the sum of their log
+    probabilities, the sequence that has read all tokens but the last, the grammar's state, and
     the sampler, which counts its tokens."""
 
     choices: tuple[TokenChoice, ...]
@@ -52,7 +52,7 @@ class _Beam(NamedTuple):
 
 class BeamSearch:
     """A search for ``options.count`` texts among ``options.beams``. ``ended`` is called with the
-    texts, or an error."""
+    texts, or with an error."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class BeamSearch:
     def _feed(self, place: int, tokens: Sequence[int]) -> None:
         def stepped(outputs: Rows | None, error: BaseException | None) -> None:
             if self._over:
-                self.close()  # also what was begun while another thread closed the others
+                self.close()  # also closes what was begun while another thread closed the others
                 return
             try:
                 if outputs is None:
@@ -97,7 +97,7 @@ class BeamSearch:
         self._beams[place].sequence.feed(self.source.rows_of(tokens), 1, stepped, self._stop)
 
     def _advance(self) -> None:
-        """Continue the best beams, once the logits of all are there."""
+        """Continue the best beams, once the logits of all are known."""
         logits = [self._logits[i] for i in range(len(self._beams))]
         if self._beams[0].sampler is None:
             sampler = self.source.sampler(self.options, logits[0].shape[-1])
@@ -113,7 +113,7 @@ class BeamSearch:
         for score, place, token in candidates:
             beam = self._beams[place]
             if token in self._ends:
-                # Others than the best are no hypotheses where they are no beams.
+                # An ending only counts as a hypothesis if it ranks among the beams.
                 if len(chosen) < self.options.beams:
                     self._keep(beam.choices, score, len(beam.choices) + 1, "stop")
             elif _completes(beam.grammar, token):
@@ -141,8 +141,8 @@ class BeamSearch:
             self._feed(place, beam.tokens[-1:])
 
     def _candidates(self, logits: Sequence[np.ndarray]) -> list[tuple[float, int, int]]:
-        """The best continuations, twice as many as beams: as many may end."""
-        count, found = 2 * self.options.beams, []
+        """Return the best continuations, twice as many as beams, since half of them may end."""
+        count, candidates = 2 * self.options.beams, []
         for place, (beam, numbers) in enumerate(zip(self._beams, logits, strict=True)):
             assert beam.sampler is not None
             mask = None if beam.grammar is None else beam.grammar.mask()
@@ -153,13 +153,13 @@ class BeamSearch:
             for token in largest_first(adjusted, min(count, adjusted.size)):
                 number = float(adjusted[token])
                 if number > -inf:
-                    found.append((beam.score + number, place, token))
-        return sorted(found, key=lambda own: -own[0])[:count]
+                    candidates.append((beam.score + number, place, token))
+        return sorted(candidates, key=lambda own: -own[0])[:count]
 
     def _continue(
         self, chosen: Sequence[tuple[float, int, int]], logits: Sequence[np.ndarray]
     ) -> None:
-        """Let these be the beams. The first that continues another has its sequence."""
+        """Replace the beams. The first continuation of an old beam takes over its sequence."""
         old, beams = self._beams, []
         taken: set[int] = set()
         for score, place, token in chosen:
@@ -179,7 +179,7 @@ class BeamSearch:
         self._beams = beams
 
     def _choice(self, token: int, logits: np.ndarray) -> TokenChoice:
-        """A token with its log probability and alternatives, if these are wanted."""
+        """Return a token with its log probability and alternatives, if these are requested."""
         if self.options.logprobs is None:
             return TokenChoice(token, nan, [])
         return choice_of(token, logits, self.options.logprobs)
@@ -187,20 +187,20 @@ class BeamSearch:
     def _keep(
         self, choices: tuple[TokenChoice, ...], score: float, length: int, finish: str
     ) -> None:
-        """Keep a hypothesis, if it is one of the best."""
+        """Keep a hypothesis if it is among the best."""
         scored = score / length**self.options.length_penalty
         self._found = sorted([*self._found, (scored, choices, finish)], key=lambda own: -own[0])
         del self._found[self.options.beams :]
 
     def close(self) -> None:
-        """Give the states of all beams back; the search goes on no more."""
+        """Release the states of all beams, and stop the search."""
         self._over = True
         for beam in self._beams:
             beam.sequence.close()
 
     def _end(self, error: BaseException | None) -> None:
         self.close()
-        texts = [self._text(*own) for own in self._found[: self.options.count]]
+        texts = [self._text(*hypothesis) for hypothesis in self._found[: self.options.count]]
         self.ended(texts, error)
 
     def _text(self, score: float, choices: tuple[TokenChoice, ...], finish: str) -> GeneratedText:
@@ -215,7 +215,7 @@ class BeamSearch:
 
 
 def _completes(grammar: TokenGrammar | None, token: int) -> bool:
-    """Whether nothing may follow a token in the form that a text has."""
+    """Whether the grammar allows nothing after a token."""
     if grammar is None:
         return False
     behind = grammar.copy()

@@ -1,7 +1,7 @@
-"""Texts that chat templates make of messages, as Hugging Face's tokenizers do.
+"""Texts that chat templates render from messages, as Hugging Face's tokenizers do.
 
-A template is a program in the language of Jinja that comes with a model; ``chat_sandbox`` bounds
-what it may do.
+A template is a Jinja program that comes with a model; ``chat_sandbox`` limits what it may
+do.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LONGEST_TEMPLATE = 1_000_000
 class ChatTemplate:
     """A compiled template. Threads may share it.
 
-    ``variables`` are those that every text of it has, such as ``bos_token`` and ``eos_token``.
-    Raises ``InvalidModel`` if it is no template of Jinja.
+    ``variables`` are passed to every rendering, such as ``bos_token`` and ``eos_token``. Raises
+    ``InvalidModel`` if it is not a Jinja template.
     """
 
     def __init__(self, text: str, **variables: str) -> None:
@@ -44,7 +44,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, *, tools: bool = False) -> ChatTemplate:
-        """The template of a tokenizer; with ``tools`` that for tools, if it has one of its own.
+        """Return the template of a tokenizer; with ``tools``, its template for tools if it has one.
         Raises ``InvalidInput`` if it has none."""
         templates = tokenizer.chat_templates
         text = templates.get("tool_use") if tools else None
@@ -66,13 +66,13 @@ class ChatTemplate:
         variables: Mapping[str, object] | None = None,
         now: datetime | None = None,
     ) -> str:
-        """The text of some messages, with the beginning of an answer if
-        ``add_generation_prompt``. It has the tokens that a text begins with, if the template
-        writes them: encode it with ``add_special=False``.
+        """Return the text of some messages, with the beginning of an answer if
+        ``add_generation_prompt``. If the template writes tokens that begin a text, they are
+        included: encode the text with ``add_special=False``.
 
-        ``variables`` are further ones of the template, such as ``enable_thinking``; ``now`` is the
-        time that it takes for the present one. Raises ``InvalidInput`` for messages that are
-        none, or that the template refuses.
+        ``variables`` are passed to the template in addition, such as ``enable_thinking``; ``now``
+        is the time that it uses as the current one. Raises ``InvalidInput`` for invalid messages,
+        or messages that the template refuses.
         """
         from jinja2 import TemplateError
 
@@ -107,8 +107,8 @@ class ChatTemplate:
 
 
 def checked_messages(messages: object) -> list[dict[str, object]]:
-    """Messages as templates expect them: the parts of a content are joined by lines, and arguments
-    of calls of tools are objects. Raises ``InvalidInput`` that names the message at fault."""
+    """Return messages as templates expect them: the parts of a content joined by lines, and the
+    arguments of tool calls as objects. Raises ``InvalidInput``, which names the wrong message."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise InvalidInput(f"messages are no sequence, but {shortened(repr(messages))}")
     if not messages:
@@ -151,7 +151,7 @@ def _text_of_part(place: str, part: object) -> str:
 
 
 def _call_with_object(call: object) -> object:
-    """A call of a tool, with its arguments as an object where they are the text of one."""
+    """Return a tool call with its arguments as an object if they are the JSON text of one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     text = function.get("arguments") if isinstance(function, Mapping) else None
     if (

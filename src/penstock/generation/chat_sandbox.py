@@ -1,12 +1,12 @@
 """The sandbox in which chat templates run. It imports Jinja2.
 
-A template is a program that comes with a model, so that it is not trusted. Jinja's sandbox keeps it
-from the objects of the process. Here is counted what it does, since loops in loops of few
-iterations take years, and a text that is joined with itself thirty times fills the memory:
+A template is a program that comes with a model and is not trusted. Jinja's sandbox denies it access
+to the objects of the process. This module counts its work, since nested loops of few iterations
+can take years, and a text that is joined with itself thirty times fills the memory:
 
 - each iteration of a loop and each call is a step (``TemplateBudget``);
-- what is written counts, to the text or to a variable, and so does what a loop writes by itself;
-- operations, methods and filters that make a long text or list of short ones are looked at before.
+- written characters count, whether written to the text, to a variable, or by a loop;
+- operations, methods and filters that may return a long text or list are checked before they run.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from penstock.core.errors import InvalidInput, shortened
 MOST_STEPS = 1_000_000
 """iterations and calls of a template"""
 LONGEST_TEXT = 64_000_000
-"""characters that a template writes, and of each text that it makes"""
+"""characters that a template writes, and of each text that it creates"""
 MOST_ITEMS = 1_000_000
-"""elements of a list that a template makes"""
+"""elements of a list that a template creates"""
 BUDGET = "the budget"
-"""the variable with the budget of a run: no template can name it"""
-# Methods of strings that add spaces, and filters that make long texts or draw numbers, of which no
-# template of a model makes use.
+"""the variable with the budget of a rendering: no template can name it"""
+# Methods of strings that add spaces, and filters that create long texts or draw random numbers. No
+# template of a model uses them.
 _WIDENING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _UNUSED_FILTERS = (
     *("center", "format", "wordwrap", "batch", "slice", "urlize", "xmlattr", "pprint", "sum"),
     *("forceescape", "random", "filesizeformat"),
 )
-_WIDTH = re.compile(r"\d{5,}|\*|\{[^}]*\{")  # in a format; the latter two are widths of values
+_WIDTH = re.compile(r"\d{5,}|\*|\{[^}]*\{")  # in a format; the last two take widths from values
 _MOST_BITS = 10_000
 
 
 class TemplateBudget:
-    """The budget that is left for the run of a template."""
+    """The remaining budget of one rendering of a template."""
 
     def __init__(self) -> None:
         self._steps = MOST_STEPS
@@ -65,7 +65,7 @@ class TemplateBudget:
 
     @staticmethod
     def check_length(length: int) -> None:
-        """Refuse a single text or list of this length."""
+        """Raise ``InvalidInput`` for a single text or list above the limit."""
         if length > LONGEST_TEXT:
             raise InvalidInput(f"the chat template makes more than {LONGEST_TEXT:,} characters")
 
@@ -121,7 +121,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes for HTML that Jinja's filter has."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -132,7 +132,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _written(context: Context, value: object) -> object:
-    """A value that is written, once it is counted."""
+    """Count a value that is written, and return it."""
     text = value if isinstance(value, str) else str(value)
     _budget(context).write(len(text))
     return text
@@ -149,7 +149,7 @@ class GenerationBlock(Extension):
 
 
 class CountingTransformer(NodeTransformer):
-    """Counts the iterations of loops with what each writes, and checks joined texts."""
+    """Adds counters to loops, for iterations and written text, and checks to joined texts."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -205,11 +205,11 @@ class CountingSandbox(ImmutableSandboxedEnvironment):
 
 @cache
 def chat_environment() -> Environment:
-    """Jinja's sandbox with what Hugging Face's templates expect, and with what is done counted."""
+    """Return Jinja's sandbox with counters, and with what Hugging Face's templates expect."""
     sandbox = CountingSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=False,  # it would compute at compile time what is counted at run time
+        optimized=False,  # otherwise constant parts would be computed uncounted at compile time
         finalize=pass_context(_written),
         extensions=[loopcontrols, GenerationBlock],
     )
@@ -223,7 +223,7 @@ def chat_environment() -> Environment:
 
 
 def _filters(indent: Callable[..., str]) -> dict[str, Callable[..., object]]:
-    """Filters in place of Jinja's, and those that count."""
+    """Return the filters that replace Jinja's, and those that count."""
 
     @pass_context
     def counted(context: Context, values: Iterable[object], length: int) -> Iterator[object]:

@@ -1,8 +1,8 @@
-"""The tokens that begin a text of an encoder-decoder, and those that it never has, as read from the
-model's ``generation_config.json`` or, without it, ``config.json``.
+"""The tokens that begin a text of an encoder-decoder, and those that it never contains, as read
+from the model's ``generation_config.json`` or, without it, ``config.json``.
 
-Texts of multilingual models begin with a token for the language. If Whisper's caller does not give
-it, the likeliest language token after the first token is taken, as its authors do.
+Texts of multilingual models begin with a token for the language. If the caller does not give one
+for Whisper, the likeliest language token after the first token is used, as its authors do.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _FILES = "generation_config.json", "config.json"
 _TASK = "transcribe"
 _MOST = 512
-"""tokens of a text whose model has no bound: relative positions have none"""
+"""the most tokens of a text if the model sets no limit, as with relative positions"""
 
 
 class DecoderStart(NamedTuple):
-    """The ``tokens`` that texts begin with, those that end them, ``ends``, that they never have,
-    ``suppressed``, and that do not come first, ``not_first``; and the number of tokens
-    at ``most``, unless the model has fewer positions, with its source, ``most_from``. If there are
-    ``languages``, the likeliest of these tokens follows the first one. Without ``tokens``,
+    """The ``tokens`` that texts begin with; the tokens that end them, ``ends``, that they never
+    contain, ``suppressed``, and that may not come first, ``not_first``; and the largest number of
+    tokens, ``most``, unless the model has fewer positions, with its source, ``most_from``. If there
+    are ``languages``, the likeliest of these tokens follows the first one. Without ``tokens``,
     each request gives the first tokens of its text."""
 
     tokens: Sequence[int]
@@ -40,7 +40,7 @@ class DecoderStart(NamedTuple):
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> DecoderStart:
-        """The start by the files of some folders; earlier folders go first."""
+        """Read the start from the files of some folders; earlier folders take precedence."""
         settings: dict[str, object] = {}
         for path in [folder / name for folder in folders for name in _FILES]:
             settings = {**read_json(path), **settings}
@@ -48,7 +48,7 @@ class DecoderStart(NamedTuple):
         languages = _ids(_values(settings.get("lang_to_id")))
         follow = _ids(settings.get("forced_bos_token_id"))
         plain = _ids(settings.get("no_timestamps_token_id"))
-        # Older files list tokens by places, newer ones say which task is meant by which token.
+        # Older files list tokens by position, newer ones map tasks to tokens.
         if languages and settings.get("is_multilingual", True):
             tasks = settings.get("task_to_id")
             task = _ids(tasks.get(_TASK)) if isinstance(tasks, Mapping) else []
@@ -58,7 +58,7 @@ class DecoderStart(NamedTuple):
             forced = _values(settings.get("forced_decoder_ids"))
             follow = follow or [n for pair in forced for n in _ids(pair)[1:]] or plain
         words = _values(settings.get("bad_words_ids"))
-        # Words of several tokens would have to be looked for in the text; exports have single ones.
+        # Words of several tokens would have to be searched in the text; exports have single tokens.
         never = [n for word in words if len(_ids(word)) == 1 for n in _ids(word)]
         return cls(
             [*first[:1], *follow],
@@ -71,15 +71,15 @@ class DecoderStart(NamedTuple):
         )
 
     def in_language(self, scores: np.ndarray) -> list[int]:
-        """The tokens that a text begins with, by the logits behind the first one."""
+        """Return the tokens that a text begins with, given the logits after the first one."""
         first, *others = self.tokens
-        # A table may name more tokens than the model has.
+        # A table may list more tokens than the model has.
         languages = [token for token in self.languages if token < scores.size]
         return [first, languages[int(scores[languages].argmax())], *others]
 
 
 def _ids(value: object) -> list[int]:
-    """The tokens of an entry, a number or a list of numbers."""
+    """Return the tokens of an entry, a number or a list of numbers."""
     numbers = value if isinstance(value, list) else [value]
     return [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n >= 0]
 

@@ -7,7 +7,7 @@
     one step        gives logits behind each of these
     chosen                                            sat on a      "sat on" is kept, "a" follows
 
-A step of a few rows takes hardly more time than one of a single row, which reads all weights, too.
+A step of a few rows takes hardly more time than a step of one row, which also reads all weights.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LONGEST_MATCH = 3
 
 
 class Drafts(Protocol):
-    """Guesses the tokens that follow a text, to which each call adds some."""
+    """Proposes the tokens that follow a text. Each call has the text of the last, and more."""
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]: ...
     def close(self) -> None: ...
 
 
 class PromptLookup:
-    """Guesses that what the text ends with goes on as it did before, in the prompt or the text
-    (https://github.com/apoorvumang/prompt-lookup-decoding). ``ends`` are where sequences of tokens
-    ended last."""
+    """Proposes the tokens that followed the last tokens of the text where they occurred before, in
+    the prompt or the text (https://github.com/apoorvumang/prompt-lookup-decoding). ``ends`` maps
+    sequences of tokens to the place where they ended last."""
 
     def __init__(self, longest: int = LONGEST_DRAFT) -> None:
         self._longest = longest
@@ -44,29 +44,29 @@ class PromptLookup:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """The tokens behind the last place of the longest ending that occurred before."""
+        """Return the tokens after the last occurrence of the longest ending that recurs."""
         count = len(tokens)
         for end in range(self._known + 1, count):
             for n in range(1, min(_LONGEST_MATCH, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end
         self._known = max(self._known, count - 1)
-        found = None
+        place = None
         for n in range(min(_LONGEST_MATCH, count - 1), 0, -1):
-            found = self._ends.get(tuple(tokens[count - n :]))
-            if found is not None:
+            place = self._ends.get(tuple(tokens[count - n :]))
+            if place is not None:
                 break
-        if found is None:
+        if place is None:
             return []
-        return [*tokens[found : found + min(self._longest, most)]]
+        return [*tokens[place : place + min(self._longest, most)]]
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing, since there is no state."""
 
 
 class DraftSource(NamedTuple):
-    """A smaller model that guesses, by its ``stepper``: the names of the input that has ``rows`` of
-    tokens and of the output that has ``logits``; how many tokens its vocabulary has (``size``), and
-    a text at most (``context``), None if that is not known."""
+    """A smaller model that proposes tokens, by its ``stepper``: the name of its input for ``rows``
+    of tokens and of its output of ``logits``; the number of tokens in its vocabulary (``size``),
+    and the most tokens of a text (``context``), None if that is not known."""
 
     stepper: Stepper
     rows: str
@@ -76,7 +76,7 @@ class DraftSource(NamedTuple):
 
     @classmethod
     def of(cls, stepper: Stepper, place: str | Path | None) -> DraftSource:
-        """Return the source for the model of ``stepper``, which has its files in ``place``."""
+        """Return the source for the model of ``stepper``, whose files are in ``place``."""
         rows, _, logits = interface_of(stepper)
         size = vocabulary_size_of(stepper, logits)
         known = context_of(stepper.metadata, place or stepper.path)
@@ -86,9 +86,9 @@ class DraftSource(NamedTuple):
 
 
 class DraftModel:
-    """Lets a smaller model guess, whose tokens are the same: the likeliest ones, by a sequence of
-    its own. Behind tokens that the model does not have, and texts that are too long for it, there
-    are no guesses."""
+    """Proposes the likeliest tokens by a smaller model with the same vocabulary, in a sequence of
+    its own. After tokens that the model does not have, and for texts that are too long for it, it
+    proposes none."""
 
     def __init__(self, source: DraftSource, longest: int = LONGEST_DRAFT) -> None:
         self._source, self._longest = source, longest
@@ -96,7 +96,7 @@ class DraftModel:
         self._read: list[int] = []
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """The likeliest tokens behind a text, one by one."""
+        """Return the likeliest tokens after a text, one by one."""
         source = self._source
         same = 0
         for a, b in zip(self._read, tokens, strict=False):
@@ -107,7 +107,7 @@ class DraftModel:
         new, draft = [*tokens[same:]], list[int]()
         most = min(self._longest, most)
         if source.context is not None:
-            most = min(most, source.context + 1 - len(tokens))  # the last one is not read
+            most = min(most, source.context + 1 - len(tokens))  # the last proposal is not read
         if most < 1 or (source.size is not None and max(new) >= source.size):
             return []
         self._sequence.cut(same)
@@ -120,5 +120,5 @@ class DraftModel:
         return draft
 
     def close(self) -> None:
-        """Give the state of the sequence back."""
+        """Release the state of the sequence."""
         self._sequence.close()

@@ -1,6 +1,6 @@
-"""The files of models of two halves, an encoder of the prompt and a decoder of the text.
+"""The files of encoder-decoders: an encoder of the prompt, and a decoder of the text.
 
-Exporters write them side by side, under these names, with an end such as ``_quantized`` in common::
+Exporters write them side by side, under these names, with a common suffix such as ``_quantized``::
 
     encoder_model.onnx              the prompt to hidden states
     decoder_model_merged.onnx       both of these, by an input use_cache_branch:
@@ -27,8 +27,8 @@ _ENCODERS = {"decoder": "encoder"}
 
 
 class Halves(NamedTuple):
-    """The models of an ``encoder``, of a ``step`` of the decoder, and of what turns the encoder's
-    outputs into fixed inputs of the step, ``cross``, if there is one."""
+    """The models of an ``encoder``, of a decoder's ``step``, and of the conversion of the encoder's
+    outputs to fixed inputs of the step, ``cross``, if there is one."""
 
     encoder: Model
     step: Model
@@ -36,19 +36,19 @@ class Halves(NamedTuple):
 
 
 def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
-    """The halves in a folder, or beside a decoder's file; None if there are none. Raises
+    """Return the halves in a folder or beside a decoder's file, or None if there are none. Raises
     ``InvalidInput`` if a file is missing."""
-    found = _files(Path(place))
-    if found is None:
+    files = _files(Path(place))
+    if files is None:
         return None
-    # Most models have none.
+    # Most models have no halves.
     from penstock.stepping.cache_branch import has_branches, with_branch
 
     def read(path: Path) -> Model:
         return load(path, limits=limits, map_weights=True)
 
-    encoder, decoders = found
-    # A merged file holds weights once that the two others have both.
+    encoder, decoders = files
+    # A merged file holds weights once that the other two both have.
     if (path := decoders.get(_MERGED)) is not None:
         merged = read(path)
         if has_branches(merged):
@@ -63,13 +63,13 @@ def read_halves(place: str | Path, limits: Limits | None) -> Halves | None:
             )
         step, first = read(decoders[_FURTHER]), read(decoders[_FIRST])
     else:
-        # Either has no caches and reads all tokens in each step, or the encoder gives all it needs.
+        # It has no caches and reads all tokens in each step, or the encoder gives all inputs.
         step, first = read(decoders.get(_FIRST) or decoders["decoder"]), None
     return Halves(read(encoder), step, None if first is None else _cross_of(first))
 
 
 def _files(place: Path) -> tuple[Path, dict[str, Path]] | None:
-    """The file of the encoder, and those of decoders by their kind."""
+    """Return the file of the encoder, and those of decoders by their kind."""
     if place.is_dir():
         for folder in (place, place / "onnx"):
             for kind in _DECODERS:
@@ -83,7 +83,7 @@ def _files(place: Path) -> tuple[Path, dict[str, Path]] | None:
 
 
 def _beside(path: Path, kind: str) -> tuple[Path, dict[str, Path]] | None:
-    """The files that belong to a decoder's."""
+    """Return the files that belong to a decoder's file."""
     end = path.name.removeprefix(kind)
     encoder = path.with_name(_ENCODERS.get(kind, "encoder_model") + end)
     if not encoder.is_file():
@@ -91,12 +91,12 @@ def _beside(path: Path, kind: str) -> tuple[Path, dict[str, Path]] | None:
     if kind == _MERGED:
         return encoder, {kind: path}
     others = {name: path.with_name(name + end) for name in (_FURTHER, _FIRST)}
-    found = {name: other for name, other in others.items() if other.is_file()}
-    return encoder, {**found, kind: path}
+    existing = {name: other for name, other in others.items() if other.is_file()}
+    return encoder, {**existing, kind: path}
 
 
 def _cross_of(first: Model) -> Model | None:
-    """The part of a first step that returns what cross attention reads, if it does."""
+    """Return the part of a first step that computes inputs of cross attention, or None."""
     from penstock.passes.lowering.step_probes import is_of_encoder
     from penstock.stepping.cache_branch import with_outputs
 

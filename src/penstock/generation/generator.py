@@ -1,4 +1,4 @@
-"""Text that a model writes, for many at once.
+"""Text generation with a model, for many requests at once.
 
 ::
 
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from penstock.generation.grammar import GrammarVocabulary, TokenGrammar
     from penstock.generation.prompt_encoder import PromptEncoder
 
-# Imported where they are needed, as most requests do without: chats, grammars, beams, drafts.
+# Imported where they are needed, since most requests need none: chats, grammars, beams, drafts.
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, object]] | np.ndarray"
-"""A text, tokens, messages of a chat, or sound"""
+"""a text, tokens, messages of a chat, or sound"""
 _OF_STEPS = "state", "max_rows", "max_sequences", "cache_bytes"
 
 
@@ -91,7 +91,7 @@ class Generator:
             check_count("context", context, MOST_TOKENS)
         halves = None
         if isinstance(model, str | Path):
-            # Before the front ends: to them, such a folder is none of a model.
+            # Before the front ends, which do not know such a folder.
             halves = read_halves(model, options.get("limits"))  # type: ignore[arg-type]
         stepper = _stepper_of(model if halves is None else halves.step, options)
         self.stepper = stepper
@@ -172,11 +172,11 @@ class Generator:
     def _encoded(
         self, prompt: Prompt, tools: Sequence[Mapping[str, object]] | None
     ) -> list[int] | np.ndarray:
-        """The tokens of a prompt, or the features of sound."""
+        """Return the tokens of a prompt, or the features of sound."""
         if not isinstance(prompt, np.ndarray) or prompt.dtype.kind != "f":
             return self.encode(prompt, tools)
         if self._encoder is None:
-            raise InvalidInput("the model reads text, no sound")
+            raise InvalidInput("the model reads text, not sound")
         return self._encoder.features_of(prompt)
 
     def generate(
@@ -200,9 +200,9 @@ class Generator:
             tools: Tools that the chat template offers to the model.
             options: Fields of ``GenerationOptions``.
         """
-        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self._encoded(prompt, tools), wanted, stop, priority)
+        job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         self.stepper._drive(lambda: job.done)
         return _result(job)
 
@@ -218,9 +218,9 @@ class Generator:
     ) -> Iterator[TextPiece]:
         """Generate text as ``generate`` does, with the same arguments, and yield its pieces as soon
         as they are known. Closing the iterator ends the request."""
-        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = self.begin(self._encoded(prompt, tools), wanted, stop, priority)
+        job = self.begin(self._encoded(prompt, tools), settings, stop, priority)
         try:
             while True:
                 self.stepper._drive(lambda: job.done or bool(job.pieces))
@@ -244,9 +244,9 @@ class Generator:
     ) -> Generation:
         """``generate`` for asyncio, with the same arguments. Cancelling the task ends the
         request."""
-        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = await self.abegin(prompt, wanted, stop, priority, tools)
+        job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _ in self.pieces([job]):
             pass
         return _result(job)
@@ -262,9 +262,9 @@ class Generator:
         **options: object,
     ) -> AsyncIterator[TextPiece]:
         """``stream`` for asyncio, with the same arguments."""
-        wanted = GenerationOptions(**options)  # type: ignore[arg-type]
+        settings = GenerationOptions(**options)  # type: ignore[arg-type]
         stop = StopCondition(timeout, cancel, "the request")
-        job = await self.abegin(prompt, wanted, stop, priority, tools)
+        job = await self.abegin(prompt, settings, stop, priority, tools)
         async for _, piece in self.pieces([job]):
             yield piece
 
@@ -291,7 +291,7 @@ class Generator:
         def begin() -> TextJob:
             return self.begin(self._encoded(prompt, tools), options, stop, priority)
 
-        # It goes on if the task is cancelled, and then ends what it has begun.
+        # The thread continues if the task is cancelled, and then ends the request.
         thread = asyncio.ensure_future(asyncio.to_thread(begin))
         try:
             return await asyncio.shield(thread)
@@ -310,7 +310,7 @@ class Generator:
 
         loop, event = asyncio.get_running_loop(), asyncio.Event()
         for job in jobs:
-            job.told = partial(self.stepper._engine.loops.soon, loop, event.set)
+            job.notify = partial(self.stepper._engine.loops.soon, loop, event.set)
         left = [*enumerate(jobs)]
         try:
             while left:
@@ -319,7 +319,7 @@ class Generator:
                     await event.wait()
                 event.clear()
                 for number, job in left:
-                    ended = job.done  # read before the pieces, of which none follows
+                    ended = job.done  # read before the pieces, since none follows the end
                     while job.pieces:
                         yield number, job.pieces.popleft()
                     if ended:
@@ -380,7 +380,7 @@ class Generator:
         return job
 
     def _begun(self, options: GenerationOptions, fixed: Mapping[str, np.ndarray]) -> list[int]:
-        """The tokens that the text of an encoder-decoder begins with."""
+        """Return the tokens that the text of an encoder-decoder begins with."""
         assert self._encoder is not None
         given, start = options.decoder_prompt, self._encoder.start
         if isinstance(given, str):
@@ -393,7 +393,7 @@ class Generator:
             )
         if not start.languages:
             return [*start.tokens]
-        # A step of its own, since a sequence goes on behind the tokens that it has.
+        # A sequence of its own, since sequences only append to the tokens that they have.
         with self.stepper.sequence(initial=fixed) as sequence:
             outputs = sequence.step({self._source.rows: [start.tokens[:1]]})
         return start.in_language(outputs[self._source.logits][0, 0])

@@ -1,6 +1,6 @@
-"""Tokenizers made of the vocabulary that a GGUF file carries in its metadata.
+"""Tokenizers built from the vocabulary in the metadata of a GGUF file.
 
-Two kinds are supported: GPT-2's byte pairs (``tokenizer.ggml.model`` is "gpt2"), where the file
+Two kinds are supported: GPT-2's byte pairs (``tokenizer.ggml.model`` is "gpt2"), if the file
 names the pre-tokenizer (``tokenizer.ggml.pre``), and SentencePiece's pairs by scores, with
 single bytes for text without a token ("llama"). Names and patterns are those of llama.cpp.
 """
@@ -48,7 +48,7 @@ _DEEPSEEK3 = (
 )
 _CODER_CJK = "[一-龥\u0800-一가-\ud7ff]+"
 
-# The patterns that split text, in turn, before pairs are merged, by the names of pre-tokenizers.
+# Patterns that split text, one after another, before pairs are merged, by names of pre-tokenizers.
 _DIVISIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "default gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum",
@@ -68,9 +68,9 @@ _DIVISIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CODER_CJK, r"\p{N}")),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
 )
-# Divisions whose tokens are looked for as a whole first, and whose texts begin with a token.
+# Pre-tokenizers that first look up parts as whole tokens, and begin texts with a token.
 _WHOLE = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
-# Control tokens that end a text whatever the file says of the others.
+# Control tokens that end a text whatever else the file says.
 _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>"),
     *("<|endoftext|>", "<|end_of_text|>", "<EOT>", "<|return|>", "<|call|>", "<|endofturn|>"),
@@ -78,8 +78,8 @@ _ENDS = {
 
 
 def gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer that the metadata of a GGUF file describes. Raises ``InvalidModel`` if there
-    is none, or one that is not known."""
+    """Return the tokenizer that the metadata of a GGUF file describes. Raises ``InvalidModel`` if
+    there is none, or one of an unknown kind."""
     kind = metadata.get(f"{_PREFIX}model")
     tokens = _texts(metadata, "tokens")
     if kind == "gpt2":
@@ -103,7 +103,7 @@ def gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 
 
 def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
-    """The chat templates in the metadata of a GGUF file, by name."""
+    """Return the chat templates in the metadata of a GGUF file, by name."""
     key, templates = "tokenizer.chat_template", {}
     for name, text in metadata.items():
         if isinstance(text, str) and (name == key or name.startswith(f"{key}.")):
@@ -112,7 +112,7 @@ def gguf_chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def gguf_end_ids(metadata: Mapping[str, object]) -> list[int]:
-    """The tokens that end a text by the metadata of a GGUF file."""
+    """Return the tokens that end a text, by the metadata of a GGUF file."""
     tokens = _texts(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens), 1)
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -122,12 +122,12 @@ def gguf_end_ids(metadata: Mapping[str, object]) -> list[int]:
 
 
 def gguf_start_id(metadata: Mapping[str, object]) -> int | None:
-    """The token that a text begins with by the metadata of a GGUF file."""
+    """Return the token that a text begins with, by the metadata of a GGUF file."""
     return _token(metadata, "bos_token_id", _texts(metadata, "tokens"))
 
 
 def gguf_end_id(metadata: Mapping[str, object]) -> int | None:
-    """The token that is put behind a text by the metadata of a GGUF file."""
+    """Return the token that templates write after a text, by the metadata of a GGUF file."""
     return _token(metadata, "eos_token_id", _texts(metadata, "tokens"))
 
 
@@ -185,7 +185,7 @@ def _scored_pairs(metadata: Mapping[str, object], tokens: Sequence[str]) -> Toke
 
 
 def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The pairs that make a token, the highest score first, as SentencePiece has them."""
+    """Return the pairs that form a token, highest score first, as SentencePiece merges them."""
     pairs = []
     for text, i in vocabulary.items():
         for cut in range(1, len(text)):
@@ -197,7 +197,7 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tupl
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, object], tokens: Sequence[str]) -> None:
-    """Let the tokenizer put tokens at the beginning and the end of texts, as the file says."""
+    """Let the tokenizer add tokens at the beginning and end of texts, as the file says."""
     from tokenizers.processors import TemplateProcessing
 
     starts = metadata[f"{_PREFIX}model"] == "llama" or metadata.get(f"{_PREFIX}pre") in _WHOLE
@@ -218,7 +218,7 @@ def _values(metadata: Mapping[str, object], name: str) -> Iterable[object] | Non
     values = metadata.get(_PREFIX + name)
     if values is None or (isinstance(values, Iterable) and not isinstance(values, str)):
         return values
-    raise InvalidModel(f"{_PREFIX}{name} is no array")
+    raise InvalidModel(f"{_PREFIX}{name} is not an array")
 
 
 def _texts(metadata: Mapping[str, object], name: str) -> list[str]:
@@ -226,13 +226,13 @@ def _texts(metadata: Mapping[str, object], name: str) -> list[str]:
     if values is None:
         raise InvalidModel(f"the metadata has no {_PREFIX}{name}: the file carries no vocabulary")
     if isinstance(values, list) and {*map(type, values)} <= {str}:
-        return values  # as files have them
+        return values  # in the types of the file
     texts = []
     for value in values:
         if isinstance(value, bytes):
             value = value.decode("utf-8", "replace")
         if not isinstance(value, str):
-            raise InvalidModel(f"{_PREFIX}{name} has {quoted(repr(value))}, which is no text")
+            raise InvalidModel(f"{_PREFIX}{name} has {quoted(repr(value))}, which is not a text")
         texts.append(value)
     return texts
 
@@ -240,7 +240,7 @@ def _texts(metadata: Mapping[str, object], name: str) -> list[str]:
 def _numbers(
     metadata: Mapping[str, object], name: str, count: int, default: float
 ) -> Sequence[float]:
-    """An array of a number for each token; of ``default`` if there is none."""
+    """Return an array with a number for each token, ``default`` if the file has none."""
     values = _values(metadata, name)
     if values is None:
         return [default] * count

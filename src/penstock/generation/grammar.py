@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from penstock.generation.tokenizer import TextTokenizer
 
-# Grammars that are kept compiled: a large schema takes a second.
+# The number of compiled grammars to cache: a large schema takes a second to compile.
 _KEPT = 32
-_NO_TOKEN = "NoExtension"  # what llguidance says where letters of a grammar are in no token
+_NO_TOKEN = "NoExtension"  # llguidance's code if no token has the letters that a grammar requires
 
 
 class GrammarVocabulary:
-    """The tokens of a tokenizer as grammars need them, for all requests; this takes up to a second
-    to compute for 150,000 tokens. Threads may share it.
+    """The tokens of a tokenizer in the form that grammars need, for all requests. Computing it
+    takes up to a second for 150,000 tokens. Threads may share it.
 
-    ``size`` is the number of logits of the model, if that is more than the tokenizer has tokens.
+    ``size`` is the number of logits of the model, if the tokenizer has fewer tokens.
     """
 
     def __init__(self, tokenizer: TextTokenizer, size: int | None = None) -> None:
@@ -46,7 +46,7 @@ class GrammarVocabulary:
         self._lock = threading.Lock()
 
     def matcher(self, form: str, text: str) -> LLMatcher:
-        """A matcher at the beginning of a text. Raises ``InvalidInput`` for a wrong grammar."""
+        """Return a matcher at the beginning of a text. ``InvalidInput``: a wrong grammar."""
         with self._lock:
             compiled = self._compiled.get((form, text))
         if compiled is None:
@@ -68,7 +68,7 @@ class GrammarVocabulary:
             raise InvalidInput(f"{form!r} is no form of a text: one of {', '.join(CONSTRAINTS)} is")
         if form == "json_schema":
             try:
-                json.loads(text)  # llguidance gives places in a text around it
+                json.loads(text)  # llguidance reports positions in a text of its own
                 grammar = LLMatcher.grammar_from_json_schema(text)
             except (ValueError, RecursionError) as error:
                 raise InvalidInput(f"json_schema: {error}") from error
@@ -83,9 +83,9 @@ class GrammarVocabulary:
 
 
 class TokenGrammar:
-    """The form of one text, which tokens are added to.
+    """The constraint on the form of one text, to which tokens are added.
 
-    ``form`` is "grammar" (of Lark), "json_schema" or "regex"; ``text`` is what it says.
+    ``form`` is "grammar" (of Lark), "json_schema" or "regex"; ``text`` is its definition.
     """
 
     def __init__(self, vocabulary: GrammarVocabulary, form: str, text: str) -> None:
@@ -94,9 +94,9 @@ class TokenGrammar:
         self._matcher = vocabulary.matcher(form, text)
 
     def mask(self) -> np.ndarray:
-        """The tokens that may follow, as bits of words of uint32, the lowest first; those that end
-        the text are among them if it is complete, and are the only ones if nothing may follow.
-        Raises ``RunError`` if the grammar takes too much time or memory."""
+        """Return the tokens that may follow, as bits of uint32 words, lowest first. Tokens that end
+        the text are included if it is complete, and are the only ones if nothing may follow. Raises
+        ``RunError`` if the grammar takes too much time or memory."""
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             message = _message(self._matcher)
@@ -120,11 +120,11 @@ class TokenGrammar:
         return self._matcher.validate_tokens(tokens)
 
     def forced(self) -> list[int]:
-        """Tokens that follow whatever the model says; none is added. There may be more."""
+        """Return tokens that must follow, without adding them. The list may be incomplete."""
         return self._matcher.compute_ff_tokens()
 
     def take_back(self, count: int) -> None:
-        """Take back the last tokens that were added."""
+        """Remove the last ``count`` tokens."""
         if count and not self._matcher.rollback(count):
             raise InvalidInput(f"{count} tokens cannot be taken back: {_message(self._matcher)}")
 
@@ -135,11 +135,11 @@ class TokenGrammar:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing may follow but a token that ends the text."""
+        """Whether only a token that ends the text may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def copy(self) -> TokenGrammar:
-        """Another one at the same place, for a text that goes on otherwise."""
+        """Return a copy in the same state, for another continuation of the text."""
         copy = object.__new__(type(self))
         copy._form, copy._words = self._form, self._words
         copy._matcher = self._matcher.deep_copy()

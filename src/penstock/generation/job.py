@@ -1,4 +1,4 @@
-"""The texts of one request, and what they end with."""
+"""The texts of one request, and their results."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 
 class TextJob:
-    """The texts of one request. Pieces are taken as they come; ``result`` is there once all texts
-    are. A generator makes it."""
+    """The texts of one request, created by a generator. Pieces can be taken as they come;
+    ``result`` is available once all texts are complete."""
 
     def __init__(self, prompt_tokens: int, options: GenerationOptions) -> None:
         self.prompt_tokens, self.options = prompt_tokens, options
         self.pieces: deque[TextPiece] = deque()
         self.result: Generation | None = None
         self.error: BaseException | None = None
-        self.told: Callable[[], object] = lambda: None
+        self.notify: Callable[[], object] = lambda: None
         self.abandon: Callable[[], object] = lambda: None
-        """gives back what a search holds, if texts are made by one"""
+        """releases the state of a search, if texts are found by one"""
         self._requests: list[TextRequest] = []
         self._ended = 0
 
     @property
     def done(self) -> bool:
-        """Whether all texts are there, or an error."""
+        """Whether all texts are complete, or the request failed."""
         return self.result is not None or self.error is not None
 
     def emit(self, piece: TextPiece) -> None:
-        """Take a piece. Where some texts are compared with others, only the best are given."""
+        """Take a piece. If texts are compared, only pieces of the best are passed on, later."""
         if self.options.best_of == self.options.count:
             self.pieces.append(piece)
-            self.told()
+            self.notify()
 
     def add(self, request: TextRequest) -> None:
-        """Wait for the text of a request, too."""
+        """Add a request to the texts that the job waits for."""
         request.emit, request.ended = self.emit, self._end_one
         self._requests.append(request)
 
@@ -53,7 +53,7 @@ class TextJob:
         if error is not None:
             self.fail(error)
         elif self._ended == self.options.best_of and not self.done:
-            self.end([own.writer.result for own in self._requests])
+            self.end([ended.writer.result for ended in self._requests])
 
     def fail(self, error: BaseException) -> None:
         """End all texts with an error."""
@@ -63,10 +63,10 @@ class TextJob:
         for request in self._requests:
             request.close()
         self.abandon()
-        self.told()
+        self.notify()
 
     def end(self, texts: Sequence[GeneratedText]) -> None:
-        """Give the texts, the likeliest of them if there are more than were asked for."""
+        """Set the result to these texts, or to the likeliest if there are more than requested."""
         generated = sum(len(text.tokens) for text in texts)
         count = self.options.count
         if len(texts) > count:
@@ -76,7 +76,7 @@ class TextJob:
                 piece = TextPiece(text.text, text.tokens, index, text.finish, text.logprobs)
                 self.pieces.append(piece)
         self.result = Generation(texts, self.prompt_tokens, generated)
-        self.told()
+        self.notify()
 
 
 def _mean_logprob(text: GeneratedText) -> float:
@@ -85,7 +85,7 @@ def _mean_logprob(text: GeneratedText) -> float:
 
 
 class SharedPrompt:
-    """The prompt of some texts, which is computed once: others fork the sequence of the first."""
+    """The prompt of several texts, computed once: the others fork the sequence of the first."""
 
     def __init__(self, requests: Sequence[TextRequest], stop: StopCondition | None) -> None:
         self._requests, self._stop = requests, stop

@@ -1,4 +1,4 @@
-"""Options of a request for text: its length, the choice of tokens, and its form."""
+"""Options of a request for text: its length, the sampling of tokens, and its form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.core.errors import InvalidInput, shortened, wrong_type
 from penstock.core.records import dataclass
 
 GREEDY_BELOW = 1e-5
-"""temperatures below it count as 0: quotients of logits would leave the range of float32"""
+"""temperatures below this count as 0: quotients of logits would exceed the range of float32"""
 LARGEST_BIAS = 1e38
-"""sums of more and a logit may be infinite in float32"""
+"""sums of a larger bias and a logit may be infinite in float32"""
 MOST_TOKENS = 2**31 - 1
 MOST_LOGPROBS = 1000
 MOST_TEXTS = 1024
@@ -148,7 +148,7 @@ class GenerationOptions:
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """The option that says which form the text has, one of ``CONSTRAINTS``, and its value."""
+        """The option that constrains the form of the text, one of ``CONSTRAINTS``; its value."""
         for name in CONSTRAINTS:
             if (text := getattr(self, name)) is not None:
                 return name, text
@@ -156,7 +156,7 @@ class GenerationOptions:
 
 
 CONSTRAINTS = ("grammar", "json_schema", "regex")
-"""options that say which form a text has"""
+"""options that constrain the form of a text"""
 
 
 def _number(option: str, value: object, least: float, most: float, above: bool = False) -> None:
@@ -206,7 +206,7 @@ def _biases(value: object) -> dict[int, float]:
                 f"logit_bias[{token}]={bias!r}: a number up to {LARGEST_BIAS:g}, or minus "
                 "infinity, is needed"
             )
-    # Smaller ones are minus infinity in float32.
+    # Smaller biases are minus infinity in float32.
     least = -LARGEST_BIAS
     return {int(n): -math.inf if bias < least else float(bias) for n, bias in value.items()}
 
@@ -215,4 +215,4 @@ def _schema_text(value: Mapping[str, object]) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"json_schema is no JSON: {error}") from error
+        raise InvalidInput(f"json_schema is not JSON: {error}") from error

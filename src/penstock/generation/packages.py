@@ -10,7 +10,7 @@ from penstock.core.errors import PenstockError
 
 @contextmanager
 def extra_needed(purpose: str) -> Iterator[None]:
-    """Say in place of an ``ImportError`` which extra to install for what ``purpose`` names."""
+    """Replace an ``ImportError`` by an error that names the extra to install for ``purpose``."""
     try:
         yield
     except ImportError as error:

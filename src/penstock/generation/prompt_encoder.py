@@ -39,10 +39,10 @@ _FEATURE_TYPES = (np.float32, np.float16)
 
 
 class PromptEncoder:
-    """Computes the ``fixed`` inputs of a decoder's sequence. Of a model that has both halves, these
-    are the encoder's inputs, and ``halves`` is None. ``options`` are those of
-    ``penstock.compile``; ``place`` is where files beside the model are. Raises ``InvalidInput`` if
-    an input is not known how to be made."""
+    """Computes the ``fixed`` inputs of a decoder's sequence. If one model contains both halves,
+    these are the encoder's inputs, and ``halves`` is None. ``options`` are those of
+    ``penstock.compile``; ``place`` is the path of files beside the model. Raises ``InvalidInput``
+    for an input that cannot be computed."""
 
     def __init__(
         self,
@@ -71,20 +71,20 @@ class PromptEncoder:
         self._inputs = {name: _shaped(name, type_) for name, type_ in types.items()}
         features = [name for name, type_ in self._inputs.items() if _is_of_features(type_)]
         if features and len(self._inputs) > 1:
-            # A decoder behind such an encoder divides the lengths of masks as that divides frames.
+            # A decoder after such an encoder divides mask lengths as that divides frames.
             raise InvalidInput(
                 f"the encoder reads {[*self._inputs]}: one that reads more than the features of "
                 "sound is not known; give tokens, or what it returns, to penstock.Stepper"
             )
         self.features = self._inputs[features[0]] if features else None
-        """the type of the encoder's features [1, ...], None if it reads tokens"""
+        """the type of the encoder's features [1, ...], or None if it reads tokens"""
         self._mel: MelSpectrogram | None = None
 
     def fixed_of(
         self, prompt: Sequence[int] | np.ndarray, stop: StopCondition | None
     ) -> dict[str, np.ndarray]:
-        """The fixed inputs of a sequence for a prompt, by name. Raises ``InvalidInput`` if the
-        prompt is of the other kind."""
+        """Return the fixed inputs of a sequence for a prompt, by name. Raises ``InvalidInput`` for
+        tokens where features are needed, and the reverse."""
         given = self._given(prompt)
         if self._encoder is None:
             return given
@@ -96,10 +96,10 @@ class PromptEncoder:
         return _matched(self._fixed, {**encoded, **outputs})
 
     def features_of(self, sound: np.ndarray) -> np.ndarray:
-        """Features as the encoder reads them, of samples [n] or of features [bands, frames]."""
+        """Return the encoder's features for samples [n] or features [bands, frames]."""
         wanted = self.features
         if wanted is None:
-            raise InvalidInput("the model reads text, no sound")
+            raise InvalidInput("the model reads text, not sound")
         if sound.ndim == 1:
             if self._mel is None:
                 settings = [read_json(folder / _PREPROCESSOR) for folder in self._folders]
@@ -112,7 +112,7 @@ class PromptEncoder:
         return convert("the prompt", features, wanted)
 
     def _given(self, prompt: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """The encoder's inputs for a prompt."""
+        """Return the encoder's inputs for a prompt."""
         is_array = isinstance(prompt, np.ndarray)
         if is_array != (self.features is not None):
             wanted = "text or tokens" if self.features is None else "sound, or features of it"
@@ -142,8 +142,8 @@ def _types_of(model: Model) -> dict[str, Type]:
 
 
 def _shaped(name: str, type_: Type) -> TensorType:
-    """The type of an encoder's input. Raises ``InvalidInput`` if it is neither of tokens nor of
-    features."""
+    """Return the type of an encoder's input. Raises ``InvalidInput`` if it has neither the axes of
+    tokens nor those of features."""
     if isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None:
         of_tokens = len(type_.shape) == _OF_TOKENS and type_.dtype.kind in "iub"
         if of_tokens or _is_of_features(type_):
@@ -156,14 +156,14 @@ def _is_of_features(type_: TensorType) -> bool:
 
 
 def _hidden_of(outputs: NamedValues) -> np.ndarray | None:
-    """The hidden states [1, positions, size] among an encoder's outputs."""
-    # Encoders of onnxruntime-genai return keys and values as well, which have four axes.
+    """Return the hidden states [1, positions, size] among an encoder's outputs, or None."""
+    # Encoders of onnxruntime-genai also return keys and values, which have four axes.
     arrays = [x for x in outputs.values() if isinstance(x, np.ndarray) and x.ndim == _FEATURES]
     return arrays[0] if arrays else None
 
 
 def _matched(types: Mapping[str, Type], outputs: NamedValues) -> dict[str, np.ndarray]:
-    """Inputs of a decoder, by outputs of the encoder and of what follows it."""
+    """Return inputs of a decoder by name, matched with outputs of the encoder and its ``cross``."""
     hidden, feeds = _hidden_of(outputs), {}
     for name, type_ in types.items():
         source = outputs.get(name, outputs.get(present_of(name)))
@@ -176,7 +176,7 @@ def _matched(types: Mapping[str, Type], outputs: NamedValues) -> dict[str, np.nd
         elif "hidden" in name.lower() and hidden is not None:
             feeds[name] = hidden
         elif dtype is not None and dtype.kind in "iu":
-            feeds[name] = np.zeros((1, 1), dtype)  # what it computes of tokens is not read
+            feeds[name] = np.zeros((1, 1), dtype)  # what it computes for tokens is not read
         else:
             raise InvalidInput(
                 f"the decoder's input {name!r} {type_} is not known how to be made of the "

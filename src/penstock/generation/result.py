@@ -1,4 +1,4 @@
-"""Result of a request for text."""
+"""Results of a request for text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.core.records import NamedTuple, dataclass, field
 
 
 class TokenLogprob(NamedTuple):
-    """A token, the logarithm of its probability, and the likeliest tokens there with theirs."""
+    """A token, its log probability, and the likeliest tokens at its place with theirs."""
 
     token: int
     logprob: float

@@ -5,10 +5,10 @@ The filters and their order are those of ``generate`` of Hugging Face's transfor
     logits ─ bias ─ penalties ─ mask ─ temperature ─ top-k ─ top-p ─ min-p ─ draw
              └───── on a copy, if there are any ───┘ └─ on candidates only ─┘
 
-A vocabulary has 150,000 tokens, and filters leave a few hundred: so the tokens are never sorted as
-a whole. The maxima of many parts of the vocabulary are one pass. At least ``n`` logits are at or
-above the ``n``-th largest maximum, and these are found by one comparison (``_Ranking``): they are
-the candidates, whose order is that of the whole vocabulary's beginning.
+A vocabulary has 150,000 tokens, and filters leave a few hundred, so the tokens are never sorted as
+a whole. One pass computes the maxima of many parts of the vocabulary. At least ``n`` logits are at
+or above the ``n``-th largest maximum; one comparison finds them (``_Ranking``). Sorting these
+candidates gives the beginning of the sorted vocabulary.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _PART = 64
 # Elements that fit into a cache, with their exponentials.
 _BLOCK = 16_384
-# Candidates among which the likeliest tokens of a sum of probabilities are looked for at first.
+# The number of candidates in which the likeliest tokens up to top-p are first searched.
 _FIRST_CANDIDATES = (128, 2048)
-# Scores that are sorted rather than divided into bins, and the number of these.
+# The largest number of scores to sort instead of dividing them into bins, and the number of bins.
 _SORTED = 256
 _BINS = 1024
 
@@ -42,15 +42,15 @@ class TokenChoice(NamedTuple):
 
     token: int
     logprob: float
-    """the logarithm of its probability by the model, before biases, penalties, filters and
-    temperature; NaN unless the options need it"""
+    """the model's log probability of the token, before biases, penalties, filters and temperature;
+    NaN unless the options need it"""
     alternatives: list[tuple[int, float]]
     """the likeliest tokens with theirs, by falling probability"""
 
 
 class TokenSampler:
-    """Chooses the tokens of one text. What it draws depends on the seed alone, and on ``index``,
-    the number of the text among those of one request.
+    """Chooses the tokens of one text. Random draws depend only on the seed and on ``index``, the
+    index of the text in its request.
 
     ``end_ids`` cannot be chosen before ``min_tokens`` of the options are generated, and
     ``not_first`` before any token is.
@@ -86,7 +86,7 @@ class TokenSampler:
 
     @cached_property
     def _rng(self) -> np.random.Generator:
-        """Random numbers of this text; the module takes as long to import as some tokens."""
+        """The random numbers of this text. Importing the module takes as long as some tokens."""
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._entropy)))
 
     def choose(
@@ -96,8 +96,8 @@ class TokenSampler:
         generated: int,
         mask: np.ndarray | None = None,
     ) -> TokenChoice:
-        """Choose the token that follows ``tokens``, those of the prompt and of the text, of which
-        the last ``generated`` are the text's. From call to call, tokens are only appended.
+        """Return the token that follows ``tokens``: those of the prompt and the text, of which the
+        last ``generated`` belong to the text. From call to call, tokens are only appended.
 
         ``logits`` has float32 for each token of the vocabulary and is not changed. ``mask`` says
         which tokens are possible: a boolean array, or words of uint32 whose bits are the tokens,
@@ -117,7 +117,7 @@ class TokenSampler:
         return choice_of(token, logits, self.options.logprobs or 0)
 
     def fork(self) -> TokenSampler:
-        """One for a text that goes on in another way from here."""
+        """Return a sampler for another continuation of the text."""
         other = copy(self)
         other._penalties = self._penalties.fork()
         return other
@@ -129,8 +129,8 @@ class TokenSampler:
         generated: int,
         mask: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The logits with biases, penalties, and minus infinity for impossible tokens, as
-        ``choose`` has them before the temperature. The array itself if nothing changes it."""
+        """Return the logits with biases, penalties, and minus infinity for impossible tokens, as
+        ``choose`` uses them before the temperature: the array itself if nothing changes it."""
         logits = self._checked(logits)
         if not self._changes(generated):
             return logits if mask is None else np.where(self._allowed(mask), logits, -np.inf)
@@ -161,7 +161,7 @@ class TokenSampler:
         return early or self._bias_ids.size > 0 or self._penalties.any
 
     def _allowed(self, mask: np.ndarray) -> np.ndarray:
-        """The mask as a boolean for each token."""
+        """Return the mask as a boolean for each token."""
         if mask.dtype != np.bool_:
             words = np.ascontiguousarray(mask, "<u4").view(np.uint8)
             mask = np.unpackbits(words, bitorder="little").view(np.bool_)
@@ -191,7 +191,7 @@ class TokenSampler:
         return int(ids[_position(weights.cumsum(), self._rng.random())])
 
     def _drawn_of_all(self, scores: np.ndarray) -> int:
-        """Draw from all tokens: first a block, by the sum of its weights, then one in it."""
+        """Draw from all tokens: first a block, by the sum of its weights, then a token in it."""
         temperature, top = float(self.options.temperature), float(scores.max())
         _check_top(top)
         sums = _block_sums(scores, top, temperature).cumsum()
@@ -204,7 +204,7 @@ class TokenSampler:
 
 
 class _Penalties:
-    """Penalties of the tokens that were seen, which are counted as they come."""
+    """Penalties of tokens that occurred, which are counted incrementally."""
 
     def __init__(self, options: GenerationOptions, size: int) -> None:
         self._repetition = float(options.repetition_penalty)
@@ -221,15 +221,15 @@ class _Penalties:
         self._counts = np.zeros(64, np.float32)  # in the text, that is, without the prompt
 
     def fork(self) -> _Penalties:
-        """The same counts, for another text."""
+        """Return a copy with the same counts, for another text."""
         other = copy(self)
         other._place = {**self._place}
         other._ids, other._counts = self._ids.copy(), self._counts.copy()
         return other
 
     def apply(self, scores: np.ndarray, tokens: Sequence[int], generated: int) -> None:
-        """Change the scores of the tokens that were seen, in place."""
-        if len(tokens) < self._read:  # they were taken back
+        """Change the scores of the tokens that occurred, in place."""
+        if len(tokens) < self._read:  # tokens were taken back
             self._clear()
         for position in range(self._read, len(tokens)):
             self._count(int(tokens[position]), position >= len(tokens) - generated)
@@ -247,7 +247,7 @@ class _Penalties:
 
     def _count(self, token: int, of_text: bool) -> None:
         if not 0 <= token < self._size:
-            return  # such as one of an image in the prompt
+            return  # such as a token of an image in the prompt
         place = self._place.setdefault(token, len(self._place))
         if place == self._ids.size:
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
@@ -257,19 +257,19 @@ class _Penalties:
 
 
 class _Ranking:
-    """The largest of many numbers, found without sorting all."""
+    """Finds the largest of many numbers without sorting all of them."""
 
     def __init__(self, scores: np.ndarray) -> None:
         self.scores = scores
         width = scores.size // _PART
-        # Parts are columns: the maximum of rows is one of vectors.
+        # Parts are columns, so that the maximum over rows is a maximum of vectors.
         columns = scores[: width * _PART].reshape(_PART, width).max(axis=0, initial=-np.inf)
         self._maxima = np.concatenate([columns, scores[width * _PART :]])
         self.top = float(self._maxima.max())
 
     def at_least(self, count: int) -> np.ndarray:
-        """Indices, in rising order, of at least ``count`` numbers, no other being larger than any
-        of these, but without minus infinity."""
+        """Return the indices, in rising order, of at least ``count`` numbers, such that no other
+        number is larger than any of them. Minus infinity is left out."""
         if count >= self.scores.size:
             floor = -math.inf
         else:
@@ -280,8 +280,8 @@ class _Ranking:
         return (self.scores >= floor).nonzero()[0]
 
     def first(self, count: int) -> np.ndarray:
-        """Indices, in rising order, of the ``count`` largest numbers and of those that equal the
-        last of them."""
+        """Return the indices, in rising order, of the ``count`` largest numbers and of those equal
+        to the last of them."""
         ids = self.at_least(count)
         if ids.size <= count:
             return ids
@@ -290,7 +290,7 @@ class _Ranking:
 
 
 def largest_first(values: np.ndarray, count: int) -> list[int]:
-    """The indices of the ``count`` largest numbers, in falling order, the first of equals first."""
+    """Return the indices of the ``count`` largest numbers, in falling order; stable for equals."""
     if count <= 0:
         return []
     ids = _Ranking(values).first(count)
@@ -298,22 +298,22 @@ def largest_first(values: np.ndarray, count: int) -> list[int]:
 
 
 def log_sum_exp(logits: np.ndarray) -> float:
-    """The logarithm of the sum of the exponentials: what log probabilities are below logits by."""
+    """Return the logarithm of the sum of exponentials: a logit minus it is a log probability."""
     top = float(logits.max())
     _check_top(top)
     return top + math.log(float(_block_sums(logits, top, 1.0).sum()))
 
 
 def choice_of(token: int, logits: np.ndarray, count: int) -> TokenChoice:
-    """A token that was chosen, with its log probability and those of the ``count`` likeliest."""
+    """Return a chosen token with its log probability and those of the ``count`` likeliest."""
     total = log_sum_exp(logits)
     alternatives = [(i, float(logits[i]) - total) for i in largest_first(logits, count)]
     return TokenChoice(token, float(logits[token]) - total, alternatives)
 
 
 def candidates(scores: np.ndarray, options: GenerationOptions) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens, in rising order, that temperature, top-k, top-p and min-p of the options leave
-    to be drawn, and their weights. Tokens that equal the last of top-k are among them."""
+    """Return the tokens, in rising order, that remain after temperature, top-k, top-p and min-p of
+    the options, and their weights. Tokens that equal the last of top-k are included."""
     ranking = _Ranking(scores)
     _check_top(ranking.top)
     temperature = float(options.temperature)
@@ -342,7 +342,7 @@ def candidates(scores: np.ndarray, options: GenerationOptions) -> tuple[np.ndarr
 def _beginning(
     ranking: _Ranking, temperature: float, needed: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Largest scores whose weights sum to at least ``needed``: their indices and weights."""
+    """Return indices and weights of largest scores whose weights sum to at least ``needed``."""
     for count in (*_FIRST_CANDIDATES, ranking.scores.size):
         ids = ranking.at_least(count)
         weights = _weights(ranking.scores[ids], ranking.top, temperature)
@@ -352,8 +352,8 @@ def _beginning(
 
 
 def nucleus(scores: np.ndarray, weights: np.ndarray, needed: float) -> np.ndarray:
-    """Indices, in rising order, of the fewest of the largest scores whose weights sum to
-    ``needed``; of equal scores the last ones. All scores are finite."""
+    """Return the indices, in rising order, of the fewest largest scores whose weights sum to
+    ``needed``; among equal scores the last. All scores are finite."""
     last = _last_of_nucleus(scores, weights, needed)
     above = float(weights[scores > last].sum())
     ties = (scores == last).nonzero()[0]
@@ -365,9 +365,9 @@ def nucleus(scores: np.ndarray, weights: np.ndarray, needed: float) -> np.ndarra
 
 
 def _last_of_nucleus(scores: np.ndarray, weights: np.ndarray, needed: float) -> float:
-    """The smallest of the largest scores whose weights sum to ``needed``.
+    """Return the smallest of the largest scores whose weights sum to ``needed``.
 
-    A histogram says in which of its bins that is, and so on with the bin, until it can be sorted:
+    A histogram gives the bin that contains it, and the bin is divided again until it can be sorted:
     the time is proportional to the number of scores.
     """
     above = 0.0  # the sum of the weights of larger scores
@@ -387,12 +387,12 @@ def _last_of_nucleus(scores: np.ndarray, weights: np.ndarray, needed: float) -> 
 
 
 def _weights(scores: np.ndarray, top: float, temperature: float) -> np.ndarray:
-    """Exponentials as float64, the largest of which is 1."""
+    """Return exponentials as float64, scaled so that the largest is 1."""
     return np.exp((scores.astype(np.float64) - top) / temperature)
 
 
 def _block_sums(scores: np.ndarray, top: float, temperature: float) -> np.ndarray:
-    """The sums of the exponentials of blocks, as float64."""
+    """Return the sums of the exponentials of blocks, as float64."""
     sums = np.empty(-(-scores.size // _BLOCK))
     buffer = np.empty(min(_BLOCK, scores.size), np.float32)
     for i in range(sums.size):
@@ -405,9 +405,9 @@ def _block_sums(scores: np.ndarray, top: float, temperature: float) -> np.ndarra
 
 
 def _position(cumulated: np.ndarray, fraction: float) -> int:
-    """The first index at which cumulated weights exceed a fraction of their sum."""
+    """Return the first index at which cumulated weights exceed a fraction of their sum."""
     at = fraction * cumulated[-1]
-    last = int(cumulated.searchsorted(cumulated[-1]))  # behind it weights are 0
+    last = int(cumulated.searchsorted(cumulated[-1]))  # weights after it are 0
     return min(int(cumulated.searchsorted(at, side="right")), last)
 
 

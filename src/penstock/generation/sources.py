@@ -25,7 +25,7 @@ _HIDDEN = "hidden"  # in names of outputs of encoders
 
 
 def interface_of(stepper: Stepper) -> tuple[str, np.dtype, str]:
-    """The name and the dtype of the input of tokens, and the name of the output of logits."""
+    """Return the name and dtype of the input of tokens, and the name of the output of logits."""
     rows, outputs = stepper.rows, [*stepper.outputs]
     logits = "logits" if "logits" in outputs else outputs[0]
     types = [*rows.values()]
@@ -56,7 +56,7 @@ def tokenizer_of(
     place: str | Path | None,
     metadata: Mapping[str, str],
 ) -> TextTokenizer:
-    """The tokenizer that is given, or that in the ``metadata`` of the model, or in a file beside
+    """Return the given tokenizer, or the one in the ``metadata`` of the model, or in a file beside
     it."""
     if isinstance(given, TextTokenizer):
         return given
@@ -77,7 +77,7 @@ def tokenizer_of(
 
 
 def folders_of(place: str | Path | None) -> list[Path]:
-    """Where files beside a model may be: in its folder, or in that around a folder ``onnx``."""
+    """Return the folders of files beside a model: its own, and the one around a folder ``onnx``."""
     if place is None:
         return []
     folder = Path(place) if Path(place).is_dir() else Path(place).parent
@@ -85,14 +85,14 @@ def folders_of(place: str | Path | None) -> list[Path]:
 
 
 def numbers_tokenizer() -> TextTokenizer:
-    """A tokenizer for a model without one, where prompts are tokens, and texts are not read."""
+    """Return a tokenizer for a model without one: prompts are tokens, and texts are not used."""
     with extra_needed("a tokenizer needs tokenizers"):
         from tokenizers import Tokenizer, models
     return TextTokenizer(Tokenizer(models.WordLevel({"0": 0}, unk_token="0")))
 
 
 class ContextLimit(NamedTuple):
-    """The ``most`` tokens of a text, and ``where`` that is said."""
+    """The ``most`` tokens of a text, and ``where`` this limit is from."""
 
     most: int
     where: str
@@ -101,14 +101,14 @@ class ContextLimit(NamedTuple):
 def context_of(
     metadata: Mapping[str, str], place: str | Path | None, names: Sequence[str] = _CONTEXTS
 ) -> ContextLimit | None:
-    """The most tokens of a text, if the metadata of the model or a file beside it say so, in
-    settings of some ``names``."""
+    """Return the most tokens of a text if the model's metadata or a file beside it has one of the
+    settings ``names``, else None."""
     key = f"{metadata.get('general.architecture')}.context_length"
-    found: list[tuple[object, str]] = [(metadata.get(key), f"{key} of the model's metadata")]
+    settings: list[tuple[object, str]] = [(metadata.get(key), f"{key} of the model's metadata")]
     for text, file in _configurations(metadata, place):
         name, value = _setting(text, names)
-        found.append((value, f"{name} in {file}"))
-    known = [(int(x), at) for x, at in found if isinstance(x, int | str) and str(x).isdecimal()]
+        settings.append((value, f"{name} in {file}"))
+    known = [(int(x), at) for x, at in settings if isinstance(x, int | str) and str(x).isdecimal()]
     limits = [ContextLimit(n, where) for n, where in known if n > 1]
     return min(limits, key=lambda limit: limit.most, default=None)
 
@@ -116,7 +116,7 @@ def context_of(
 def _configurations(
     metadata: Mapping[str, str], place: str | Path | None
 ) -> Iterator[tuple[str, str]]:
-    """The texts of files that say what a model's sizes are, and their names."""
+    """Yield the texts of files with a model's sizes, and their names."""
     if "config.json" in metadata:
         yield metadata["config.json"], "the model's config.json"
         return
@@ -127,7 +127,7 @@ def _configurations(
 
 
 def _setting(text: str, names: Sequence[str]) -> tuple[str, object]:
-    """The first of some settings of a file of JSON, in its outer object or one within."""
+    """Return the first of some settings in a JSON file, in its outer object or one within."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Log-mel spectrograms, which encoders of speech read.
 
-As Whisper has them (Radford et al., https://arxiv.org/abs/2212.04356, section 2.2): the power of a
-Fourier transform over windows of Hann, summed up in triangular bands that are as wide as Slaney's
-Auditory Toolbox has them (1998), its logarithm cut off 8 below the loudest one.
+They are computed as in Whisper (Radford et al., https://arxiv.org/abs/2212.04356, section 2.2): the
+power of Fourier transforms over Hann windows, summed in triangular bands as wide as in Slaney's
+Auditory Toolbox (1998), and the logarithm, cut off 8 below the largest value.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _LINEAR_HZ, _HZ_OF_MEL = 1000.0, 200.0 / 3
 _LOG_STEP = np.log(6.4) / 27
 _FLOOR = 1e-10
 _RANGE = 8.0
-"""of decimal logarithms that are told apart, below the loudest one"""
+"""the range of decimal logarithms that is kept, below the largest one"""
 _ROOM = 4.0
 _LOWEST, _HIGHEST = 0.0, 8000.0
 
 
 class MelSpectrogram(NamedTuple):
-    """Parameters of log-mel features: ``bands`` of Fourier transforms of ``window`` samples each
+    """Parameters of log-mel features: ``bands`` of Fourier transforms of ``window`` samples every
     ``hop`` samples, of at most ``seconds`` at ``rate`` samples a second."""
 
     bands: int = 80
@@ -36,8 +36,8 @@ class MelSpectrogram(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> MelSpectrogram:
-        """The features that a ``preprocessor_config.json`` describes. Raises ``InvalidModel`` for a
-        wrong number."""
+        """Return the features that a ``preprocessor_config.json`` describes. Raises
+        ``InvalidModel`` for a wrong number."""
         names = "feature_size", "n_fft", "hop_length", "sampling_rate", "chunk_length"
         known = [settings.get(name, default) for name, default in zip(names, cls(), strict=True)]
         numbers = [n for n in known if isinstance(n, int) and 0 < n < 1 << 20]
@@ -49,7 +49,7 @@ class MelSpectrogram(NamedTuple):
         return cls(*numbers)
 
     def features(self, sound: np.ndarray) -> np.ndarray:
-        """The features [1, bands, frames] of float32 of a sound.
+        """Return the features [1, bands, frames] of a sound, as float32.
 
         Args:
             sound: Samples [n] of a float dtype between -1 and 1, at ``rate`` a second, of at most
@@ -65,7 +65,7 @@ class MelSpectrogram(NamedTuple):
             )
         if not np.isfinite(sound).all():
             raise InvalidInput("a sound has numbers that are not finite")
-        # Encoders read a fixed number of frames: silence follows shorter sounds, as in training.
+        # Encoders read a fixed number of frames: silence pads shorter sounds, as in training.
         padded = np.zeros(most)
         padded[: sound.size] = sound
         around = np.pad(padded, self.window // 2, mode="reflect")
@@ -74,7 +74,7 @@ class MelSpectrogram(NamedTuple):
         # The last frame begins where the sound ends.
         power = np.abs(np.fft.rfft(frames[:-1] * hann)) ** 2
         loudness = np.log10(np.maximum(power @ self._filters(), _FLOOR)).T
-        # Relative to this sound: quiet and loud ones look alike.
+        # Relative to this sound's maximum, so that quiet and loud sounds look alike.
         cut = np.maximum(loudness, loudness.max() - _RANGE)
         return ((cut + _ROOM) / _ROOM).astype(np.float32)[None]
 
@@ -86,7 +86,7 @@ class MelSpectrogram(NamedTuple):
         slopes = hz[None] - frequencies[:, None]
         widths = np.diff(hz)
         rising, falling = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
-        area = 2 / (hz[2:] - hz[:-2])  # each band has the same
+        area = 2 / (hz[2:] - hz[:-2])  # all bands have the same area
         return np.maximum(0, np.minimum(rising, falling)) * area
 
 

@@ -1,4 +1,4 @@
-"""One text that is generated: a sequence of a stepper, whose next rows are the tokens chosen."""
+"""One text that is generated: a sequence of a stepper, whose next rows are the chosen tokens."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _BEFORE = 8
 class TextSource(NamedTuple):
     """A model's settings for text: the names of the input of tokens and of the output of logits,
     the tokenizer, the tokens that end a text, and the most tokens of a text with its prompt (None
-    if unknown); the tokens that may not come first, the dtype of tokens, and the tokens that never
-    come unless a request has a bias for them.
+    if unknown); the tokens that may not come first, the dtype of tokens, and the tokens that are
+    never chosen unless a request has a bias for them.
     """
 
     rows: str
@@ -49,13 +49,13 @@ class TextSource(NamedTuple):
     suppressed: Sequence[int] = ()
 
     def rows_of(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
-        """The feeds of some tokens."""
+        """Return the feeds of some tokens."""
         return {self.rows: np.array([tokens], self.dtype)}
 
     def sampler(self, options: GenerationOptions, size: int, index: int = 0) -> TokenSampler:
-        """The sampler of tokens for logits of a ``size``."""
+        """Return the sampler of tokens for ``size`` logits."""
         ends = sorted(self.end_ids)
-        # Files may name more tokens than the model has.
+        # Files may list more tokens than the model has.
         never = {token: -inf for token in self.suppressed if token < size}
         if never:
             options = replace(options, logit_bias={**never, **(options.logit_bias or {})})
@@ -63,7 +63,7 @@ class TextSource(NamedTuple):
 
 
 class TextWriter:
-    """Takes tokens, and gives the pieces of the text that they make."""
+    """Converts tokens to pieces of text as they come."""
 
     def __init__(
         self, source: TextSource, prompt: Sequence[int], options: GenerationOptions, index: int
@@ -80,12 +80,12 @@ class TextWriter:
 
     @property
     def left(self) -> int | None:
-        """The number of tokens that the text may still have; None if it is unlimited."""
+        """The number of tokens that the text may still have, or None without a limit."""
         return None if self._most is None else self._most - len(self.result.tokens)
 
     def take(self, choice: TokenChoice, complete: bool = False) -> TextPiece:
-        """The piece of text of a token, the last one if the text ends; it is ``complete`` if its
-        grammar allows nothing more behind the token."""
+        """Return the piece of text of a token; it is the last one if the text ends. ``complete``:
+        the grammar of the text allows nothing after the token."""
         result, token = self.result, choice.token
         if token in self._ends:
             return self._finished("stop", "", ())
@@ -106,7 +106,7 @@ class TextWriter:
         return TextPiece(text, [token], self.index, "", logprobs)
 
     def finished(self, finish: str) -> GeneratedText:
-        """The text, which ends for this reason if it has not ended yet."""
+        """Return the complete text. ``finish`` is the reason if it has not ended by itself."""
         if not self.result.finish:
             self._finished(finish, "", ())
         return self.result
@@ -124,8 +124,8 @@ class TextWriter:
 
 
 class TextRequest:
-    """Generates a text behind a prompt, in the steps of a ``sequence`` that has the prompt. It goes
-    on by itself: the outputs of each step say its next rows."""
+    """Generates a text after a prompt, in the steps of a ``sequence`` that contains the prompt. It
+    drives itself: the outputs of each step determine its next rows."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TextRequest:
         self.tokens = [*prompt]
         self.sequence: StepSequence | None = None
         self.stop: StopCondition | None = None
-        """ends the text when it comes true, if the sequence does not know it yet"""
+        """ends the text once it holds, if the sequence does not check it yet"""
         self._sampler: TokenSampler | None = None
         self._draft: list[int] = []
         self._sum = 0.0
@@ -146,7 +146,7 @@ class TextRequest:
         self.ended: Ended = lambda request, error: None
 
     def advance(self, outputs: Rows) -> None:
-        """Choose tokens by the logits behind the last rows, and feed these; or end."""
+        """Choose tokens by the logits after the last rows, and feed them, or end the text."""
         logits = outputs[self.writer.source.logits][0]
         for row, numbers in enumerate(logits):
             token = self._chosen(numbers)
@@ -158,7 +158,7 @@ class TextRequest:
         self._feed()
 
     def _chosen(self, logits: np.ndarray) -> int:
-        """The next token, which is added to the text."""
+        """Choose the next token and add it to the text."""
         if self._sampler is None:
             options, index = self.writer.options, self.writer.index
             self._sampler = self.writer.source.sampler(options, logits.shape[-1], index)
@@ -175,7 +175,7 @@ class TextRequest:
         return choice.token
 
     def _feed(self) -> None:
-        """Let the last token be computed, and a draft of those behind it."""
+        """Feed the last token, followed by a draft of the next ones."""
         sequence = self.sequence
         assert sequence is not None
         sequence.cut(len(self.tokens) - 1)
@@ -184,14 +184,14 @@ class TextRequest:
         if self.drafts is not None and (left is None or left > 1):
             most = len(self.tokens) if left is None else left - 1
             draft = self.drafts.propose(self.tokens, most)
-            # The vocabulary of a model that guesses may have more.
+            # The vocabulary of a draft model may be larger.
             assert self._sampler is not None
             self._draft = [*takewhile(self._sampler.size.__gt__, draft)]
         rows = self.writer.source.rows_of([self.tokens[-1], *self._draft])
         sequence.feed(rows, 1 + len(self._draft), self.stepped, self.stop)
 
     def stepped(self, outputs: Rows | None, error: BaseException | None) -> None:
-        """Go on by the outputs of the last rows, or end with an error."""
+        """Continue with the outputs of the last rows, or end with an error."""
         if error is None and outputs is not None:
             try:
                 self.advance(outputs)
@@ -201,12 +201,12 @@ class TextRequest:
         self.end(error or InvalidInput("the text was ended"))
 
     def end(self, error: BaseException | None) -> None:
-        """Tell that the text is there, or the error that it ended with."""
+        """Report that the text is complete, or its error."""
         self.close()
         self.ended(self, error)
 
     def close(self) -> None:
-        """Give the state back."""
+        """Release the state of the sequence."""
         if self.sequence is not None:
             self.sequence.close()
         if self.drafts is not None:

@@ -1,4 +1,4 @@
-"""Text as tokens and back, also token by token while a text is generated.
+"""Conversion of text to tokens and back, also token by token while a text is generated.
 
 ::
 
@@ -23,22 +23,22 @@ from penstock.generation.packages import extra_needed
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_REPLACEMENT = "\ufffd"  # what decoders write for bytes that are no letter
-# Replacements at the end of a text that no letter can be the cause of: it has four bytes at most,
-# but decoders of single bytes take one before the letter with it.
+_REPLACEMENT = "\ufffd"  # decoders write it for bytes that are not a letter
+# Replacements at the end of a text that cannot be an incomplete letter: a letter has four bytes at
+# most, but decoders of single bytes take one before the letter with it.
 _MOST_REPLACEMENTS = 12
-_LONGEST_WINDOW = 64  # tokens without text that are decoded again with each other one
+_LONGEST_WINDOW = 64  # tokens without text that are decoded again with each further one
 
 
 class TextTokenizer:
-    """Divides texts into tokens, and says which of them begin and end a text.
+    """Divides texts into tokens, and knows which of them begin and end a text.
 
     Args:
-        tokenizer: Of Hugging Face's package; its truncation and padding are not used.
+        tokenizer: One of Hugging Face's package; its truncation and padding are not used.
         start_id: The token that texts begin with.
-        end_id: The token that templates write behind a text.
+        end_id: The token that templates write after a text.
         end_ids: Further tokens that end a text.
-        chat_templates: Templates of Jinja that make a text of messages, by name.
+        chat_templates: Jinja templates that render messages as text, by name.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class TextTokenizer:
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
         if tokenizer.truncation is not None or tokenizer.padding is not None:
-            tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # the caller's stays as it is
+            tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # leave the caller's unchanged
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.start_id = start_id
-        """the token that texts begin with, if there is one"""
+        """the token that texts begin with, or None"""
         self.end_id = end_id
-        """the token that is put behind a text, as templates write it, if there is one"""
+        """the token that templates write after a text, or None"""
         self.end_ids = tuple(sorted({*end_ids, *([] if end_id is None else [end_id])}))
         """the tokens that end a text"""
         self.chat_templates = dict(chat_templates or {})
-        """templates of Jinja that make a text of messages, by name"""
+        """Jinja templates that render messages as text, by name"""
         self.is_of_bytes = _is_of_bytes(tokenizer)
-        """whether the text of tokens is that of their bytes, one after the other"""
+        """whether the text of tokens is that of their concatenated bytes"""
         added = tokenizer.get_added_tokens_decoder().items()
         self._special = frozenset(i for i, token in added if token.special)
 
@@ -72,11 +72,11 @@ class TextTokenizer:
     def load(cls, path: str | Path) -> TextTokenizer:
         """Read a ``tokenizer.json``, or a folder with one and perhaps ``tokenizer_config.json``,
         ``special_tokens_map.json``, ``generation_config.json``, ``config.json``,
-        ``genai_config.json`` and ``chat_template.jinja``. Of a single file, the other files are not
-        read. Raises ``InvalidModel`` if a file is no such file.
+        ``genai_config.json`` and ``chat_template.jinja``. For a single file, the other files are
+        not read. Raises ``InvalidModel`` if a file is not in its format.
 
         Args:
-            path: Of the file, or the folder.
+            path: The file or the folder.
         """
         path = Path(path)
         if not path.is_dir():
@@ -101,11 +101,11 @@ class TextTokenizer:
 
     @classmethod
     def of_gguf(cls, metadata: Mapping[str, object]) -> TextTokenizer:
-        """The tokenizer that the metadata of a GGUF file carries. Raises ``InvalidModel`` if there
-        is none, or one of an unknown kind.
+        """Return the tokenizer in the metadata of a GGUF file. Raises ``InvalidModel`` if there is
+        none, or one of an unknown kind.
 
         Args:
-            metadata: By its names, as ``tokenizer.ggml.tokens``.
+            metadata: Its entries by name, such as ``tokenizer.ggml.tokens``.
         """
         from penstock.generation import gguf_vocabulary as gguf
 
@@ -119,21 +119,21 @@ class TextTokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template that makes a text of messages, if there is one."""
+        """The template that renders messages as text, or None."""
         return self.chat_templates.get("default")
 
     @property
     def size(self) -> int:
-        """The number of tokens, added ones among them."""
+        """The number of tokens, including added ones."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """The tokens of a text.
+        """Return the tokens of a text.
 
         Args:
             text: Any text.
-            add_special: Whether those come before and behind that the tokenizer puts there; the
-                text of a chat template has them already.
+            add_special: Whether to add the tokens that the tokenizer puts before and after a text;
+                the text of a chat template has them already.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a string")
@@ -143,16 +143,16 @@ class TextTokenizer:
             raise InvalidInput(f"the text has half of a surrogate pair ({error})") from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of some tokens; others than the tokenizer's have none.
+        """Return the text of some tokens; tokens that the tokenizer does not have are skipped.
 
         Args:
             ids: The tokens.
-            skip_special: Whether special ones have no text.
+            skip_special: Whether to skip special tokens.
         """
         return self.tokenizer.decode([*ids], skip_special_tokens=skip_special)
 
     def text_of(self, token: int) -> str | None:
-        """A token as the vocabulary spells it; None if there is no such token.
+        """Return a token as the vocabulary spells it, or None if there is no such token.
 
         Args:
             token: Its number.
@@ -160,7 +160,7 @@ class TextTokenizer:
         return self.tokenizer.id_to_token(token)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token if ``is_of_bytes``, none of a special token.
+        """Return the bytes of a token if ``is_of_bytes``; b"" for a special token.
 
         Args:
             token: Its number.
@@ -183,8 +183,8 @@ def _is_of_bytes(tokenizer: Tokenizer) -> bool:
 
 @cache
 def _bytes_by_letter() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary spells: itself if it is printed, else
-    the letters from 256 on."""
+    """Return the byte that each letter of a byte-level vocabulary stands for: printable bytes stand
+    for themselves, others for the letters from 256 on."""
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return {chr(byte if byte in printed else next(others)): byte for byte in range(256)}
@@ -197,31 +197,31 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises no other class
-        raise InvalidModel(f"{path} is no tokenizer: {error}") from error
+        raise InvalidModel(f"{path} is not a tokenizer: {error}") from error
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidModel(f"{path} is no text in UTF-8: {error}") from error
+        raise InvalidModel(f"{path} is not text in UTF-8: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """An object of JSON; an empty one if there is no such file."""
+    """Read a JSON object; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
         content = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path} is no JSON: {error}") from error
+        raise InvalidModel(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise InvalidModel(f"{path} has no object of JSON")
+        raise InvalidModel(f"{path} is not a JSON object")
     return content
 
 
 def _read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
-    """Chat templates by name: those of a file of their own, or else of the settings."""
+    """Return chat templates by name: those of separate files, or else of the settings."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return {"default": _read_text(file)}
@@ -234,7 +234,7 @@ def _read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, s
 
 
 def _token_of(tokenizer: Tokenizer, value: object) -> int | None:
-    """The token that a setting names, by its text or by an object with that."""
+    """Return the token that a setting names, by its text or by an object with it."""
     text = value.get("content") if isinstance(value, Mapping) else value
     return tokenizer.token_to_id(text) if isinstance(text, str) else None
 
@@ -245,60 +245,60 @@ def _ids_of(value: object) -> list[int]:
 
 
 class TextStream:
-    """Makes text of tokens that come one by one; the pieces together are the text of all.
+    """Converts tokens that come one by one to text; the pieces joined are the text of all.
 
     ``before`` are tokens that precede the text, such as the last ones of a prompt: decoders leave
-    out a space at the beginning of a text, but not of one that goes on.
+    out a space at the beginning of a text, but not within one.
     """
 
     def __init__(self, tokenizer: TextTokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._letters = codecs.getincrementaldecoder("utf-8")("replace")
-        # Of other tokenizers than those of bytes: tokens of which the text is decoded, so many of
-        # which were there when it last ended with a whole letter, and the letters given of it.
+        # For tokenizers that are not of bytes: the tokens to decode, how many of them there were
+        # when their text last ended with a whole letter, and the letters already returned.
         self._window = [*before]
         self._whole = len(self._window)
         self._given = 0 if tokenizer.is_of_bytes else len(tokenizer.decode(self._window))
 
     def push(self, token: int) -> str:
-        """Take a token; return the text that is certain now, which may be empty."""
+        """Take a token and return the text that is now certain, which may be empty."""
         if self._tokenizer.is_of_bytes:
             return self._letters.decode(self._tokenizer.bytes_of(token))
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(_REPLACEMENT)
         if len(text) - len(certain) > _MOST_REPLACEMENTS:
-            certain = text  # they are no beginning of a letter
+            certain = text  # the replacements are not the beginning of a letter
         piece = certain[self._given :]
         self._given = max(self._given, len(certain))
         if len(certain) == len(text) and (piece or len(self._window) > _LONGEST_WINDOW):
-            # The text of a token depends on the one before it, so that one stays.
+            # The text of a token depends on the preceding one, so keep that one.
             del self._window[: self._whole]
             self._whole = len(self._window)
             self._given = len(self._tokenizer.decode(self._window))
         return piece
 
     def finish(self) -> str:
-        """The rest of the text, with a replacement for a letter that is not whole."""
+        """Return the rest of the text, with a replacement for an incomplete letter."""
         if self._tokenizer.is_of_bytes:
             return self._letters.decode(b"", final=True)
         return self._tokenizer.decode(self._window)[self._given :]
 
 
 class StopTexts:
-    """Cuts a text that comes in pieces before the first of some texts that is complete in it.
+    """Cuts a text that comes in pieces before the first complete stop text in it.
 
-    A piece is held back as long as it may be the beginning of one.
+    A piece is held back as long as it may be the beginning of a stop text.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
         self._held = ""
         self.found: str | None = None
-        """the text at which the other one was cut"""
+        """the stop text at which the text was cut"""
 
     def push(self, piece: str) -> str:
-        """Take a piece; return the text that can be given, nothing once a stop text was found."""
+        """Take a piece and return the text that is now certain; "" after a stop text."""
         if self.found is not None:
             return ""
         if not self._texts:
@@ -315,13 +315,13 @@ class StopTexts:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that ``stop`` begins with, but is not."""
+    """Return the length of the longest end of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
