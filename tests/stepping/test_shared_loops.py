@@ -192,5 +192,5 @@ def test_models_without_loops_are_refused() -> None:
             => (bool d, seq(float[2]) z) { d = Identity (c) e = Constant <value_floats = [1.0, 2.0]> ()
             z = SequenceInsert (v, e) }>
         y = ConcatFromSequence <axis = 0> (s) }"""
-    with pytest.raises(ps.InvalidInput, match=r"carries or reads .* no tensor"):
+    with pytest.raises(ps.InvalidInput, match=r"carries or reads .* not a tensor"):
         ps.SharedLoops(model_from_text(text))

@@ -1,1 +1,1 @@
-"""Steps of many requests as one: the state of sequences is in pages, or in rows of a batch."""
+"""Steps of many requests computed together: state is in pages, or in rows of a batch."""

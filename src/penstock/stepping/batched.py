@@ -36,7 +36,7 @@ from penstock.stepping.state_pairs import batch_axes
 from penstock.stepping.state_rows import StateBatch, StateRows
 
 _SAMPLES = 2
-_LARGE = 64.0  # times as large as numbers of a normal distribution
+_LARGE = 64.0  # the factor by which large values exceed numbers of a normal distribution
 
 
 class BatchedRunner:
@@ -81,7 +81,7 @@ class BatchedRunner:
             self._try_made_up()
 
     def _found_axes(self, inputs: Sequence[Port]) -> tuple[dict[str, int], str | None]:
-        """The batch axes of inputs, or the reason why there are none."""
+        """Return the batch axes of inputs, or the reason why there are none."""
         # States in a loop may have other shapes for each run, and the body may combine samples.
         if self._fed.grows:
             return {}, "the body of a loop has no axis of runs"
@@ -92,7 +92,7 @@ class BatchedRunner:
             return {}, str(reason)
 
     def history(self) -> FrameQueue:
-        """The history of frames for a new sequence."""
+        """Return the history of frames for a new sequence."""
         axes = {n: axis for n, axis in self._batch_axes.items() if n in self.rows}
         return FrameQueue(axes, self._stacked is not None)
 
@@ -112,14 +112,14 @@ class BatchedRunner:
         self._stacked, self._unproven, self.states.stacked = None, None, False
 
     def _axis(self, port: Port) -> int | None:
-        """The batch axis of an input, even if other inputs have none."""
+        """Return the batch axis of an input, even if other inputs have none."""
         if self._fed.grows:
             return None
         free = [i for i, dim in enumerate(port.shape or ()) if not isinstance(dim, int)]
         return self._batch_axes.get(port.name, free[0] if free else None)
 
     def _first_of(self, port: Port) -> np.ndarray | None:
-        """The default initial state of a sequence; None if its dims are open."""
+        """Return the default initial state of a sequence; None if its dims are open."""
         # Variables begin with their initial values.
         if port.name in self._fed.variables:
             return self._fed.initial.get(port.name)
@@ -130,7 +130,7 @@ class BatchedRunner:
         return np.zeros([n for n in dims if isinstance(n, int)], port.dtype)
 
     def initial(self, given: Mapping[str, RunValue]) -> dict[str, np.ndarray]:
-        """The arrays that a sequence begins with. Raises ``InvalidInput``."""
+        """Return the arrays that a sequence begins with. Raises ``InvalidInput``."""
         if unknown := {*given} - {*self.state}:
             raise InvalidInput(f"initial={sorted(unknown)}: states are {[*self.state]}")
         if missing := [name for name in self._unknown if name not in given]:
@@ -152,20 +152,20 @@ class BatchedRunner:
             arrays[name] = array.copy()
         return arrays
 
-    # Of sequences.
+    # Methods for sequences.
 
     def check_fixed(self, fixed: Rows) -> None:
-        """There are none."""
+        """Accept all, since there are no fixed inputs."""
 
     def check_length(self, sequence: SequenceState, rows: int) -> None:
-        """Frames have no bound."""
+        """Accept any length, since frames are not kept."""
 
     def begin(self, sequence: SequenceState) -> None:
-        """Nothing is there to be found."""
+        """Do nothing, since sequences share no prefixes."""
 
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
-        """See that the states of all sequences fit into memory: none is ever taken away."""
-        # Under the engine's lock, and before the step: no run reads batches meanwhile.
+        """Raise unless the states of all sequences fit into memory, since none is ever dropped."""
+        # Called under the engine's lock and before the step, so no run reads batches meanwhile.
         self.states.shrink()
         self._hold(sequence)
         return True
@@ -174,7 +174,7 @@ class BatchedRunner:
         # In a loop, states may grow with each step.
         if sequence in self._held and not self._fed.grows:
             return
-        # Each by itself, since states that sequences begin with may have sizes of their own.
+        # Counted one by one, since initial states of sequences may have different sizes.
         batch = self.states.batch_of(sequence)
         nbytes = sum(x.nbytes for x in batch.arrays.values()) // batch.size
         total = sum({**self._held, sequence: nbytes}.values())
@@ -214,17 +214,17 @@ class BatchedRunner:
         copy.computed = sequence.computed
 
     def state_of(self, sequence: SequenceState) -> dict[str, np.ndarray]:
-        """The state of a sequence that has stepped, by inputs."""
+        """Return the state of a sequence that has stepped, by inputs."""
         batch = self.states.batch_of(sequence)
         if not self.states.stacked:
             return {**batch.arrays}
         row = batch.rows.get(sequence, 0)
         return {name: array[row].copy() for name, array in batch.arrays.items()}
 
-    # Of steps.
+    # Methods for steps.
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
-        """Compute a frame of each piece. Returns its outputs, with no rows if none is wanted."""
+        """Compute a frame of each piece. Return its outputs, with no rows if none is wanted."""
         sequences = [piece.sequence for piece in pieces]
         # New states are stored after all groups have run: if one fails, the engine runs each piece
         # again, in a separate call.
@@ -246,7 +246,7 @@ class BatchedRunner:
         return [results[sequence] for sequence in sequences]
 
     def advance(self, piece: Piece) -> None:
-        """Note that a frame is computed."""
+        """Record that a frame is computed."""
         sequence = piece.sequence
         self.states.place(sequence, self._next.pop(sequence))
         sequence.computed += 1
@@ -418,7 +418,7 @@ class BatchedRunner:
         return None
 
 
-# Of frames and samples.
+# Helpers for frames and samples.
 
 
 def _first(sequence: SequenceState) -> InputFrame:
@@ -432,12 +432,12 @@ def _is_wanted(sequence: SequenceState) -> bool:
 
 
 def _alone_or_none(array: np.ndarray, wanted: bool) -> np.ndarray:
-    """The outputs of a frame of one sample, with no rows unless wanted."""
+    """Return the outputs of a frame of one sample, with no rows unless they are wanted."""
     return array if wanted or not array.ndim else array[:0]
 
 
 def _random(like: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Random values; integers are 0 and 1, which are indices of most tables."""
+    """Return random values; integers are 0 and 1, which are valid indices of most tables."""
     if like.dtype.kind in "iub":
         return rng.integers(0, 2, like.shape).astype(like.dtype)
     return rng.standard_normal(like.shape).astype(like.dtype)
@@ -448,14 +448,14 @@ def _scaled(array: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _shuffled(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The values of a frame in another order; floating-point values are halved."""
+    """Return the values of a frame in another order; floating-point values are halved."""
     # No new values: the model may only accept certain indices or levels.
     other = rng.permuted(array.reshape(-1)).reshape(array.shape)
     return (other / 2).astype(array.dtype) if array.dtype.kind == "f" else other
 
 
 def _axis_of_samples(one: tuple[int, ...], several: tuple[int, ...]) -> int | None:
-    """The axis on which a result has one row for each sample."""
+    """Return the axis on which a result has one row for each sample, or None."""
     if len(one) != len(several):
         return None
     # The result of one sample has one row, the result of several has one row per sample.

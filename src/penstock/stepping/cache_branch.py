@@ -1,7 +1,7 @@
-"""Decoders with a first and a further step in one graph, one of which an input selects.
+"""Decoders with a first and a further step in one graph, selected by an input.
 
-optimum writes this form: ``use_cache_branch`` is the condition of an If around the whole. A step
-has caches, perhaps of no positions, so that the graph of further steps is used.
+optimum writes this form: ``use_cache_branch`` is the condition of an If around the whole model. A
+step always has caches, perhaps of no positions, so the graph of further steps is used.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _BRANCH = "use_cache_branch"
 
 
 def has_branches(model: Model) -> bool:
-    """Whether an input says which of two graphs is meant."""
+    """Whether the model has an input that selects one of two graphs."""
     return any(value.name == _BRANCH for value in model.graph.inputs)
 
 
 def with_branch(model: Model, cached: bool) -> Model:
-    """One of the two models that a merged one has: of further steps, ``cached``, or the first."""
+    """Return one of a merged model's two models: further steps if ``cached``, or the first one."""
     graph = clone(model.graph)
     for value in [v for v in graph.inputs if v.name == _BRANCH]:
         graph.inputs.remove(value)
         value.set_constant(np.array([cached]))
     names = [value.name for value in graph.outputs]
-    # With the branch known, the If becomes the nodes of one of its graphs.
+    # With a constant condition, the If becomes the nodes of one of its graphs.
     optimize(graph)
     name_outputs(graph, names)
-    # Outputs of the encoder come back unchanged, or empty.
+    # Outputs of the encoder are returned unchanged, or empty.
     kept = [value for value in graph.outputs if not (cached and is_of_encoder(value.name))]
     return with_outputs(model, graph, kept)
 
 
 def with_outputs(model: Model, graph: Graph, outputs: Sequence[Value]) -> Model:
-    """The model with some outputs, and the inputs that these need."""
+    """Return the model with these outputs, and the inputs that they need."""
     graph.outputs = [*outputs]
     prune(graph)
-    # Unread inputs would have to be fed: the caches of a first step, and its encoder states.
+    # Inputs that nothing reads would have to be fed: a first step's caches, its encoder states.
     read = {value for node in graph.walk() for value in node.inputs}
     graph.inputs = [value for value in graph.inputs if value in read]
     part = replace(model, graphs={**model.graphs, model.entry: graph})

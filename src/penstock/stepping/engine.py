@@ -86,7 +86,7 @@ class StepEngine:
         """sequences without references; the garbage collector appends them at any time"""
 
     def sequence(self, priority: int) -> SequenceState:
-        """A new sequence."""
+        """Return a new sequence."""
         with self.lock:
             while self.dropped:
                 self.close(self.dropped.popleft())
@@ -249,8 +249,8 @@ class StepEngine:
         )
 
     def _begun(self, sequence: SequenceState) -> bool:
-        """Begin a sequence if it is new, perhaps after a known prefix. Returns whether the next
-        step has a single row of it."""
+        """Begin a sequence if it is new, perhaps after a known prefix. Return whether the next step
+        has a single row of it."""
         if sequence not in self.holding:
             self.holding[sequence] = None
             before = sequence.computed
@@ -308,7 +308,7 @@ class StepEngine:
         return None if victim is None or victim.rank < sequence.rank else victim
 
     def _run(self, pieces: list[Piece]) -> list[Rows | BaseException]:
-        """The outputs or errors of pieces. If a run of several fails, each runs alone."""
+        """Return the outputs or errors of pieces. If a run of several fails, run each alone."""
         try:
             return [*self.runner.run(pieces)]
         except Exception as error:

@@ -15,8 +15,8 @@ from penstock.stepping.state_pairs import check_state, match_state
 
 class FedState(NamedTuple):
     """A ``model`` and its outputs that are fed back, by input: those ``given`` by the user (None to
-    match them by name), and the outputs of ``variables``, with their ``initial`` values. In a loop,
-    states may change their shapes (``grows``), and runs have no batch."""
+    match them by name), and the outputs of ``variables``, with their ``initial`` values. ``grows``:
+    states are in a loop, where they may change their shapes and runs have no batch."""
 
     model: Model
     given: Mapping[str, str] | None
@@ -26,15 +26,15 @@ class FedState(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, given: Mapping[str, str] | None) -> FedState:
-        """The fed-back state of a model; its variables become states."""
+        """Return the fed-back state of a model, whose variables become states."""
         if not assigns_variables(model.graph):
             return cls(model, given)
         carried = carry_variables(model)
-        # The state of a model with variables is in these: do not match other ports by name.
+        # A model with variables has its state in these: do not match other ports by name.
         return cls(carried.model, given or {}, carried.state, carried.initial)
 
     def pairs(self, inputs: Sequence[Port], outputs: Sequence[Port]) -> dict[str, str]:
-        """The outputs that are fed back, by inputs. Raises ``InvalidInput``."""
+        """Return the outputs that are fed back, by inputs. Raises ``InvalidInput``."""
         left = [port for port in inputs if port.name not in self.variables]
         if self.given is None:
             return match_state(left, outputs)

@@ -71,7 +71,7 @@ class FrameQueue(RowHistory):
 
     def _one(self, name: str, array: np.ndarray, i: int) -> np.ndarray:
         axis = self._axes.get(name)
-        # With its batch axis, as the model takes it.
+        # It keeps its batch axis, as the model requires.
         return array if axis is None else array[(slice(None),) * axis + (slice(i, i + 1),)]
 
     @property
@@ -80,19 +80,19 @@ class FrameQueue(RowHistory):
         return self._waiting[0]
 
     def drop(self) -> None:
-        """Forget the first frame, which was computed."""
+        """Remove the first frame, which has been computed."""
         self._waiting.popleft()
 
     def cut(self, count: int) -> None:
-        """Forget the frames from ``count`` on."""
-        # Frames that were computed count, and are gone.
+        """Remove the frames from ``count`` on."""
+        # Computed frames are counted although they are no longer stored.
         while self._waiting and self.count > count:
             self._waiting.pop()
             self.count -= 1
         self.count = min(self.count, count)
 
     def copied(self) -> FrameQueue:
-        """One with the same frames."""
+        """Return a copy with the same frames."""
         copy = FrameQueue(self._axes, self._each)
         copy.count, copy._waiting = self.count, deque(islice(self._waiting, None))
         return copy

@@ -43,11 +43,11 @@ from penstock.stepping.step_model import joined_steps_of
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """numbers of rows of a step; beyond the last, multiples of it and of an eighth of the number"""
 _PAGES = 4096
-"""numbers of pages that the table of a step has room for at first"""
+"""numbers of pages for which the table of a step initially has room"""
 
 
 def rounded(rows: int) -> int:
-    """The number of rows that a step for ``rows`` computes."""
+    """Return the number of rows that a step for ``rows`` computes."""
     for size in _SIZES:
         if rows <= size:
             return size
@@ -56,10 +56,10 @@ def rounded(rows: int) -> int:
 
 
 def piece_of(waiting: int, room: int) -> int:
-    """The number of ``waiting`` rows to compute in a step that has ``room``: one that the sizes of
-    steps round up by little."""
+    """Return how many of the ``waiting`` rows to compute in a step that has ``room``: a number that
+    the sizes of steps round up by little."""
     rows, last = min(waiting, room), _SIZES[-1]
-    # Another step reads all weights once more, which takes as long as some tens of rows.
+    # Another step reads all weights again, which takes as long as some tens of rows.
     few = rows % last
     return rows - few if rows > last and few < last // 2 else rows
 
@@ -121,7 +121,7 @@ class JoinedRunner:
         return self.pool.count - self.pool.free, self.pool.kept, self.pool.count
 
     def check_fixed(self, fixed: Rows) -> None:
-        """See that a sequence can begin with these inputs. Raises ``InvalidInput``."""
+        """Check that a sequence can begin with these inputs. Raises ``InvalidInput``."""
         counts = {cache.past: fixed[cache.past].shape[2] for cache in self.steps.fixed}
         if (name := self.steps.mask) is not None:
             counts[name] = fixed[name].shape[1]
@@ -133,8 +133,8 @@ class JoinedRunner:
             raise InvalidInput(f"initial has no positions to attend to: {counts}")
 
     def check_length(self, sequence: SequenceState, rows: int) -> None:
-        """See that a sequence may have some ``rows``. Raises ``InvalidInput`` where the model has
-        no positions for them, and ``LimitExceeded`` where pages cannot hold them."""
+        """Check that a sequence may have this number of ``rows``. Raises ``InvalidInput`` if the
+        model has no positions for them, and ``LimitExceeded`` if pages cannot hold them."""
         if self.most_rows is not None and rows > self.most_rows:
             raise InvalidInput(
                 f"a sequence of {rows} rows is longer than the model's table of positions: "
@@ -143,7 +143,7 @@ class JoinedRunner:
         self._check_pages(sequence, rows)
 
     def _check_pages(self, sequence: SequenceState, rows: int) -> None:
-        # Masks are copies that stay as they are, so that this is counted once.
+        # Masks are copied and never change, so this is counted once.
         if self.steps.fixed and not sequence.present:
             sequence.present = self._places(sequence.fixed).size
         needed, of_fixed = ceil(rows / PAGE), ceil(sequence.present / PAGE)
@@ -156,7 +156,7 @@ class JoinedRunner:
             )
 
     def _places(self, fixed: Rows) -> np.ndarray:
-        """The positions of the encoder's output that are not masked."""
+        """Return the positions of the encoder's output that are not masked."""
         if self.steps.mask is not None:
             return np.flatnonzero(fixed[self.steps.mask])
         return np.arange(fixed[self.steps.fixed[0].past].shape[2] if self.steps.fixed else 0)
@@ -164,7 +164,7 @@ class JoinedRunner:
     def begin(self, sequence: SequenceState) -> None:
         """Share the pages of sequences with the same prefix; the last waiting row is computed in
         any case."""
-        # Outputs of an encoder occupy pages, but are no part of their digests.
+        # Pages of an encoder's outputs are not part of the digests.
         if sequence.computed or sequence.pages or self.steps.fixed:
             return
         full = (sequence.rows.count - max(sequence.wanted, 1)) // PAGE
@@ -178,7 +178,7 @@ class JoinedRunner:
         sequence.computed = len(sequence.pages) * PAGE
 
     def reserve(self, sequence: SequenceState, rows: int) -> bool:
-        """Allocate pages for further rows of a sequence. Returns False if too few are free."""
+        """Allocate pages for further rows of a sequence. Return False if too few are free."""
         self._check_pages(sequence, sequence.computed + rows)
         needed, fixed = ceil((sequence.computed + rows) / PAGE), sequence.fixed_pages
         of_fixed = ceil(sequence.present / PAGE)
@@ -196,7 +196,7 @@ class JoinedRunner:
         return True
 
     def _write(self, page: int, fixed: Rows, begin: int) -> None:
-        """Write keys and values that stay as they are, from a position on, into a page."""
+        """Write keys and values that do not change, from position ``begin`` on, into a page."""
         places = self._places(fixed)[begin : begin + PAGE]
         for name, _, groups, size, begins, keys in self.steps.fixed:
             memory = self.pool.array[page, begins : begins + groups * PAGE * size]
@@ -232,7 +232,7 @@ class JoinedRunner:
         self._own_last(copy)
 
     def _own_last(self, sequence: SequenceState) -> None:
-        """Let a sequence have its last page for itself, if rows are still to be written there."""
+        """Give a sequence its own copy of its last page if rows are still to be written there."""
         if not sequence.computed % PAGE or not self.pool.is_shared(sequence.pages[-1]):
             return
         shared = sequence.pages.pop()
@@ -245,7 +245,7 @@ class JoinedRunner:
         self.pool.drop(shared)
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
-        """Compute pieces with reserved pages. Returns the outputs of the wanted rows of each."""
+        """Compute pieces with reserved pages. Return the outputs of the wanted rows of each."""
         feeds, counts = self._feeds(pieces)
         outputs = self.session.run(feeds)
         results: list[Rows] = []
@@ -260,12 +260,12 @@ class JoinedRunner:
         return results
 
     def advance(self, piece: Piece) -> None:
-        """Note that a piece is computed."""
+        """Record that a piece is computed."""
         piece.sequence.computed += piece.rows
         self._keep_full(piece.sequence)
 
     def _feeds(self, pieces: Sequence[Piece]) -> tuple[dict[str, np.ndarray], list[int]]:
-        """The feeds of a step, and how many rows of each piece are read."""
+        """Return the feeds of a step, and how many rows of each piece are read."""
         total = sum(piece.rows for piece in pieces)
         rows = rounded(total)
         counts, read = [], list[int]()
@@ -277,7 +277,7 @@ class JoinedRunner:
             runs.append((first, count, past, sequence.pages))
             fixed.append((first, count, sequence.present, sequence.fixed_pages))
             positions[0, first : first + count] = range(past, past + count)
-            # Of rows that are computed now, those among the last ones that are wanted.
+            # The wanted rows among those that are computed now.
             begin = max(sequence.rows.count - sequence.wanted - past, 0)
             read += range(first + begin, first + count)
             counts.append(max(count - begin, 0))
@@ -303,8 +303,8 @@ class JoinedRunner:
         return array
 
     def _keep_full(self, sequence: SequenceState) -> None:
-        """Keep pages that have become full for sequences that begin alike."""
-        if self.steps.fixed:  # nobody looks for them
+        """Keep pages that have become full for sequences with the same prefix."""
+        if self.steps.fixed:  # sequences with fixed inputs share no pages
             return
         for i in range(len(sequence.digests), sequence.computed // PAGE):
             before = sequence.digests[-1] if sequence.digests else b""

@@ -1,4 +1,4 @@
-"""Calls on event loops by the thread that runs steps: a loop is woken once for all of a step."""
+"""Calls on event loops by the thread that runs steps: each loop is woken once per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LoopCalls:
-    """Calls of functions on the threads of event loops. Waking a loop takes a system call, which
+    """Calls functions on the threads of event loops. Waking a loop takes a system call, which
     releases the interpreter lock: another thread takes it, and the step has to wait."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class LoopCalls:
         self._holder: int | None = None
 
     def soon(self, loop: AbstractEventLoop, call: Callable[[], object]) -> None:
-        """Let ``loop`` call a function; within ``together``, at the end of that."""
+        """Let ``loop`` call a function; within ``together``, at the end of the block."""
         with self._lock:
             self._calls.setdefault(loop, []).append(call)
         if self._holder != threading.get_ident():
@@ -29,7 +29,7 @@ class LoopCalls:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Wake each loop once for all that this thread calls within. One thread at a time."""
+        """Wake each loop once for all calls of this thread in the block. One thread at a time."""
         self._holder = threading.get_ident()
         try:
             yield
@@ -40,9 +40,9 @@ class LoopCalls:
     def _wake(self) -> None:
         with self._lock:
             calls, self._calls = self._calls, {}
-        for loop, own in calls.items():
+        for loop, functions in calls.items():
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(_call_all, own)
+                loop.call_soon_threadsafe(_call_all, functions)
 
 
 def _call_all(calls: list[Callable[[], object]]) -> None:

@@ -34,8 +34,8 @@ ITERATION, CONDITION, GOES_ON = (f"{WRITTEN}{n}" for n in ("iteration", "conditi
 class LoopBody(NamedTuple):
     """The ``model`` of an iteration: ``state`` has the outputs that are fed back, by inputs, and
     ``rows`` the outputs that are collected. ``trips`` and ``goes_on`` are the values of the loop's
-    bounds, ``first`` those of its state, and ``outside`` what its inputs read, by their names;
-    ``results`` the values that it returns, those of the state first."""
+    bounds, ``first`` those of its initial state, and ``outside`` those that its inputs read, by the
+    inputs' names; ``results`` are the values that it returns, the state's first."""
 
     model: Model
     state: Mapping[str, str]
@@ -49,8 +49,8 @@ class LoopBody(NamedTuple):
 
 
 class LoopParts(NamedTuple):
-    """The ``inputs`` of a model, its ``outputs`` with the values that they are, the ``models`` of
-    parts, each with the loops behind it."""
+    """The ``inputs`` of a model, the values of its ``outputs`` by name, and the ``models`` of its
+    parts, each with the loops after it."""
 
     inputs: Sequence[str]
     outputs: Mapping[str, str]
@@ -58,8 +58,8 @@ class LoopParts(NamedTuple):
 
 
 def loop_parts(model: Model) -> LoopParts:
-    """The parts of a model around those of its loops that are not within others. Raises
-    ``InvalidInput`` if no loop can be run by itself."""
+    """Return the parts of a model around its outermost loops. Raises ``InvalidInput`` if no loop
+    can be run by itself."""
     graph = clone(model.graph)
     run_passes((*STRUCTURE, PASSES["fold_constants"]), graph, PassContext())
     if is_framed(graph) or graph.targets or not all(node.op.pure for node in graph.walk()):
@@ -75,7 +75,7 @@ def loop_parts(model: Model) -> LoopParts:
     outputs = _named(graph, names)
     level = _levels(graph, loops)
     parts = []
-    # Behind the last loop is a part, too, if an empty one.
+    # There is always a part after the last loop, which may be empty.
     for number in range(max(level[loop] for loop in loops) + 2):
         own = [node for node in graph.nodes if level[node] == number]
         inner = [node for node in own if node not in loops]
@@ -94,7 +94,7 @@ def _levels(graph: Graph, loops: set[Node]) -> dict[Node, int]:
 
 
 def _named(graph: Graph, names: Sequence[str]) -> dict[str, str]:
-    """The values that outputs are, by the names of these; constants become values of nodes."""
+    """Return the values of outputs by name; constants become values of nodes."""
     for i, value in enumerate(graph.outputs):
         if value.is_constant:
             graph.outputs[i] = Value(f"{value.name}/output", value.type)
@@ -103,7 +103,7 @@ def _named(graph: Graph, names: Sequence[str]) -> dict[str, str]:
 
 
 def _reason(node: Node) -> str | None:
-    """Why a loop is not run by itself; None if it is."""
+    """Return why a loop cannot be run by itself, or None if it can."""
     entering, leaving = loop_carried(node)
     body: Graph = node.attrs["body"]
     values = [*body.inputs[entering], *body.outputs[leaving], *captures(body)]
@@ -112,12 +112,12 @@ def _reason(node: Node) -> str | None:
     for value in (*values, *[v for v in node.inputs if v is not None]):
         type_ = value.type
         if not isinstance(type_, TensorType) or type_.dtype is None or type_.shape is None:
-            return f"carries or reads {value}, which is no tensor of known rank"
+            return f"carries or reads {value}, which is not a tensor of known rank"
     return None
 
 
 def _part(model: Model, graph: Graph, nodes: Sequence[Node]) -> Model:
-    """A model of some nodes, which returns what others read, and outputs."""
+    """Return a model of some nodes, which returns outputs and the values that others read."""
     own = {value for node in nodes for value in node.outputs if value is not None}
     others = [node for node in graph.nodes if node not in set(nodes)]
     wanted = dict.fromkeys([v for node in others for v in all_reads(node) if v in own])
@@ -128,11 +128,11 @@ def _part(model: Model, graph: Graph, nodes: Sequence[Node]) -> Model:
 
 
 def _model(model: Model, graph: Graph) -> Model:
-    made = replace(
+    derived = replace(
         model, graphs={"main": graph}, entry="main", aliases={}, output_dims={}, artifact=None
     )
-    check_and_sort(made)
-    return made
+    check_and_sort(derived)
+    return derived
 
 
 def _body(model: Model, node: Node) -> LoopBody:
@@ -175,6 +175,6 @@ def _source(value: Value | None) -> str | np.ndarray | None:
 
 
 def _known(value: Value | None) -> str | np.ndarray:
-    """The name of a value, or its contents."""
+    """Return the name of a value, or its contents."""
     assert value is not None
     return value.name if value.const is None else value.const

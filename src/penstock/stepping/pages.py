@@ -27,7 +27,7 @@ _FIRST = b""
 
 
 def digests(rows: Iterable[bytes], before: bytes = _FIRST) -> Iterator[bytes]:
-    """The digest of each full page of ``rows``, which covers all rows up to its end."""
+    """Yield the digest of each full page of ``rows``, which covers all rows up to its end."""
     for content in rows:
         before = blake2b(before + content, digest_size=16).digest()
         yield before
@@ -35,7 +35,7 @@ def digests(rows: Iterable[bytes], before: bytes = _FIRST) -> Iterator[bytes]:
 
 @dataclass(eq=False)
 class _Prefix:
-    """A full page, the prefix ``before`` it, how many others continue it, and when it was used."""
+    """A full page, the prefix ``before`` it, how many others continue it, and its last use."""
 
     page: int
     before: bytes
@@ -44,13 +44,13 @@ class _Prefix:
 
 
 class PagePool:
-    """Pages of ``elements`` float32, as many as fit into ``most_bytes``, one at least. Sequences
+    """Pages of ``elements`` float32, as many as fit into ``most_bytes`` but at least one. Sequences
     hold pages, and so does the table of prefixes."""
 
     def __init__(self, elements: int, most_bytes: int) -> None:
         self.nbytes_of_page = elements * 4
         self.count = max(1, most_bytes // self.nbytes_of_page)
-        # Untouched memory costs nothing: the system gives zeros when a page is first written.
+        # Untouched memory costs nothing: the system provides zeros when a page is first written.
         try:
             self._memory = mmap.mmap(-1, self.count * self.nbytes_of_page)
         except (OSError, OverflowError, ValueError) as error:
@@ -73,7 +73,7 @@ class PagePool:
         return len(self._prefixes)
 
     def take(self) -> int | None:
-        """A page to write; None if sequences hold them all."""
+        """Return a page to write, or None if sequences hold them all."""
         if not self.free and not self._evict():
             return None
         if self._free:
@@ -84,21 +84,21 @@ class PagePool:
         return len(self._holders) - 1
 
     def hold(self, page: int) -> None:
-        """Count one more holder."""
+        """Add a holder of a page."""
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """Count one holder less; nobody's page is free."""
+        """Remove a holder of a page; a page without holders is free."""
         self._holders[page] -= 1
         if not self._holders[page]:
             self._free.append(page)
 
     def is_shared(self, page: int) -> bool:
-        """Whether others hold a page, too."""
+        """Whether a page has several holders."""
         return self._holders[page] > 1
 
     def find(self, digest: bytes) -> int | None:
-        """Acquire the page with a digest and return it; None if there is none."""
+        """Acquire the page with a digest and return it, or None if there is none."""
         prefix = self._prefixes.get(digest)
         if prefix is None:
             return None
@@ -108,7 +108,7 @@ class PagePool:
         return prefix.page
 
     def keep(self, page: int, digest: bytes, before: bytes) -> None:
-        """Keep a full page for sequences that begin alike. One that is kept already stays."""
+        """Keep a full page for sequences with the same prefix, unless one is kept already."""
         if digest in self._prefixes or (before and before not in self._prefixes):
             return
         self._clock += 1
@@ -118,19 +118,19 @@ class PagePool:
         self.hold(page)
 
     def forget(self) -> None:
-        """Keep no pages any more that no sequence holds."""
+        """Stop keeping pages that no sequence holds."""
         while self._evict():
             pass
 
     def _evict(self) -> bool:
         """Free some of the least recently used pages that no sequence holds and no other prefix
-        continues. Returns whether there were any."""
+        continues. Return whether there were any."""
         old = [
             (prefix.used, digest)
             for digest, prefix in self._prefixes.items()
             if not prefix.continued and self._holders[prefix.page] == 1
         ]
-        # Some at once, since each time all are looked at.
+        # Several at once, since each call examines all prefixes.
         for _, digest in nsmallest(1 + len(old) // 16, old):
             prefix = self._prefixes.pop(digest)
             if prefix.before:

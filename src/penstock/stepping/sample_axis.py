@@ -1,4 +1,4 @@
-"""The session of a model with an axis of samples that it has not itself."""
+"""The session of a model to which an axis of samples is added."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.session.session import Session
 
 
 def session_of_samples(model: Model, options: CompileOptions) -> Session:
-    """A session whose inputs and outputs have an additional leading axis of samples. Raises
-    ``RowsStay`` if some of the work would be done for one sample at a time."""
+    """Return a session whose inputs and outputs have an additional leading axis of samples. Raises
+    ``RowsStay`` if some nodes would be computed for one sample at a time."""
     graph = add_samples(model.graph)
     alone = [node.label for node in graph.nodes if node.op.name == "Scan"]
     if alone:

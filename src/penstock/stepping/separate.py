@@ -1,7 +1,7 @@
-"""Steps one sequence at a time, by the model as it is, for models whose rows cannot be joined.
+"""Steps of one sequence at a time, by the unchanged model, for models whose rows cannot be joined.
 
 Each sequence has the caches that the model returned, which grow in place. A model without caches
-reads all rows of a sequence in each step. Exporters trace a step of one row of an encoder-decoder,
+reads all rows of a sequence in each step. Exporters trace an encoder-decoder's step with one row,
 and the graph may be correct only for a single row: the first step of several rows checks that.
 
 Some models compute texts beyond a length in another way (``LONG_FROM``). A sequence that grows
@@ -35,7 +35,7 @@ from penstock.stepping.joined import Piece
 from penstock.stepping.sequence import Rows, SequenceState, same_but_for_rounding
 
 _Result: TypeAlias = "tuple[Rows, dict[str, np.ndarray]]"
-"""Outputs of rows, and the caches after them"""
+"""outputs of rows, and the caches after them"""
 
 
 class SeparateRunner:
@@ -66,24 +66,24 @@ class SeparateRunner:
                 f"which of the outputs {names} are fed back to {[*caches]} is not known"
             )
         named = {present_of(name): name for name in caches}
-        if {*named} == {*grown}:  # else both stand in one order
+        if {*named} == {*grown}:  # otherwise both are in the same order
             self._presents = {named[name]: name for name in grown}
         else:
             self._presents = dict(zip(caches, grown, strict=False))
         self._types = {value.name: value.type for value in graph.inputs}
         self._most_short = int(model.metadata.get(LONG_FROM, 0)) if caches else 0
-        """positions of a short text at most, 0 if the model makes no difference"""
+        """the most positions of a short text, or 0 if the model makes no difference"""
 
     @property
     def pages(self) -> tuple[int, int, int]:
-        """There are none."""
+        """Return zeros, since there are no pages."""
         return 0, 0, 0
 
     def check_fixed(self, fixed: Rows) -> None:
-        """A run tells what it cannot take."""
+        """Accept all; the run raises an error for wrong inputs."""
 
     def check_length(self, sequence: SequenceState, rows: int) -> None:
-        """A run tells what is too long."""
+        """Accept any length; the run raises an error for one that is too long."""
 
     def begin(self, sequence: SequenceState) -> None:
         """Give a new sequence caches without positions."""
@@ -131,7 +131,7 @@ class SeparateRunner:
         self._held += _bytes_of(copy)
 
     def run(self, pieces: Sequence[Piece]) -> list[Rows]:
-        """Compute a piece; the outputs of its wanted rows."""
+        """Compute a piece and return the outputs of its wanted rows."""
         ((sequence, count),) = pieces
         past = sequence.computed if self._roles.caches else 0
         count += sequence.computed - past
@@ -144,14 +144,14 @@ class SeparateRunner:
         return [outputs]
 
     def _turns_long(self, rows: int, more: int) -> bool:
-        """Whether a text of some ``rows`` is short, and one of ``more`` is not."""
+        """Whether a text of ``rows`` is short and one of ``more`` is not."""
         return rows <= self._most_short < more
 
     def _long(self, sequence: SequenceState, past: int, count: int, begin: int) -> Rows:
-        """The outputs of rows from ``begin`` on of a text that turns long."""
+        """Return the outputs of rows from ``begin`` on of a text that becomes long."""
         parts = []
         short = self._most_short - past
-        # Of a text that goes on, such as by a draft; a prompt is long from its first row on.
+        # For a text that is continued, such as by a draft; a prompt is long from its first row on.
         if past and begin < self._most_short:
             outputs = self._continued(sequence, past, short)
             parts.append({name: outputs[name][:, begin - past :] for name in self.axes})
@@ -165,7 +165,7 @@ class SeparateRunner:
         return {n: np.concatenate([p[n] for p in parts], axis) for n, axis in self.axes.items()}
 
     def _continued(self, sequence: SequenceState, past: int, count: int) -> Rows:
-        """Compute rows after ``past`` ones, and store the caches in the sequence. Returns the
+        """Compute rows after ``past`` ones, and store the caches in the sequence. Return the
         outputs."""
         step = self._several if self._roles.caches and count > 1 else self._step
         outputs, caches = step(sequence, sequence.arrays, past, count)
@@ -175,7 +175,7 @@ class SeparateRunner:
         return outputs
 
     def _step(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
-        """The outputs of some rows, and the caches after them."""
+        """Return the outputs of some rows, and the caches after them."""
         feeds = {n: sequence.rows.part(n, past, past + count)[None] for n in self._roles.rows}
         for name in self._roles.positions:
             positions = np.arange(past, past + count, dtype=self._type(name).dtype)
@@ -186,7 +186,7 @@ class SeparateRunner:
         return outputs, {name: outputs[y] for name, y in self._presents.items()}
 
     def _several(self, sequence: SequenceState, caches: Rows, past: int, count: int) -> _Result:
-        """``_step`` of several rows, one by one where the model computes no more."""
+        """``_step`` for several rows, one by one if the model is not correct for more."""
         if self._one_row is False:
             return self._step(sequence, caches, past, count)
         # Both ways begin with the same caches, as forks of a sequence do.
@@ -206,7 +206,7 @@ class SeparateRunner:
         return alone, behind
 
     def advance(self, piece: Piece) -> None:
-        """Note that a piece is computed."""
+        """Record that a piece is computed."""
         piece.sequence.computed += piece.rows
 
     def _type(self, name: str) -> TensorType:

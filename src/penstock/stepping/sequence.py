@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 1e-5
 Rows: TypeAlias = "Mapping[str, np.ndarray]"
-"""Rows by the names of inputs, [1, rows, ...]"""
+"""rows by the names of inputs, [1, rows, ...]"""
 Done: TypeAlias = "Callable[[Rows | None, BaseException | None], object]"
-"""Takes the outputs of some rows by name, or else the error that they ended with"""
+"""takes the outputs of some rows by name, or else the error that they ended with"""
 
 
 class RowHistory:
-    """All rows that a sequence was given, by input: arrays with room for more. ``together``: how
-    many rows of a sequence a step may have."""
+    """All rows that a sequence was given, by input, in arrays with room for more. ``together``: the
+    most rows of a sequence in one step."""
 
     together = maxsize
 
@@ -54,19 +54,19 @@ class RowHistory:
         self.count += count
 
     def part(self, name: str, begin: int, end: int) -> np.ndarray:
-        """Some rows [n, ...] of an input."""
+        """Return some rows [n, ...] of an input."""
         return self._arrays[name][begin:end]
 
     def content(self, begin: int, end: int) -> bytes:
-        """The contents of some rows, for comparisons with other rows."""
+        """Return the contents of some rows, for comparisons with other rows."""
         return b"".join([array[begin:end].tobytes() for _, array in sorted(self._arrays.items())])
 
     def cut(self, count: int) -> None:
-        """Forget the rows from ``count`` on."""
+        """Remove the rows from ``count`` on."""
         self.count = count
 
     def copied(self) -> RowHistory:
-        """One with the same rows."""
+        """Return a copy with the same rows."""
         copy = RowHistory()
         copy._arrays = {name: array[: self.count].copy() for name, array in self._arrays.items()}
         copy.count = self.count

@@ -79,7 +79,7 @@ class SharedLoops:
         settings = make(CompileOptions, "penstock.SharedLoops", **options)
         if not isinstance(model, Model):
             model = load(model, limits=settings.limits, map_weights=settings.map_weights)
-        # The whole is compiled when a run needs it, which most do not.
+        # The whole model is compiled only when a run needs it, as few do.
         split = loop_parts(model)
         self._outputs = split.outputs
         self.session = Session(model, settings)
@@ -138,7 +138,7 @@ class SharedLoops:
                 values |= session.run(own, timeout=stop.seconds_left, cancel=cancel)
             for loop in loops:
                 if not loop.begins(values):
-                    # Rows of no iteration have dims that only a plan of the whole knows.
+                    # Without iterations, only a plan of the whole model knows the dims of rows.
                     return self.session.run(feeds, names, timeout=stop.seconds_left, cancel=cancel)
                 values |= loop.results(values, stop)
         return {name: values[self._outputs[name]] for name in names}
@@ -187,7 +187,7 @@ class _SharedLoop:
         return None if trips is None else max(int(np.asarray(trips).reshape(())), 0)
 
     def results(self, values: Mapping[str, RunValue], stop: StopCondition) -> dict[str, RunValue]:
-        """The results of the loop, by the names of values."""
+        """Return the results of the loop, by the names of values."""
         body = self.body
         state = self.engine.sequence(0)
         run = _LoopRun(self, state, self._trips(values), self._most)
@@ -205,7 +205,7 @@ class _SharedLoop:
         if run.error is not None:
             raise run.error
         rows = [np.stack(run.rows[name]) for name in body.rows]
-        # Of a batch of scalars, a sample is no array.
+        # A sample of a batch of scalars is a NumPy scalar, not an array.
         results = [*map(np.asarray, run.final.values()), *rows]
         return {n: x for n, x in zip(body.results, results, strict=True) if n is not None}
 
@@ -225,7 +225,7 @@ class _LoopRun:
         self.ended = False
 
     def feed(self) -> None:
-        """Let the next iteration be computed."""
+        """Enqueue the next iteration."""
         names = self._loop.runner.rows
         given = {ITERATION: np.array(self._count), CONDITION: np.array(True), **self.outside}
         rows = {name: given[name] for name in names}

@@ -21,7 +21,7 @@ _AFFIXES = frozenset(
         *("present", "cur", "current", "updated", "returned", "init", "initial"),
     )
 )
-"""words that tell a state before a step from that after it"""
+"""words that distinguish a state before a step from the state after it"""
 _FRAMES = frozenset(
     (
         *("audio", "pcm", "speech", "wav", "wave", "waveform", "signal", "sample", "samples"),
@@ -91,7 +91,7 @@ def check_state(
 
 
 def _stem(name: str) -> tuple[str, ...]:
-    """The words of a name, without words that distinguish a state before and after a step."""
+    """Return the words of a name, except those that distinguish a state before and after a step."""
     words = [word.lower() for word in _WORD.findall(name)]
     # Inputs and outputs of many models consist only of such words: they are not states.
     stem = [word for word in words if word not in _AFFIXES]
@@ -123,8 +123,8 @@ def _fit(port: Port, output: Port) -> bool:
 
 
 def batch_axes(inputs: Sequence[Port], states: Mapping[str, str]) -> dict[str, int]:
-    """The batch axes of inputs that have one: the open dim with a name common to all states, else
-    the first open dim. Raises ``RowsStay`` if a state has none."""
+    """Return the batch axes of inputs that have one: the open dim with a name common to all states,
+    else the first open dim. Raises ``RowsStay`` if a state has none."""
     # Frames may have other open dims, such as a length; most states only have a batch dim.
     fed = [port for port in inputs if port.name in states]
     for port in fed:
@@ -142,12 +142,12 @@ def batch_axes(inputs: Sequence[Port], states: Mapping[str, str]) -> dict[str, i
 
 
 def _open(port: Port) -> list[int]:
-    """The axes of open dims."""
+    """Return the axes of open dims."""
     return [i for i, dim in enumerate(port.shape or ()) if not isinstance(dim, int)]
 
 
 def _name_of_batch(ports: Sequence[Port]) -> str | None:
-    """The name of a dim that all ``ports`` share. Of several, prefer one like "batch"."""
+    """Return the name of a dim that all ``ports`` share, preferably one like "batch"."""
     shapes = [port.shape or () for port in ports]
     names = [dim for dim in (shapes or [()])[0] if isinstance(dim, str)]
     shared = [name for name in names if all(shape.count(name) == 1 for shape in shapes)]

@@ -43,7 +43,7 @@ class StateRows:
         self._left: list[StateBatch] = []
 
     def together(self, sequences: Sequence[SequenceState], size: int) -> StateBatch:
-        """A batch of ``size`` rows with the states of sequences. Unused rows repeat the first."""
+        """Return a batch of ``size`` rows with the states of sequences. Unused rows repeat one."""
         batch = self._batches.get(sequences[0])
         # The batch has exactly these sequences and this size: feed its arrays again.
         if (
@@ -58,7 +58,7 @@ class StateRows:
         return StateBatch(self._copied(filled), size, rows)
 
     def _copied(self, sequences: Sequence[SequenceState]) -> dict[str, np.ndarray]:
-        """The states of sequences in their order."""
+        """Return the states of sequences in their order."""
         # Rows of one batch are copied by one call of NumPy for each state.
         parts: dict[int, tuple[StateBatch, list[int], list[int]]] = {}
         for i, sequence in enumerate(sequences):
@@ -79,7 +79,7 @@ class StateRows:
         return arrays
 
     def batch_of(self, sequence: SequenceState) -> StateBatch:
-        """The batch with the state of a sequence; for a new one, a batch of its initial state."""
+        """Return the batch with the state of a sequence; if new, a batch of its initial state."""
         batch = self._batches.get(sequence)
         if batch is None:
             arrays = sequence.arrays or self._first.arrays

@@ -1,7 +1,7 @@
-"""The model of joined steps of a decoder, which the compile cache keeps in place of the decoder.
+"""The model of joined steps of a decoder, which the compile cache stores in place of the decoder.
 
 Its metadata have the inputs and outputs of its steps, besides the decoder's own: a process
-that finds the plans of steps reads no model, and runs no pass.
+that finds the plans of steps in the cache reads no model, and runs no pass.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STEPS = "penstock.steps"
 
 
 class StepSource:
-    """The decoder that steps are of: given, or at a path, from which it is read when it is
-    needed."""
+    """The decoder from which steps are derived: given, or at a path, from which it is read when it
+    is needed."""
 
     def __init__(self, given: object, options: CompileOptions) -> None:
         self._given, self._options = given, options
@@ -39,7 +39,7 @@ class StepSource:
 
     @property
     def model(self) -> Model:
-        """The model of a step, without the branch of a first one."""
+        """The model of a step, without the branch of a first step."""
         if self._model is None:
             given, options = self._given, self._options
             if not isinstance(given, Model):
@@ -53,13 +53,13 @@ class StepSource:
         return self._model
 
     def joined(self) -> Model | DerivedModel:
-        """The model of joined steps, or how to make it of the file."""
+        """Return the model of joined steps, or how to derive it from the file."""
         if self._place is None:
             return _joined(self.model)
         return DerivedModel(self._place, "joined steps", self._derived)
 
     def _derived(self, loaded: Model) -> Model:
-        # If its rows stay, another runner takes the model.
+        # If its rows cannot be joined, another runner uses the model.
         self._model = _of_further_steps(loaded)
         return _joined(self._model)
 
@@ -71,7 +71,7 @@ def _of_further_steps(model: Model) -> Model:
 
 
 def _joined(model: Model) -> Model:
-    """The model of joined steps. Raises ``RowsStay``."""
+    """Return the model of joined steps. Raises ``RowsStay``."""
     from penstock.artifact.encode import encode_type
     from penstock.passes.lowering.join_steps import join_steps
 
@@ -80,13 +80,13 @@ def _joined(model: Model) -> Model:
     for name, ports in (("rows", steps.rows), ("fed", steps.fed)):
         document[name] = {port: encode_type(type_) for port, type_ in ports.items()}
     metadata = {**model.metadata, _STEPS: json.dumps(document)}
-    made = Model({"main": graph}, "main", metadata=metadata)
-    check_and_sort(made)
-    return made
+    joined = Model({"main": graph}, "main", metadata=metadata)
+    check_and_sort(joined)
+    return joined
 
 
 def joined_steps_of(model: Model) -> JoinedSteps:
-    """The inputs and outputs of a model of joined steps. Raises ``InvalidModel``."""
+    """Return the inputs and outputs of a model of joined steps. Raises ``InvalidModel``."""
     try:
         steps = JoinedSteps(**json.loads(model.metadata[_STEPS]))
         rows, fed = (

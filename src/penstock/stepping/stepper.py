@@ -1,4 +1,4 @@
-"""Steps of many sequences together, for programs and for the layers above.
+"""Steps of many sequences together, for programs and for generation and serving.
 
 A thread that waits for its rows runs the steps of all sequences, so that a single request needs no
 other thread. Rows of asynchronous calls, for which no thread waits, are run by a thread of the
@@ -56,7 +56,7 @@ class StepperStats(NamedTuple):
 
 
 class StepSequence:
-    """The rows of one request, whose state is kept between steps. ``Stepper.sequence`` makes it.
+    """The rows of one request, whose state is kept between steps. ``Stepper.sequence`` creates it.
 
     Its steps are computed together with those of other sequences. Only one thread or task may step
     a sequence at a time.
@@ -70,7 +70,7 @@ class StepSequence:
         self._stepper, self._state = stepper, state
 
     def __del__(self) -> None:
-        # Without a lock: garbage may be collected while this very thread has it.
+        # Without a lock: garbage may be collected while this very thread holds it.
         self._stepper._engine.dropped.append(self._state)
 
     @property
@@ -155,7 +155,7 @@ class StepSequence:
 
         Args:
             rows: As ``step`` takes them.
-            wanted: How many of the last rows to give outputs of; None for all.
+            wanted: The number of last rows to return outputs of; None for all.
             done: Called with outputs and None, or None and an error. It may feed the next rows.
                 Until then, arrays of frames may not be written.
             stop: A condition that ends the wait; by default that of the previous call.
@@ -171,8 +171,8 @@ class StepSequence:
     def _checked(
         self, rows: Mapping[str, ArrayLike], wanted: int | None
     ) -> tuple[dict[str, np.ndarray], int]:
-        """Return the rows as arrays of the inputs' types, and the number of rows to give outputs
-        for. Raises ``InvalidInput``."""
+        """Return the rows as arrays of the inputs' types, and the number of rows to return outputs
+        of. Raises ``InvalidInput``."""
         checked = self._stepper._checked(rows)
         count = self._state.rows.size_of(checked)
         self._stepper._engine.runner.check_length(self._state, self.length + count)
@@ -216,7 +216,7 @@ class StepSequence:
         engine = self._stepper._engine
 
         def change() -> None:
-            # The runner may refuse: rows then stay as they are.
+            # Changed last: if the runner refuses, rows stay as they are.
             engine.runner.cut(self._state, length)
             self._state.rows.cut(length)
 
@@ -396,7 +396,7 @@ class Stepper:
         self.close()
 
     def _checked(self, rows: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
-        """Rows as arrays of the inputs' types. Raises ``InvalidInput``."""
+        """Return rows as arrays of the inputs' types. Raises ``InvalidInput``."""
         check_names("step", rows, self._inputs)
         checked = {}
         for name, given in rows.items():
@@ -406,7 +406,7 @@ class Stepper:
         return checked
 
     def _checked_fixed(self, given: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
-        """Fixed inputs as arrays of their types. Raises ``InvalidInput``."""
+        """Return fixed inputs as arrays of their types. Raises ``InvalidInput``."""
         if {*given} != {*self._fixed}:
             why = "the model has no states of fixed size, or inputs that stay as they are"
             if self._fixed:
@@ -426,11 +426,11 @@ class Stepper:
         return checked
 
     def _drive(self, is_done: Callable[[], bool]) -> None:
-        """Run steps until something is done."""
+        """Run steps until ``is_done()``."""
         self._engine.drive(is_done)
 
     def _run_apart(self) -> None:
-        """Let a thread run the steps of asynchronous calls."""
+        """Let a thread of the stepper run the steps of asynchronous calls."""
         with self._engine.lock:
             if self._thread is None or not self._thread.is_alive():
                 arguments = (ref(self),)
@@ -444,7 +444,7 @@ class Stepper:
 def _runner_of_rows(
     source: StepSource, options: CompileOptions, most_bytes: int, most_sequences: int
 ) -> tuple[Runner | None, str | None]:
-    """Return the runner of a decoder, None if the model is none, and why rows are not joined."""
+    """Return the runner of a decoder, or None for another model, and why rows are not joined."""
     try:
         return JoinedRunner(source.joined(), options, most_bytes, most_sequences), None
     except RowsStay as reason:
@@ -472,7 +472,7 @@ def _run_steps(stepper_of: ref[Stepper]) -> None:
         with engine.lock:
             idle = 0 if engine.waiting else idle + 1
             if idle > _IDLE_LOOKS:
-                stepper._thread = None  # under the lock: the next one starts another
+                stepper._thread = None  # under the lock: the next call starts another thread
                 return
         del stepper
         engine.park(lambda: False)
